@@ -1,0 +1,30 @@
+# The two commands: `make demo` trains a real classifier, `make test` runs the whole suite. Both set everything up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check docs clean
+
+demo: $(VENV)/.runtime
+	$(BIN)/polyrhythm train recipes/demo.yaml
+
+test: $(VENV)/.development
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.development
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+docs: $(VENV)/.development
+	$(BIN)/python scripts/generate_docs.py
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

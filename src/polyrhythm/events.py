@@ -1,0 +1,169 @@
+"""The facts that a run emits: frozen, small, one JSON object a line in `events.jsonl`.
+
+Every reader (live progress, TensorBoard, the report) sees only these, so a real run, a simulated one and a
+replayed one look alike. Times are seconds on the run's own clock, which starts at 0 when training starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A fact at a time.
+
+    Attributes:
+        time_s: seconds since training started, on the run's clock.
+    """
+
+    time_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the event as a JSON-able dict; `event` holds its class name."""
+        return {"event": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """Training starts.
+
+    Attributes:
+        strategy: its spec, as text.
+        data: name of the data.
+        model: name of the model.
+        workers: number of workers.
+        servers: number of servers.
+        epochs: epochs to train.
+        steps_per_epoch: steps that every worker takes in an epoch.
+        start_epoch: epochs already done by the run that this one resumes.
+        parameters: number of trained numbers in the model.
+    """
+
+    strategy: str
+    data: str
+    model: str
+    workers: int
+    servers: int
+    epochs: int
+    steps_per_epoch: int
+    start_epoch: int = 0
+    parameters: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerProgress(Event):
+    """What one worker has done since its last such event.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        epoch: the epoch it is in, from 0.
+        step: steps done since the run began (over all epochs).
+        steps: steps done since the last such event.
+        images: images seen since the last such event.
+        loss: mean training loss of those images.
+        learning_rate: the one in use.
+        wait_s: seconds of this stretch in which the worker waited for others.
+    """
+
+    worker: int
+    epoch: int
+    step: int
+    steps: int
+    images: int
+    loss: float
+    learning_rate: float
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProgress(Event):
+    """What one server has done since its last such event.
+
+    Attributes:
+        server: its index among the servers, from 0.
+        version: updates applied to its shard since the run began.
+        staleness: how many gradients were applied at which staleness, since the last such event.
+    """
+
+    server: int
+    version: int
+    staleness: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """The model was tested.
+
+    Attributes:
+        epoch: epochs done.
+        test_loss: mean cross-entropy.
+        test_top1: fraction of test images whose likeliest class is right.
+        test_top5: the same for the five likeliest.
+    """
+
+    epoch: int
+    test_loss: float
+    test_top1: float
+    test_top5: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is whole on disk.
+
+    Attributes:
+        path: of the file, inside the run folder.
+        epoch: epochs done.
+        step: steps that worker 0 had done.
+    """
+
+    path: str
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Event):
+    """Something that the user should know; training goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """Training is over.
+
+    Attributes:
+        outcome: `done`, `interrupted` or `failed`.
+        result: the figures of the run, as `train --json` prints them.
+    """
+
+    outcome: str
+    result: dict[str, Any]
+
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (RunStarted, WorkerProgress, ServerProgress, Evaluated, CheckpointSaved, Notice, RunEnded)
+}
+
+
+def from_json(record: dict[str, Any]) -> Event:
+    """Rebuilds an event from `Event.to_json`'s dict.
+
+    Raises:
+        ValueError: the record names no known event or lacks one of its fields.
+    """
+    kind = _KINDS.get(record.get("event", ""))
+    if kind is None:
+        raise ValueError(f"no such event: {record.get('event')!r}")
+    names = {field.name for field in fields(kind)}
+    values = {name: value for name, value in record.items() if name in names}
+    if "staleness" in values:
+        values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None

@@ -1,0 +1,168 @@
+"""Specs: `name` or `name(key=value, …)`, nestable; the same text in a recipe, on the command line and in Python.
+
+A spec chooses one configuration out of a folder. The folder is the list: every module in it is one choice, and
+holds one class of the module's name (`tf1_rmsprop.py` holds `TF1RMSProp`), a `Config`, whose fields are the keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from polyrhythm.errors import RequestError, unknown
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed spec.
+
+    Attributes:
+        name: the choice.
+        arguments: its keys and values; a value is a number, a truth value, a text, None or another `Spec`.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Gives the text that parses back to this spec."""
+        if not self.arguments:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.arguments.items())})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, str) and not value.isidentifier():
+        return repr(value)
+    return str(value)
+
+
+def parse(text: str) -> Spec:
+    """Parses a spec.
+
+    Raises:
+        RequestError: the text is not of the form `name` or `name(key=value, …)`.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)") from None
+    if isinstance(node, ast.Name):
+        return Spec(node.id)
+    if isinstance(node, ast.Call):
+        return _call(node, text)
+    raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)")
+
+
+def _call(node: ast.Call, text: str) -> Spec:
+    if not isinstance(node.func, ast.Name) or node.args or any(word.arg is None for word in node.keywords):
+        raise RequestError(f"cannot read {text!r}: every value needs its key, as in name(key=value)")
+    return Spec(node.func.id, {str(word.arg): _value(word.value, text) for word in node.keywords})
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name):
+        return {"true": True, "false": False, "none": None}.get(node.id, node.id)
+    if isinstance(node, ast.Call):
+        return _call(node, text)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(element, text) for element in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise RequestError(f"cannot read {text!r}: {ast.unparse(node)!r} is not a value") from None
+
+
+class Config(BaseModel):
+    """A choice's keys: frozen, keyword-only, checked once. Subclasses add fields, and what they configure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    def spec(self) -> Spec:
+        """Gives the spec that builds this configuration: all fields that differ from their defaults."""
+        arguments = {}
+        for key, info in type(self).model_fields.items():
+            value = getattr(self, key)
+            if value != info.default:
+                arguments[key] = value.spec() if isinstance(value, Config) else value
+        return Spec(self.name, arguments)
+
+    def __str__(self) -> str:
+        """Gives the spec as text."""
+        return str(self.spec())
+
+
+@cache
+def choices(package: str) -> dict[str, type[Config]]:
+    """Lists a folder: the configuration class of every module directly inside `package`, by name."""
+    found = importlib.import_module(package)
+    names = [info.name for info in pkgutil.iter_modules(found.__path__) if not info.ispkg]
+    return {name: _config(f"{package}.{name}", name) for name in sorted(names)}
+
+
+def _config(module: str, name: str) -> type[Config]:
+    for key, value in vars(importlib.import_module(module)).items():
+        if key.lower() == name.replace("_", "") and isinstance(value, type) and issubclass(value, Config):
+            return value
+    raise AssertionError(f"{module} lacks its Config class")
+
+
+def build(what: str, spec: str | Spec, *packages: str) -> Config:
+    """Builds the configuration that a spec chooses.
+
+    Args:
+        what: the noun for error messages, such as `optimizer`.
+        spec: the spec or its text.
+        packages: the folders that hold the choices.
+
+    Raises:
+        RequestError: unknown name or key, or a value out of its range.
+    """
+    parsed = parse(spec) if isinstance(spec, str) else spec
+    known = {name: kind for package in packages for name, kind in choices(package).items()}
+    if parsed.name not in known:
+        raise unknown(what, parsed.name, known)
+    return validated(f"{what} {parsed.name}", known[parsed.name], parsed.arguments)
+
+
+def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
+    """Makes a pydantic model; whatever is wrong with the values becomes a one-line `RequestError`."""
+    for key in values:
+        if key not in kind.model_fields:
+            keys = kind.model_fields
+            raise unknown(f"key of {where}", key, keys) if keys else RequestError(f"{where} takes no keys")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, RequestError):
+            raise cause from None
+        key = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise RequestError(f"{where}: {key} {reason} (given {first['input']!r})".replace(":  ", ": ")) from None
+
+
+def chosen(what: str, *packages: str) -> BeforeValidator:
+    """Marks a field whose value is itself a spec: `Annotated[Thing, chosen("thing", "package.of.things")]`."""
+
+    def convert(value: Any) -> Any:
+        return build(what, value, *packages) if isinstance(value, str | Spec) else value
+
+    return BeforeValidator(convert)
