@@ -1,0 +1,81 @@
+"""Random crop: every image is padded on all sides and a window of its first size is cut out at random.
+
+Paper: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural
+Networks", NIPS 2012; with padding, as here, M. Lin, Q. Chen, S. Yan, "Network In Network", ICLR 2014,
+arXiv:1312.4400.
+
+    out[b, :, y, x] = padded[b, :, y + top[b], x + left[b]],    top[b], left[b] ~ uniform{0, …, 2 p}
+
+p is `padding`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch.nn.functional import pad
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Fill = Literal["zero", "reflect"]
+
+
+class Crop(Config):
+    """Random crop after padding.
+
+    Attributes:
+        padding: pixels added on every side; 0 leaves the images as they are.
+        fill: what is added: `zero` (the mean colour, as images are normalised) or `reflect` (the image again).
+    """
+
+    padding: int = Field(4, ge=0)
+    fill: Fill = "zero"
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        """Crops every image at an offset of its own.
+
+        Args:
+            images: (B, C, H, W), not changed.
+            generator: where the offsets are drawn from.
+
+        Raises:
+            RequestError: the images are too small to be reflected that far.
+        """
+        offsets = torch.randint(0, 2 * self.padding + 1, (2, len(images)), generator=generator)
+        return crop(images, offsets[0], offsets[1], self.padding, self.fill)
+
+
+def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "zero") -> Tensor:
+    """Cuts a window out of every padded image.
+
+    Args:
+        images: (B, C, H, W), not changed.
+        top: (B,) int64, each image's first row in its padded form; `padding` changes nothing.
+        left: (B,) int64, the same for columns.
+        padding: pixels added on every side.
+        fill: `zero` or `reflect`.
+
+    Returns:
+        (B, C, H, W), of the same dtype.
+
+    Raises:
+        RequestError: the images are too small to be reflected that far.
+    """
+    if padding == 0 or len(images) == 0:
+        return images
+    height, width = images.shape[2:]
+    if fill == "reflect" and padding >= min(height, width):
+        raise RequestError(
+            f"crop(padding={padding}, fill=reflect) needs images larger than {padding} pixels, "
+            f"and these are {height} by {width}: lower the padding or use fill=zero"
+        )
+    padded = pad(images, (padding,) * 4, mode="constant" if fill == "zero" else "reflect")
+    # All windows at once, as a view (B, C, 2p+1, 2p+1, H, W); picking one an image is the only copy.
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(len(images)), :, top, left]
