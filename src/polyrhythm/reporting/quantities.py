@@ -1,0 +1,35 @@
+"""How quantities are written for people: the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "–"
+
+
+def duration(seconds: float) -> str:
+    """Writes seconds as hours, minutes and seconds: `0:01:40`; `–` if they are not finite."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def whole(number: float) -> str:
+    """Writes a count or a rate without decimals: `5,812`; `–` if it is not finite."""
+    return f"{number:,.0f}" if math.isfinite(number) else UNKNOWN
+
+
+def percent(fraction: float) -> str:
+    """Writes a fraction as per cent with one decimal: `90.4 %`; `–` if it is not finite."""
+    return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else UNKNOWN
+
+
+def significant(number: float) -> str:
+    """Writes a number with three significant digits: `0.412`, `1e-05`; `nan` and `inf` stay what they are."""
+    return f"{number:.3g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a number of things: `1 server`, `12 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,150 @@
+"""The page around a report: its style, its script, and the frame that forbids any request to elsewhere."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+# No address is allowed at all: the page shows itself, offline, for ever.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fcfcfa; --panel: #ffffff; --ink: #1d2026; --soft: #666d79;
+  --rule: #e4e4df; --accent: #2f6fc4; --good: #23804f; --alarm: #a3400f; --alarm-paper: #fdf1e7; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15171b; --panel: #1b1e24; --ink: #e4e6ea;
+  --soft: #98a0ad; --rule: #2d313a; --accent: #7db0f5; --good: #62c793; --alarm: #f2a56b;
+  --alarm-paper: #2e2219; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { font-size: clamp(1.6rem, 4vw, 2.3rem); line-height: 1.2; margin: 0 0 .35rem; letter-spacing: -.01em;
+  overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 3rem 0 1rem; padding-top: 1.1rem; border-top: 1px solid var(--rule); }
+h3 { font-size: 1rem; margin: 0; }
+p { margin: .3rem 0; }
+.soft { color: var(--soft); }
+.small { font-size: .875rem; }
+code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  font-size: .875em; }
+.banner { border-left: 4px solid var(--alarm); background: var(--alarm-paper); padding: .7rem 1rem;
+  margin: 0 0 1.8rem; border-radius: 0 6px 6px 0; overflow-wrap: anywhere; }
+.banner strong { color: var(--alarm); }
+.tiles { display: flex; flex-wrap: wrap; align-items: flex-end; gap: 1.1rem 2.4rem;
+  margin: 1.8rem 0 0; padding: 0; }
+.tile dt { color: var(--soft); font-size: .875rem; }
+.tile dd { margin: 0; font-size: 1.45rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
+.tile.main { flex-basis: 100%; }
+.tile.main dd { font-size: clamp(3rem, 9vw, 4.4rem); font-weight: 650; line-height: 1; letter-spacing: -.03em;
+  color: var(--good); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.2rem; }
+figure { margin: 0; min-width: 0; background: var(--panel); border: 1px solid var(--rule); border-radius: 8px;
+  padding: 1rem 1rem .4rem; }
+figure.wide { grid-column: 1 / -1; }
+figcaption p { color: var(--soft); font-size: .875rem; margin: .1rem 0 .4rem; }
+.plot { height: 300px; }
+.wide .plot { height: 360px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9375rem; }
+th { text-align: left; font-weight: 500; color: var(--soft); }
+th, td { padding: .38rem 1.2rem .38rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.facts th { width: 15rem; white-space: nowrap; }
+.classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; }
+.share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
+  background: linear-gradient(to right, var(--accent) var(--part), var(--rule) var(--part)); }
+.copyable { position: relative; }
+pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px; padding: .9rem 1rem;
+  margin: .6rem 0; overflow-x: auto; }
+.copyable pre { padding-right: 5rem; }
+button { position: absolute; top: .55rem; right: .55rem; font: inherit; font-size: .8125rem;
+  padding: .2rem .65rem; color: var(--ink); background: var(--paper); border: 1px solid var(--rule);
+  border-radius: 6px; cursor: pointer; }
+button:hover { border-color: var(--accent); }
+summary { cursor: pointer; color: var(--soft); }
+ul { padding-left: 1.2rem; }
+footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
+@media (max-width: 560px) {
+  main { padding: 1.5rem .9rem 3rem; }
+  figure { padding: .8rem .5rem .2rem; }
+  .facts th, .facts td { display: block; width: auto; padding-right: 0; }
+  .facts th { border-bottom: 0; padding-bottom: 0; }
+  .facts td { padding-top: 0; }
+  .share { display: none; }
+}
+@media print { .plots { display: block; } figure { break-inside: avoid; margin-bottom: 1rem; }
+  button { display: none; } }
+"""
+
+_SCRIPT = """
+const plots = JSON.parse(document.getElementById("plots").textContent);
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+function draw() {
+  const axis = {gridcolor: color("--rule"), linecolor: color("--rule"), automargin: true};
+  plots.forEach((plot, index) => {
+    const layout = {...plot.layout,
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--soft")},
+      hoverlabel: {bgcolor: color("--panel"), bordercolor: color("--rule"), font: {color: color("--ink")}},
+      margin: {l: 8, r: 8, t: 8, b: 8},
+      xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
+    const data = structuredClone(plot.data);  // plotly writes into what it is given
+    Plotly.react("plot-" + index, data, layout, {responsive: true, displayModeBar: false});
+  });
+}
+draw();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+for (const button of document.querySelectorAll("button")) {
+  button.addEventListener("click", async () => {
+    const block = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(block.textContent);
+    } catch {  // not allowed here: leave it selected instead
+      getSelection().selectAllChildren(block);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+}
+"""
+
+
+def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
+    """Makes a whole HTML document that needs nothing but itself.
+
+    Args:
+        title: of the window, as text.
+        body: HTML of the page; plot number `i` is drawn into its element `plot-i`.
+        plots: what plotly draws, each with `data` and `layout`; the library is left out if there are none.
+    """
+    # A "<" inside a script could end it.
+    described = json.dumps(plots, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
+    library = f"<script>{get_plotlyjs()}</script>" if plots else ""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+{library}
+<script type="application/json" id="plots">{described}</script>
+<script>{_SCRIPT}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,127 @@
+"""The tables of a report: labels and texts, ready to be read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.reporting.quantities import duration, percent, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from polyrhythm.reporting.figures import RunFigures
+
+_LABELS = {
+    "run": "Run",
+    "strategy": "Strategy",
+    "data": "Data",
+    "model": "Model",
+    "parameters": "Parameters",
+    "workers": "Workers",
+    "servers": "Servers",
+    "epochs": "Epochs",
+    "steps": "Steps",
+    "seconds": "Time",
+    "images_per_s": "Images per second",
+    "train_loss": "Training loss",
+    "test_loss": "Test loss",
+    "test_top1": "Test top-1",
+    "test_top5": "Test top-5",
+    "waiting_share": "Time spent waiting",
+    "staleness": "Staleness",
+    "bytes_sent_per_step": "Bytes sent per step",
+    "parameters_sha256": "SHA-256 of the parameters",
+}
+_WRITTEN: dict[str, Callable[[Any], str]] = {
+    "seconds": lambda value: f"{duration(value)} ({value:,.1f} s)",
+    "images_per_s": whole,
+    "test_top1": percent,
+    "test_top5": percent,
+    "waiting_share": percent,
+    "train_loss": lambda value: f"{value:.4f}",
+    "test_loss": lambda value: f"{value:.4f}",
+    "bytes_sent_per_step": whole,
+    "staleness": lambda value: f"mean {value['mean']:.2f}, largest {value['max']}",
+}
+_ELSEWHERE = {"per_class", "confusion"}
+
+
+def facts(figures: RunFigures) -> dict[str, Any]:
+    """Gives the figures of a run by the names of `train --json`.
+
+    The figures of its result win. A run that ended early, or not at all, has a partial one or none; what its
+    events add up to still tells most of it.
+    """
+    found: dict[str, Any] = {}
+    if figures.started:
+        start = figures.started
+        found |= {"strategy": start.strategy, "data": start.data, "model": start.model}
+        found |= {"parameters": start.parameters} if start.parameters else {}
+        found |= {"workers": start.workers, "servers": start.servers, "epochs": start.epochs}
+    found["seconds"] = figures.time_s
+    if figures.together:
+        found |= {"images_per_s": figures.images_per_s, "train_loss": figures.recent_loss}
+        found |= {"steps": max(series.last.step for series in figures.workers.values())}
+        found |= {"waiting_share": figures.waiting_share} if figures.waiting_share > 0 else {}
+    if figures.evaluations:
+        last = figures.evaluations[-1]
+        found |= {"test_loss": last.test_loss, "test_top1": last.test_top1, "test_top5": last.test_top5}
+    if figures.staleness.counts:
+        found["staleness"] = {"mean": figures.staleness.mean, "max": figures.staleness.max}
+    result = figures.ended.result if figures.ended else {}
+    return found | {key: value for key, value in result.items() if value is not None}
+
+
+def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Writes `facts` as labels and texts; a name that has no label stands as it is."""
+    names = [name for name in _LABELS if name in known] + [
+        name for name in known if name not in _LABELS and name not in _ELSEWHERE
+    ]
+    return [(_LABELS.get(name, name), _fact(name, known[name])) for name in names]
+
+
+def _fact(name: str, value: Any) -> str:
+    try:
+        return _WRITTEN[name](value) if name in _WRITTEN else text(value)
+    except (TypeError, KeyError, ValueError):
+        return text(value)
+
+
+def text(value: Any) -> str:
+    """Writes any JSON-able value for people."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Writes whatever is known of the machine as labels and texts."""
+    return [(name.replace("_", " "), text(value)) for name, value in environment.items()]
+
+
+def class_rows(per_class: Any) -> list[dict[str, Any]]:
+    """Gives one row a class, whatever shape the figures by class have.
+
+    Args:
+        per_class: a list of rows, or figures (or one figure) by the name of the class.
+    """
+    if isinstance(per_class, dict):
+        return [
+            {"class": name, **(value if isinstance(value, dict) else {"accuracy": value})}
+            for name, value in per_class.items()
+        ]
+    return [dict(row) for row in per_class] if _is_rows(per_class) else []
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(row, dict) for row in value)
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Gives the names of all columns, in the order in which they appear."""
+    return list(dict.fromkeys(name for row in rows for name in row))
