@@ -1,0 +1,148 @@
+"""Tests a classifier: loss, top-1 and top-5 accuracy, and recall and precision of every class.
+
+All of them are sums over one confusion matrix and two numbers, written here in plain torch: importing
+torchmetrics costs more than a second, which every start of the command line would pay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from polyrhythm.data.dataset import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassResult:
+    """How well one class is recognised.
+
+    Attributes:
+        name: of the class.
+        images: how many there are of it.
+        recall: fraction of them that are recognised; 0 if there are none.
+        precision: fraction of the images taken for this class that are of it; 0 if none was taken for it.
+    """
+
+    name: str
+    images: int
+    recall: float
+    precision: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a test found.
+
+    Attributes:
+        loss: mean cross-entropy, in nats.
+        top1: fraction of images whose likeliest class is right.
+        top5: fraction of images whose class is among the five likeliest (or all, if there are fewer).
+        images: how many were tested.
+        per_class: one result a class, in the order of the labels.
+        confusion: (classes, classes), int64; [i, j] is how many images of class i were taken for class j.
+    """
+
+    loss: float
+    top1: float
+    top5: float
+    images: int
+    per_class: tuple[ClassResult, ...]
+    confusion: Tensor = field(compare=False, repr=False)
+
+
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    *,
+    classes: Sequence[str],
+    batch_size: int = 500,
+    device: torch.device | str = "cpu",
+) -> Evaluation:
+    """Tests a model on all images of a split.
+
+    Args:
+        model: maps (B, C, H, W) to logits (B, classes), on `device`; tested in evaluation mode, afterwards in
+            the mode that it was in.
+        split: the images and their labels.
+        classes: names of the classes, in the order of the labels.
+        batch_size: images at a time; changes the speed only.
+        device: where the model is.
+
+    Raises:
+        RequestError: the split is empty, or the model was made for another number of classes.
+    """
+    if len(split) == 0:
+        raise RequestError("there are no images to test on")
+    totals = _Totals(len(classes), device)
+    training = [module.training for module in model.modules()]
+    model.eval()
+    try:
+        # not inference mode: what a network caches in such a pass could never be used in training again
+        with torch.no_grad():
+            for indices in torch.split(torch.arange(len(split)), batch_size):
+                totals.add(model(split.images(indices).to(device)), split.labels[indices].to(device))
+    finally:
+        for module, flag in zip(model.modules(), training, strict=True):
+            module.training = flag
+    return totals.result(classes)
+
+
+class _Totals:
+    """Sums over batches; they stay on the device, so that nothing waits for it before the end."""
+
+    def __init__(self, classes: int, device: torch.device | str) -> None:
+        self.classes = classes
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.in_top5 = torch.zeros((), dtype=torch.int64, device=device)
+        self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds a batch: logits (B, classes), labels (B,) int64."""
+        if logits.shape[1] != self.classes:
+            raise RequestError(
+                f"the model tells {logits.shape[1]} classes apart, but the data have {self.classes}: "
+                "give the data that it was trained on"
+            )
+        self.loss += functional.cross_entropy(logits, labels, reduction="none").double().sum()
+        likeliest = logits.topk(min(5, self.classes)).indices
+        self.in_top5 += (likeliest == labels[:, None]).sum()
+        pairs = labels * self.classes + logits.argmax(dim=1)
+        self.confusion += torch.bincount(pairs, minlength=self.classes**2)
+
+    def result(self, names: Sequence[str]) -> Evaluation:
+        confusion = self.confusion.view(self.classes, self.classes).cpu()
+        images = int(confusion.sum())
+        return Evaluation(
+            loss=self.loss.item() / images,
+            top1=int(confusion.trace()) / images,
+            top5=int(self.in_top5) / images,
+            images=images,
+            per_class=_per_class(names, confusion),
+            confusion=confusion,
+        )
+
+
+def _per_class(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult, ...]:
+    right, of_class, taken_for = (
+        confusion.diagonal().tolist(),
+        confusion.sum(1).tolist(),
+        confusion.sum(0).tolist(),
+    )
+    return tuple(
+        ClassResult(
+            name=name,
+            images=of_class[index],
+            recall=right[index] / max(of_class[index], 1),
+            precision=right[index] / max(taken_for[index], 1),
+        )
+        for index, name in enumerate(names)
+    )
