@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
@@ -76,7 +77,8 @@ def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write the weights {path}: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none after success, nor where the folder is no folder
+            unfinished.unlink()
 
 
 def read_metadata(path: Path) -> dict[str, str]:

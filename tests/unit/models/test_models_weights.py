@@ -118,9 +118,11 @@ def test_whoever_may_read_other_files_may_read_weights(tmp_path):
     assert (tmp_path / "w").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(RunError, match=r"cannot write the weights .*missing"):
-        save_weights(_network(), tmp_path / "missing" / "w", {})
+def test_a_folder_that_is_none_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("missing", "file"):
+        with pytest.raises(RunError, match=f"cannot write the weights {tmp_path / folder}"):
+            save_weights(_network(), tmp_path / folder / "w", {})
 
 
 @pytest.mark.parametrize(
