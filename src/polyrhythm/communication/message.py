@@ -1,0 +1,167 @@
+"""What travels between two ranks: a kind, a few numbers and at most one flat tensor.
+
+On the wire a message is a fixed header of 64 bytes and one contiguous payload. Nothing is ever unpickled: the
+header is numbers, and a payload is raw values of a listed dtype. Text (JSON) and groups of named tensors
+(safetensors) travel as payloads of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from polyrhythm.errors import RunError
+
+HEADER_BYTES = 64
+MAXIMUM_ELEMENTS = 1 << 34
+_HEADER = struct.Struct("<4sBBBxIIqqqdd")  # magic, kind, dtype, flags, context, tag, elements, version, step, two numbers
+_MAGIC = b"pRh1"
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int64,
+    torch.int32,
+)
+_STOP, _EMPTY = 1, 2
+
+
+class Kind(IntEnum):
+    """What a message means. One list for all strategies, so that a trace can be read without knowing which ran."""
+
+    VECTOR = 0  # a tensor of a collective or of gossip
+    CONFIGURE = 1  # worker 0 to a server: how to optimise its shard
+    PARAMETERS = 2  # initial values to a server, or a server's answer
+    PULL = 3  # a worker asks for parameters
+    PUSH = 4  # a worker's gradient
+    DIFFERENCE = 5  # an elastic difference
+    LEAVE = 6  # a worker is done
+    STATE = 7  # a rank's part of a checkpoint
+    CHECKPOINT = 8  # a server is asked for its part
+    REPORT = 9  # what a rank has to say at the end
+    EVENT = 10  # a fact for the run's log
+    CLOSE = 11  # nothing more will come over this link
+
+
+class MalformedMessage(RunError):
+    """The bytes are no message of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message.
+
+    Attributes:
+        kind: what it means.
+        tensor: its payload, one-dimensional and contiguous, or None.
+        version: updates applied to the parameters that the payload is, or was computed from.
+        step: the sender's step.
+        weight: samples that a gradient is the mean of, in units of a full batch; in push-sum the mass.
+        learning_rate: the one that an update must use; 0 where it means nothing.
+        stop: whether the sender has been asked to stop.
+        tag: tells apart messages of the same two ranks that are under way at once.
+    """
+
+    kind: Kind
+    tensor: Tensor | None = None
+    version: int = 0
+    step: int = 0
+    weight: float = 1.0
+    learning_rate: float = 0.0
+    stop: bool = False
+    tag: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire, header included."""
+        return HEADER_BYTES + (self.tensor.numel() * self.tensor.element_size() if self.tensor is not None else 0)
+
+    def received(self) -> Message:
+        """Gives a copy that shares no memory with the sender's."""
+        return self if self.tensor is None else replace(self, tensor=self.tensor.detach().clone())
+
+
+def encode_header(message: Message, context: int) -> bytes:
+    """Packs all but the payload into `HEADER_BYTES` bytes.
+
+    Args:
+        message: the message.
+        context: which communicator of the link it belongs to.
+    """
+    tensor = message.tensor
+    flags = (_STOP if message.stop else 0) | (_EMPTY if tensor is None else 0)
+    dtype = 0 if tensor is None else _DTYPES.index(tensor.dtype)
+    elements = 0 if tensor is None else tensor.numel()
+    packed = _HEADER.pack(
+        _MAGIC, message.kind, dtype, flags, context, message.tag,
+        elements, message.version, message.step, message.weight, message.learning_rate,
+    )  # fmt: skip
+    return packed.ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(header: bytes) -> tuple[int, Message]:
+    """Unpacks a header into its context and a message whose tensor is still to be filled.
+
+    Raises:
+        MalformedMessage: wrong length, magic, kind, dtype or size.
+    """
+    if len(header) != HEADER_BYTES:
+        raise MalformedMessage(f"a header has {HEADER_BYTES} bytes, not {len(header)}")
+    magic, kind, dtype, flags, context, tag, elements, version, step, weight, rate = _HEADER.unpack(
+        header[: _HEADER.size]
+    )
+    if magic != _MAGIC or kind not in Kind.__members__.values() or dtype >= len(_DTYPES):
+        raise MalformedMessage("a header of something else arrived; is another program using this port?")
+    if not 0 <= elements <= MAXIMUM_ELEMENTS:
+        raise MalformedMessage(f"a payload of {elements} elements was announced")
+    tensor = None if flags & _EMPTY else torch.empty(elements, dtype=_DTYPES[dtype])
+    return context, Message(Kind(kind), tensor, version, step, weight, rate, bool(flags & _STOP), tag)
+
+
+def pack_json(value: Any) -> Tensor:
+    """Gives a JSON-able value as a payload of bytes, shape `(n,)`, uint8."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def unpack_json(payload: Tensor) -> Any:
+    """Reads what `pack_json` wrote.
+
+    Raises:
+        MalformedMessage: the payload is not JSON.
+    """
+    try:
+        return json.loads(payload.numpy().tobytes())
+    except ValueError:
+        raise MalformedMessage("a payload that should be JSON is not") from None
+
+
+def pack_tensors(tensors: dict[str, Tensor], facts: Any) -> Tensor:
+    """Gives named tensors and a JSON-able value as one payload of bytes, shape `(n,)`, uint8."""
+    contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    packed = save_tensors(contiguous, metadata={"facts": json.dumps(facts)})
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def unpack_tensors(payload: Tensor) -> tuple[dict[str, Tensor], Any]:
+    """Reads what `pack_tensors` wrote.
+
+    Raises:
+        MalformedMessage: the payload is something else.
+    """
+    raw = payload.numpy().tobytes()
+    try:
+        length = int.from_bytes(raw[:8], "little")
+        facts = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["facts"])
+        return load_tensors(raw), facts
+    except Exception as error:
+        raise MalformedMessage(f"a payload that should hold tensors does not: {error}") from None

@@ -1,0 +1,1 @@
+"""The transports: each makes communicators of one world."""

@@ -1,0 +1,1 @@
+"""All ranks as greenlets of one process, under virtual time."""

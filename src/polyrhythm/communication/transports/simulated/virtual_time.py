@@ -1,0 +1,147 @@
+"""Virtual time: a clock, a queue of things to come, and tasks that switch instead of blocking.
+
+A task is a greenlet. Whatever would block (sleeping, receiving) parks the task and switches to the hub, which
+takes the next thing from the queue, moves the clock to its time and does it. Equal times keep the order in which
+they were queued, so that the same program gives the same trace, always.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import greenlet
+
+from polyrhythm.errors import RunError
+
+
+class Deadlock(RunError):
+    """Every task waits for something that cannot happen any more."""
+
+
+class Task:
+    """Something that runs in virtual time.
+
+    Attributes:
+        name: for messages.
+        waiting_for: what it is parked on, in words; empty while it runs.
+        result: what it returned.
+        error: what it raised.
+    """
+
+    def __init__(self, name: str, work: Callable[[], Any], hub: greenlet.greenlet) -> None:
+        self.name = name
+        self.waiting_for = ""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._woken_on_end: list[Task] = []
+        self.greenlet = greenlet.greenlet(self._run, parent=hub)
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has returned or raised."""
+        return bool(self.greenlet.dead)
+
+
+class VirtualTime:
+    """The hub of a simulation; its `now` is the clock of all ranks."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queued = 0
+        self._tasks: list[Task] = []
+        self._current: Task | None = None
+        self._hub = greenlet.getcurrent()
+        self._waiters: dict[int, list[Task]] = {}
+
+    def now(self) -> float:
+        """Virtual seconds since the simulation began."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Parks the running task for so many virtual seconds."""
+        task = self._running()
+        self.at(self._now + seconds, lambda: self.wake(task))
+        self.park(f"{seconds:g} s to pass")
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Queues an action; it must not block."""
+        heapq.heappush(self._queue, (time_s, self._queued, action))
+        self._queued += 1
+
+    def spawn(self, name: str, work: Callable[[], Any]) -> Task:
+        """Makes a task; it starts at the present time, after what is already queued for it."""
+        task = Task(name, work, self._hub)
+        self._tasks.append(task)
+        self.at(self._now, lambda: self._resume(task))
+        return task
+
+    def park(self, reason: str) -> None:
+        """Blocks the running task until `wake`."""
+        task = self._running()
+        task.waiting_for = reason
+        self._hub.switch()
+        task.waiting_for = ""
+
+    def wake(self, task: Task) -> None:
+        """Lets a parked task go on at once; called by queued actions, never by tasks."""
+        self._resume(task)
+
+    def wake_soon(self, task: Task) -> None:
+        """Queues a parked task for the present time; may be called by tasks."""
+        self.at(self._now, lambda: self._resume(task))
+
+    def join(self, task: Task) -> Any:
+        """Waits for another task, gives its result or raises its error."""
+        while not task.ended:
+            self._waiters.setdefault(id(task), []).append(self._running())
+            self.park(f"the end of {task.name}")
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+    def running(self) -> Task:
+        """The task that calls this."""
+        return self._running()
+
+    def run(self) -> None:
+        """Runs until all tasks have ended.
+
+        Raises:
+            Deadlock: tasks are left but nothing is queued.
+            Exception: the first error that a task raised and nobody joined.
+        """
+        while self._queue:
+            self._now, _, action = heapq.heappop(self._queue)
+            action()
+        stuck = [task for task in self._tasks if not task.ended]
+        if stuck:
+            raise Deadlock("deadlock: " + "; ".join(f"{task.name} waits for {task.waiting_for}" for task in stuck))
+
+    def _running(self) -> Task:
+        assert self._current is not None, "only a task can wait in virtual time"
+        return self._current
+
+    def _resume(self, task: Task) -> None:
+        if task.ended:
+            return
+        previous, self._current = self._current, task
+        task.greenlet.switch()
+        self._current = previous
+        if not task.ended:
+            return
+        self._tasks.remove(task)
+        waiters = self._waiters.pop(id(task), [])
+        for waiter in waiters:
+            self.wake_soon(waiter)
+        if task.error is not None and not waiters:
+            raise task.error

@@ -1,0 +1,90 @@
+"""Where the ranks of a run meet: a key-value store that all reach, and the address under which this one is reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from polyrhythm.errors import RequestError, RunError
+
+LOOPBACK = "127.0.0.1"
+_PATIENCE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One rank's way to the others.
+
+    Attributes:
+        store: reached by all ranks.
+        rank: this rank.
+        size: how many ranks there are.
+        address: of this host, as the others reach it.
+        keeper: whether this process hosts the store, and so must leave last.
+    """
+
+    store: dist.Store
+    rank: int
+    size: int
+    address: str
+    keeper: bool = False
+
+
+def host_store(port: int = 0) -> dist.TCPStore:
+    """Starts a store on the loopback interface of this host.
+
+    Args:
+        port: where it listens; 0 picks a free one.
+
+    Raises:
+        RequestError: the port is in use.
+    """
+    try:
+        return dist.TCPStore(LOOPBACK, port, None, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
+    except (RuntimeError, dist.DistError):
+        raise RequestError(f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one") from None
+
+
+def local(rank: int, size: int, port: int) -> Rendezvous:
+    """Meets at a store that `host_store` has started on this host."""
+    store = dist.TCPStore(LOOPBACK, port, None, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+    return Rendezvous(store, rank, size, LOOPBACK)
+
+
+def from_environment() -> Rendezvous:
+    """Meets where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+    Raises:
+        RequestError: a variable is missing or wrong, or the port is in use.
+        RunError: the store cannot be reached.
+    """
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise RequestError(f"not started by torchrun: {error} in the environment is missing or wrong") from None
+    keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = dist.TCPStore(host, port, None, is_master=keeper, timeout=_PATIENCE, wait_for_workers=False)
+    except (RuntimeError, dist.DistError) as error:
+        if "EADDRINUSE" in str(error):
+            raise RequestError(f"port {port} of {host} is in use: set another with --master-port") from None
+        raise RunError(f"rank {rank} cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}") from None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefixed = dist.PrefixStore(f"polyrhythm/{attempt}", store)
+    return Rendezvous(prefixed, rank, size, own_address(host, port), keeper)
+
+
+def own_address(host: str, port: int) -> str:
+    """Gives the address of the interface through which this host reaches another one.
+
+    Gloo must be told; left alone it resolves the host's name, which often leads nowhere. Nothing is sent.
+    """
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,256 @@
+"""The real communicator."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.clock import WallClock
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Message
+from polyrhythm.communication.transports.inbox import Inbox, Want
+from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups, group_name
+from polyrhythm.communication.transports.torch_distributed.links import IncomingLinks, OutgoingLink, SendHandle
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.errors import PeerLost, RunError
+
+_CLOSING_PATIENCE_S = 10.0
+
+
+class FutureHandle:
+    """Background work of a rank."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether the work has ended."""
+        return self._future.done()
+
+    def wait(self) -> Any:
+        """Blocks until the work has ended; gives its result."""
+        return self._future.result()
+
+
+class CollectiveHandle:
+    """A collective of the library under way, and what to do with its result."""
+
+    def __init__(self, work: Any, finish: Callable[[], None] | None = None) -> None:
+        self._work = work
+        self._finish = finish
+
+    def done(self) -> bool:
+        """Whether the collective has ended."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Blocks until the collective has ended."""
+        if self._work is None:
+            return
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise RunError(f"a collective broke, so a rank is gone: {str(error).splitlines()[0]}") from None
+        if self._finish is not None:
+            self._finish()
+        self._work = None
+
+
+class Rank:
+    """What one real rank has, whichever of its communicators is used.
+
+    Args:
+        rendezvous: how to meet the others.
+
+    Attributes:
+        bytes_sent: by this rank, through all its communicators.
+    """
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.clock = WallClock()
+        self.bytes_sent = 0
+        self.groups = Groups(rendezvous)
+        self._inbox = Inbox()
+        self._news = threading.Condition()
+        self._outgoing: dict[int, OutgoingLink] = {}
+        self._opening = threading.Lock()
+        self.background = ThreadPoolExecutor(thread_name_prefix="background")
+        self._incoming = IncomingLinks(self.groups, rendezvous, self._deliver, self._lose)
+
+    def start_send(self, to: int, message: Message, context: int) -> SendHandle:
+        """Starts to send to a global rank, opening the link if this is the first message."""
+        with self._opening:
+            if to not in self._outgoing:
+                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous.store, self.rendezvous.rank, to)
+        self.bytes_sent += message.nbytes
+        return self._outgoing[to].start_send(message, context)
+
+    def take(self, want: Want, reason: str) -> tuple[int, Message]:
+        """Receives, blocking until the message is there."""
+        with self._news:
+            while True:
+                found = self._inbox.take(want)
+                if found is not None:
+                    return found
+                lost = self._inbox.news_of_loss(want)
+                if lost is not None:
+                    raise PeerLost(lost, reason)
+                self._news.wait()
+
+    def take_now(self, want: Want) -> tuple[int, Message] | None:
+        """Receives if the message is there."""
+        with self._news:
+            return self._inbox.take(want)
+
+    def close(self) -> None:
+        """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
+        for link in self._outgoing.values():
+            link.close()
+        store = self.rendezvous.store
+        store.add("closed", 1)
+        if self.rendezvous.keeper:  # whoever hosts the store leaves last
+            deadline = self.clock.now() + _CLOSING_PATIENCE_S
+            while store.add("closed", 0) < self.rendezvous.size and self.clock.now() < deadline:
+                self.clock.sleep(0.01)
+        self._incoming.close(_CLOSING_PATIENCE_S)
+        self.background.shutdown(wait=True)
+
+    def _deliver(self, context: int, source: int, message: Message) -> None:
+        with self._news:
+            self._inbox.put(context, source, message)
+            self._news.notify_all()
+
+    def _lose(self, rank: int) -> None:
+        with self._news:
+            self._inbox.lose(rank)
+            self._news.notify_all()
+
+
+class TorchDistributedCommunicator:
+    """One rank's end of a group of real ranks; see `Communicator`."""
+
+    def __init__(self, home: Rank, name: str, members: tuple[int, ...]) -> None:
+        self._home = home
+        self._name = name
+        self._members = members
+        self._context = crc32(f"{name}{members}".encode())
+        self._numbers = {member: number for number, member in enumerate(members)}
+        self._rank = self._numbers[home.rendezvous.rank]
+        self._gloo: Any = None
+        self._nccl: Any = None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self._members)
+
+    @property
+    def clock(self) -> WallClock:
+        """Real time since this rank started."""
+        return self._home.clock
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent since it started."""
+        return self._home.bytes_sent
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends; returns when the message has left."""
+        self.start_send(to, message).wait()
+
+    def start_send(self, to: int, message: Message) -> SendHandle:
+        """Starts to send."""
+        if message.tensor is not None and message.tensor.is_cuda:
+            message = replace(message, tensor=message.tensor.cpu())
+        return self._home.start_send(self._members[to], message, self._context)
+
+    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+        """Waits for a message."""
+        who = "anyone" if source is None else f"rank {self._members[source]}"
+        global_source, message = self._home.take(self._want(source, tag), f"waiting for a message from {who}")
+        return self._numbers[global_source], message
+
+    def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
+        """Takes a message if one is there."""
+        found = self._home.take_now(self._want(source, tag))
+        return None if found is None else (self._numbers[found[0]], found[1])
+
+    def start(self, work: Callable[[], Any]) -> Handle:
+        """Runs `work` on a thread of its own."""
+        return FutureHandle(self._home.background.submit(work))
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds up over all ranks."""
+        self.start_all_reduce(tensor).wait()
+
+    def start_all_reduce(self, tensor: Tensor) -> CollectiveHandle:
+        """Starts to add up over all ranks: NCCL where every rank has a GPU, else gloo, by way of the CPU."""
+        if self.size == 1:
+            return CollectiveHandle(None)
+        self._home.bytes_sent += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size
+        if not tensor.is_cuda:
+            return CollectiveHandle(self._gloo_group().allreduce([tensor]))
+        if one_gpu_a_rank():
+            return CollectiveHandle(self._nccl_group().allreduce([tensor]))
+        copy = tensor.cpu()
+        work = self._gloo_group().allreduce([copy])
+        return CollectiveHandle(work, lambda: tensor.copy_(copy) and None)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Overwrites `tensor` with `root`'s."""
+        if self.size == 1:
+            return
+        copy = tensor.detach().cpu().contiguous()
+        if self._rank == root:
+            self._home.bytes_sent += copy.numel() * copy.element_size() * (self.size - 1)
+        CollectiveHandle(self._gloo_group().broadcast(copy, root)).wait()
+        tensor.detach().copy_(copy)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        self.all_reduce(torch.zeros(1))
+
+    def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
+        """Makes the communicator of some of these ranks."""
+        members = tuple(self._members[rank] for rank in ranks)
+        return TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members)
+
+    def _want(self, source: int | None, tag: int) -> Want:
+        return Want(self._context, None if source is None else self._members[source], tag, self._members)
+
+    def _gloo_group(self) -> Any:
+        if self._gloo is None:
+            name = group_name(self._name, self._members)
+            self._gloo = self._home.groups.gloo(name, self._rank, self.size)
+        return self._gloo
+
+    def _nccl_group(self) -> Any:
+        if self._nccl is None:
+            name = group_name(self._name, self._members)
+            self._nccl = self._home.groups.nccl(name, self._rank, self.size)
+        return self._nccl
+
+
+def one_gpu_a_rank() -> bool:
+    """Whether this rank has a GPU that no other rank of its host uses (NCCL refuses to share one)."""
+    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def connect(rendezvous: Rendezvous) -> tuple[Rank, TorchDistributedCommunicator]:
+    """Joins a run: gives this rank, to be closed at the end, and its communicator over all ranks."""
+    home = Rank(rendezvous)
+    return home, TorchDistributedCommunicator(home, "all", tuple(range(rendezvous.size)))

@@ -1,0 +1,1 @@
+"""Starting ranks and giving them roles: local processes, or what torchrun has started."""

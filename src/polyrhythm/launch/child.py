@@ -1,0 +1,77 @@
+"""A rank as a child process of the launcher: its side of the pipe.
+
+The child tells its launcher, one JSON object a message: {"event": …} for the run's events, and at most once
+{"error": text, "kind": …} before it leaves with a status that is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import local
+from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
+from polyrhythm.events import Event
+from polyrhythm.launch.rank import run_rank
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.world import StopWish
+from polyrhythm.strategies.cast import Cast
+
+REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
+_ORPHAN_CHECK_S = 1.0
+
+
+def child_main(job: Job, cast: Cast, rank: int, threads: int, pipe: Connection) -> None:
+    """Runs a rank and leaves the process; never returns.
+
+    Args:
+        job: what to train.
+        cast: who does what.
+        rank: this one.
+        threads: compute threads of a worker.
+        pipe: to the launcher, which first sends the port of the store.
+    """
+    stop = StopWish()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
+    signal.signal(signal.SIGTERM, lambda *_: stop.wish())
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+
+    def emit(event: Event) -> None:
+        pipe.send_bytes(json.dumps({"event": event.to_json()}).encode())
+
+    status = 0
+    try:
+        port = int(pipe.recv_bytes())
+        run_rank(job, cast, local(rank, cast.size, port), threads, stop, emit)
+    except BaseException as error:
+        status = 1
+        _report(pipe, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing of the launcher's that was inherited (its terminal, its handlers) may be torn down from here.
+    os._exit(status)
+
+
+def _report(pipe: Connection, error: BaseException) -> None:
+    kind = BUG
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, PolyrhythmError):
+        kind = REQUEST if isinstance(error, RequestError) else PEER if isinstance(error, PeerLost) else RUN
+        text = str(error)
+    try:
+        pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
+    except OSError:
+        print(text, file=sys.stderr)
+
+
+def _leave_with(parent: int) -> None:
+    """Ends this process soon after its launcher has died, however it died."""
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_CHECK_S)
+    os._exit(1)

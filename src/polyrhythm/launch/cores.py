@@ -1,0 +1,34 @@
+"""Sharing a host's cores out among its ranks."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from polyrhythm.strategies.strategy import Strategy
+
+
+def available_cores() -> int:
+    """Counts the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for_worker(cores: int, workers: int, strategy: Strategy) -> int:
+    """Gives the compute threads of each worker on a host.
+
+    Servers that share hosts with workers take their share of the cores only while they have something to add up;
+    dedicated ones keep a core each.
+
+    Args:
+        cores: of the host.
+        workers: on the host.
+        strategy: knows its servers.
+    """
+    left = cores - strategy.server_count if strategy.server_placement.dedicated else cores
+    return max(1, left // workers)
+
+
+def use_threads(count: int) -> None:
+    """Computes with so many threads from now on, in this process."""
+    torch.set_num_threads(count)

@@ -1,0 +1,68 @@
+"""A rank that torchrun has started, on one host or several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
+from polyrhythm.errors import RequestError
+from polyrhythm.events import Event
+from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.world import StopWish
+from polyrhythm.strategies.cast import Cast, cast_for
+from polyrhythm.strategies.strategy import Strategy
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is a rank that torchrun (or something that speaks like it) has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def leads() -> bool:
+    """Whether this process is rank 0."""
+    return os.environ.get("RANK") == "0"
+
+
+def workers_of(strategy: Strategy) -> int:
+    """Counts the workers: all processes that are not needed as servers.
+
+    Raises:
+        RequestError: there are too few processes.
+    """
+    size = int(os.environ["WORLD_SIZE"])
+    workers = size - strategy.server_count
+    if workers < 1:
+        raise RequestError(
+            f"{strategy} needs {strategy.server_count} servers and a worker, torchrun started {size} processes: "
+            f"start at least {strategy.server_count + 1}"
+        )
+    return workers
+
+
+def cast_of(strategy: Strategy, rendezvous: Rendezvous) -> Cast:
+    """Gives every rank its role, after all have said on which host they are."""
+    store = rendezvous.store
+    store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
+    hosts = [int(store.get(f"host/{rank}")) for rank in range(rendezvous.size)]
+    return cast_for(hosts, strategy.server_count, strategy.server_placement)
+
+
+def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | None = None) -> None:
+    """Plays this process's role.
+
+    Args:
+        job: what to train.
+        emit: takes the run's events; called on rank 0 only.
+        threads: compute threads of each worker; None shares the host's cores out.
+    """
+    rendezvous = from_environment()
+    cast = cast_of(job.strategy, rendezvous)
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads = threads or max(1, available_cores() // local_ranks)
+    stop = StopWish()
+    with asked_to_stop(stop.wish):
+        run_rank(job, cast, rendezvous, threads, stop, emit)

@@ -1,0 +1,99 @@
+"""A job: all that a rank must know of the training that it takes part in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.sharding import steps_per_epoch
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.run_length import RunLength
+from polyrhythm.training.schedule import Schedule
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How one replica learns.
+
+    Attributes:
+        optimizer: where the strategy puts it, on workers or on servers.
+        schedule: of the learning rate.
+        epochs: passes over the training images.
+        batch_size: of one worker.
+        seed: of everything that is random.
+        label_smoothing: share of every target that is spread over all classes.
+        precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
+        weight_average: decay of the moving average of weights that is evaluated and saved; 0 for none.
+        transform: augments training images.
+    """
+
+    optimizer: OptimizerConfig
+    schedule: Schedule
+    epochs: int
+    batch_size: int
+    seed: int = 0
+    label_smoothing: float = 0.0
+    precision: str = "float32"
+    weight_average: float = 0.0
+    transform: Transform | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What a run leaves on disk.
+
+    Attributes:
+        folder: the run folder; None leaves nothing.
+        checkpoints: how many of the newest checkpoints stay; 0 writes none.
+        resume: whether to go on from the newest checkpoint.
+    """
+
+    folder: Path | None = None
+    checkpoints: int = 2
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training job.
+
+    Attributes:
+        strategy: how the workers share the work.
+        workers: how many there are.
+        dataset: what to learn.
+        make_model: makes a replica; called once a worker, with torch's global generator seeded.
+        model_name: for people.
+        learning: how a replica learns.
+        keeping: what stays.
+        device: where replicas live, such as `cpu` or `cuda`.
+        ahead: batches that a loader prepares while the worker computes.
+    """
+
+    strategy: Strategy
+    workers: int
+    dataset: Dataset
+    make_model: Callable[[], nn.Module]
+    model_name: str
+    learning: Learning
+    keeping: Keeping = field(default_factory=Keeping)
+    device: torch.device = torch.device("cpu")
+    ahead: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that every worker takes in an epoch."""
+        return steps_per_epoch(len(self.dataset.train), self.workers, self.learning.batch_size)
+
+    @property
+    def length(self) -> RunLength:
+        """What schedules need to know."""
+        learning = self.learning
+        return RunLength(self.steps_per_epoch, learning.epochs, learning.batch_size * self.workers)

@@ -1,0 +1,171 @@
+"""The leader: the worker that evaluates, saves and speaks for the run. It learns like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.events import CheckpointSaved, Evaluated, Event, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.roles import result
+from polyrhythm.roles.archive import Archive, Snapshot
+from polyrhythm.roles.correspondence import Correspondence
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.presentation import Presentation
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.worker_state import WorkerState
+from polyrhythm.roles.world import World
+
+
+class Leader:
+    """The leader's desk; see `Desk`.
+
+    Args:
+        job: what is learned.
+        world: where this rank is.
+        replica: this worker's.
+    """
+
+    def __init__(self, job: Job, world: World, replica: Replica) -> None:
+        self._job = job
+        self._world = world
+        self._replica = replica
+        self._in_step = job.strategy.in_step(job.workers)
+        self._others = Correspondence(world, self._emit)
+        self._presentation = Presentation(job, replica)
+        self._archive = Archive(job) if job.keeping.folder is not None else None
+        self._found: Evaluation | None = None
+        self._started_at = world.clock.now()
+        self._earlier_s = 0.0
+        self._paused_s = 0.0
+
+    def restore(self) -> WorkerState | None:
+        """Reads the newest checkpoint, hands every rank its part, and gives this worker's."""
+        if not self._job.keeping.resume:
+            return None
+        assert self._archive is not None, "a resumed run has a folder"
+        snapshot = self._archive.load()
+        self._replica.flat.vector.copy_(snapshot.parameters)
+        if self._presentation.average is not None and snapshot.average:
+            self._presentation.average.load_state_dict(snapshot.average)
+        replicated = self._replica.part.replicated
+        others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self._job.workers)}
+        self._others.hand_out(others, snapshot.servers)
+        self._earlier_s = snapshot.seconds
+        return snapshot.worker(0, replicated)
+
+    def begin(self, epoch: int) -> None:
+        """Says that training starts."""
+        job, cast = self._job, self._world.cast
+        self._started_at = self._world.clock.now()
+        self._emit(
+            RunStarted(
+                time_s=0,
+                strategy=str(job.strategy),
+                data=job.dataset.name,
+                model=job.model_name,
+                workers=len(cast.workers),
+                servers=len(cast.servers),
+                epochs=job.learning.epochs,
+                steps_per_epoch=job.steps_per_epoch,
+                start_epoch=epoch,
+                parameters=self._replica.flat.size,
+            )
+        )
+
+    def step_done(self) -> None:
+        """Keeps the weight average."""
+        self._presentation.step_done()
+
+    def progress(self, event: WorkerProgress) -> None:
+        """Passes on what this worker and others have done lately."""
+        self._emit(event)
+        self._others.read()
+
+    def epoch_done(self, epoch: int, state: WorkerState) -> None:
+        """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
+        paused_at = self._world.clock.now()
+        self._others.states[0] = state
+        self._others.read()
+        if self._in_step:
+            self._others.wait_for_step(state.account.step)
+        if epoch + 1 < self._job.learning.epochs:  # the final model is tested when all have left
+            self._evaluate(epoch + 1)
+        self._save(epoch + 1, state.account.step)
+        self._paused_s += self._world.clock.now() - paused_at
+
+    def interrupted(self, state: WorkerState) -> None:
+        """Saves, once every worker has stopped where it will stop."""
+        self._others.states[0] = state
+        if self._in_step:
+            self._others.wait_for_step(state.account.step)
+        else:
+            self._others.wait_for_stop()
+        self._save(state.account.step // self._job.steps_per_epoch, state.account.step)
+
+    def end(self, state: WorkerState) -> None:
+        """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
+        self._others.states[0] = state
+        self._others.wait_for_end()
+        stopped = any(entry.account.stopped for entry in self._states())
+        trained_s = self._world.clock.now() - self._started_at - self._paused_s
+        if not stopped:
+            self._evaluate(self._job.learning.epochs)
+            if self._job.keeping.folder is not None:
+                self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
+        outcome = "interrupted" if stopped else "done"
+        self._emit(RunEnded(time_s=0, outcome=outcome, result=self._result(trained_s)))
+
+    def _states(self) -> list[WorkerState]:
+        states = self._others.states
+        return [states[worker] for worker in sorted(states)]
+
+    def _evaluate(self, epoch: int) -> None:
+        found = self._presentation.evaluate(self._states())
+        self._found = found
+        self._emit(
+            Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
+        )
+
+    def _save(self, epoch: int, step: int) -> None:
+        if self._archive is None or not self._job.keeping.checkpoints:
+            return
+        average = self._presentation.average
+        snapshot = Snapshot(
+            epoch=epoch,
+            step=step,
+            seconds=self._world.clock.now() - self._started_at + self._earlier_s,
+            parameters=self._replica.flat.vector,
+            workers=self._others.states,
+            servers=self._others.ask_servers(),
+            average=average.state_dict() if average is not None else {},
+        )
+        path = self._archive.save(snapshot)
+        self._emit(CheckpointSaved(time_s=0, path=path, epoch=epoch, step=step))
+
+    def _emit(self, event: Event) -> None:
+        """Stamps events with the leader's time: clocks of other hosts differ."""
+        self._world.emit(replace(event, time_s=self._world.clock.now() - self._started_at))
+
+    def _result(self, trained_s: float) -> dict[str, Any]:
+        job = self._job
+        accounts = [state.account for state in self._states()]
+        reports = list(self._others.reports.values())
+        images = sum(account.session_images for account in accounts)
+        return {
+            "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
+            "strategy": str(job.strategy),
+            "data": job.dataset.name,
+            "model": job.model_name,
+            "workers": job.workers,
+            "servers": len(self._world.cast.servers),
+            "steps": accounts[0].step,
+            "epochs": round(accounts[0].step / job.steps_per_epoch, 3),
+            "seconds": self._world.clock.now() - self._started_at + self._earlier_s,
+            "images_per_s": images / trained_s if trained_s > 0 else 0.0,
+            "train_loss": result.train_loss(accounts),
+            **(result.test_figures(self._found) if self._found is not None else {}),
+            "bytes_sent_per_step": result.bytes_per_step(accounts, reports),
+            "staleness": result.staleness_figures(accounts, reports),
+            "parameters_sha256": result.digest(self._replica.flat.vector),
+        }

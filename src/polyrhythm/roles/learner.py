@@ -1,0 +1,116 @@
+"""One worker's learning: batches in, steps out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from polyrhythm.data.loader import Batch, Loader, Share
+from polyrhythm.data.seeding import generator_for
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Step
+from polyrhythm.training.loss import make_loss
+from polyrhythm.training.precision import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step came to.
+
+    Attributes:
+        images: in its batch.
+        loss: their mean training loss; 0 for an empty batch.
+        learning_rate: used.
+        wait_s: seconds spent on exchanging and updating.
+        stop: whether this worker must stop now.
+    """
+
+    images: int
+    loss: float
+    learning_rate: float
+    wait_s: float
+    stop: bool
+
+
+class Learner:
+    """A replica with its share of the data.
+
+    Random numbers of a step (dropout) depend on the seed, the worker and the step alone, so a resumed or a
+    simulated run draws the same ones.
+
+    Args:
+        job: what to learn.
+        world: where this rank is.
+
+    Attributes:
+        replica: the model.
+        worker: this worker's index.
+    """
+
+    def __init__(self, job: Job, world: World) -> None:
+        learning = job.learning
+        torch.manual_seed(learning.seed)
+        model = job.make_model().to(job.device)
+        self._precision = Precision.choose(learning.precision, job.device)
+        optimizer = learning.optimizer.create(model.parameters())
+        scales = self._precision.dtype == torch.float16  # gradients must be scaled back before anyone sends them
+        self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales)
+        self.worker = self.replica.workers.rank
+        share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
+        self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)
+        self._job = job
+        self._world = world
+        self._criterion = make_loss(learning.label_smoothing)
+        self._shares = self.replica.bucket_shares
+        model.train()
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Gives this worker's batches of an epoch, from step `start` of it on."""
+        return self._loader.epoch(epoch, start)
+
+    def step(self, batch: Batch, number: int) -> Outcome:
+        """Learns from a batch.
+
+        Args:
+            batch: may be empty: then this worker only takes part in the exchange.
+            number: steps that this worker has done before.
+
+        Raises:
+            RequestError: the loss is not finite.
+        """
+        learning = self._job.learning
+        rate = learning.optimizer.lr * learning.schedule.factor(number, self._job.length)
+        images = len(batch.labels)
+        step = Step(number, images / learning.batch_size, self._world.stop.wished)
+        self.replica.begin(step)
+        loss = self._gradients(batch, step, rate) if images else 0.0
+        computed_at = self._world.clock.now()
+        stop = self.replica.finish(rate)
+        return Outcome(images, loss, rate, self._world.clock.now() - computed_at, stop)
+
+    def _gradients(self, batch: Batch, step: Step, rate: float) -> float:
+        flat, device = self.replica.flat, self._job.device
+        torch.random.set_rng_state(generator_for("step", self._job.learning.seed, self.worker, step.number).get_state())
+        images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
+        labels = batch.labels.to(device, non_blocking=True)
+        with self._precision.autocast():
+            loss = self._criterion(self.replica.model(images), labels)
+        self._world.pace.forward()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise RequestError(
+                f"the loss is {value} at step {step.number} of worker {self.worker} (rank {self._world.network.rank}), "
+                f"learning rate {rate:g}: lower the learning rate; the last checkpoint is kept"
+            )
+        self._precision.scale(loss).backward()
+        if not self._precision.unscale(flat.gradients):  # float16 overflowed: this worker sits the step out
+            flat.zero_gradients()
+            self.replica.begin(Step(step.number, 0.0, step.stop))
+        self._world.pace.backward(self._shares, self.replica.announce)
+        return value

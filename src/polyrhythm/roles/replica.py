@@ -1,0 +1,127 @@
+"""A replica: a model, its flat parameters, and the worker part of a strategy, tied together by hooks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Step, Strategy, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+class Replica:
+    """One worker's copy of the model, and its way to the others.
+
+    Args:
+        model: changed in place: its parameters become views of one vector.
+        optimizer: over the model's parameters; read once, for its class and options.
+        strategy: makes the worker part.
+        world: where this rank is.
+        announce: whether buckets are announced during the backward pass. Off where a step may hold several
+            backward passes.
+
+    Attributes:
+        flat: the parameters and gradients.
+        part: the strategy's side of this worker.
+        bytes_sent: by the strategy, since the replica was made.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, world: World, *, announce: bool
+    ) -> None:
+        self.model = model
+        self.flat = FlatParameters(model)
+        plan = OptimizerPlan.of(optimizer, self.flat)
+        self.workers: Communicator = world.workers()
+        self.part = strategy.worker(WorkerSetting(world.network, self.workers, world.cast, self.flat, plan))
+        self.bytes_sent = 0
+        self._network = world.network
+        self._step = Step(0)
+        self._announces = announce and self.part.hears_buckets
+        self._missing: list[int] = []
+        self._next_bucket = 0
+        if self._announces and world.pace.announces_in_backward:
+            self._hook_gradients()
+        if self.part.hears_use:
+            self._hook_uses()
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's buffers by name (batch-norm statistics): each worker's own, never averaged in training."""
+        return dict(self.model.named_buffers())
+
+    @property
+    def bucket_shares(self) -> list[float]:
+        """The share of the parameters that is in each bucket."""
+        return [
+            (min(bucket.stop, self.flat.size) - bucket.start) / self.flat.size for bucket in self.flat.buckets
+        ]
+
+    def start(self, step: int) -> int:
+        """Makes all replicas equal to worker 0's; gives the step to start from."""
+        for value in self.buffers.values():
+            self.workers.broadcast(value)
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:
+                self.workers.broadcast(parameter.data)
+        return self.part.start(step)
+
+    def begin(self, step: Step) -> None:
+        """Begins a step: gradients are zero, and no bucket is ready."""
+        self._step = step
+        self._missing = [len(bucket.parameters) for bucket in self.flat.buckets]
+        self._next_bucket = 0
+        self.part.begin(step)
+
+    def announce(self, bucket: int) -> None:
+        """Tells the strategy that a bucket is ready; used where no hooks are."""
+        if self._announces:
+            before = self._network.bytes_sent
+            self.part.bucket_ready(bucket)
+            self.bytes_sent += self._network.bytes_sent - before
+
+    def finish(self, learning_rate: float) -> bool:
+        """Ends a step: exchanges and updates, and zeroes the gradients; gives whether to stop."""
+        before = self._network.bytes_sent
+        self.flat.gather_gradients()
+        stop = self.part.gradients_ready(self._step, learning_rate)
+        self.flat.zero_gradients()
+        self.bytes_sent += self._network.bytes_sent - before
+        return stop
+
+    def _hook_gradients(self) -> None:
+        for number, bucket in enumerate(self.flat.buckets):
+            for position in bucket.parameters:
+                parameter = self.flat.views[position].parameter
+
+                def ready(_: Tensor, number: int = number) -> None:
+                    self._count_down(number)
+
+                parameter.register_post_accumulate_grad_hook(ready)
+
+    def _count_down(self, bucket: int) -> None:
+        """Announces buckets in their order, whatever the order in which autograd fills them."""
+        self._missing[bucket] -= 1
+        while self._next_bucket < len(self._missing) and self._missing[self._next_bucket] == 0:
+            self.announce(self._next_bucket)
+            self._next_bucket += 1
+
+    def _hook_uses(self) -> None:
+        bucket_of = {
+            self.flat.views[position].parameter: number
+            for number, bucket in enumerate(self.flat.buckets)
+            for position in bucket.parameters
+        }
+        for module in self.model.modules():
+            own = [parameter for parameter in module.parameters(recurse=False) if parameter in bucket_of]
+            used = sorted({bucket_of[parameter] for parameter in own})
+            if used:
+
+                def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
+                    for bucket in used:
+                        self.part.before_use(bucket)
+
+                module.register_forward_pre_hook(before)

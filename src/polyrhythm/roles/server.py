@@ -1,0 +1,65 @@
+"""The server's loop: receive, let the server part decide, send."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
+from polyrhythm.events import ServerProgress
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
+
+REPORT_EVERY_S = 0.5
+
+
+def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
+    """Serves until all workers have left.
+
+    Args:
+        strategy: makes the server part.
+        world: where this rank is.
+        resume: whether the leader hands out a checkpoint first.
+    """
+    index = world.cast.servers.index(world.network.rank)
+    part = strategy.server(ServerSetting(index, world.cast))
+    control = world.control()
+    if resume:
+        _, message = control.receive(LEADER)
+        assert message.tensor is not None
+        part.load_state(unpack_tensors(message.tensor))
+    reporter = _Reporter(index, part, world)
+    bytes_sent = 0
+    while not part.done:
+        source, message = world.network.receive()
+        if message.kind is Kind.CHECKPOINT:
+            control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
+            continue
+        before = world.network.bytes_sent
+        sends = [world.network.start_send(to, reply) for to, reply in part.on_message(source, message)]
+        for send in sends:  # the parameters that are leaving must not change under way
+            send.wait()
+        bytes_sent += world.network.bytes_sent - before
+        event = reporter.event_if_due()
+        if event is not None:
+            control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+    report = {"staleness": dict(part.staleness), "version": part.version, "bytes_sent": bytes_sent}
+    control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+
+
+class _Reporter:
+    """Says now and then what a server has done since it last said so."""
+
+    def __init__(self, index: int, part: ServerPart, world: World) -> None:
+        self._index = index
+        self._part = part
+        self._clock = world.clock
+        self._said_at = self._clock.now()
+        self._said = Counter(part.staleness)
+
+    def event_if_due(self) -> ServerProgress | None:
+        now = self._clock.now()
+        if now - self._said_at < REPORT_EVERY_S:
+            return None
+        news = self._part.staleness - self._said
+        self._said_at, self._said = now, Counter(self._part.staleness)
+        return ServerProgress(time_s=now, server=self._index, version=self._part.version, staleness=dict(news))

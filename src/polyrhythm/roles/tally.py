@@ -1,0 +1,71 @@
+"""What a worker has done since it last said so."""
+
+from __future__ import annotations
+
+from polyrhythm.communication.clock import Clock
+from polyrhythm.events import WorkerProgress
+
+REPORT_EVERY_S = 0.5
+
+
+class Tally:
+    """Adds up steps, images, loss and waiting, and turns them into events now and then.
+
+    Args:
+        worker: the worker's index.
+        clock: the worker's.
+
+    Attributes:
+        images: seen since the tally was made.
+        loss_sum: sum over those of `loss * images` in the epoch under way, and its images.
+    """
+
+    def __init__(self, worker: int, clock: Clock) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._said_at = clock.now()
+        self._steps = 0
+        self._images = 0
+        self._loss = 0.0
+        self._wait_s = 0.0
+        self.images = 0
+        self.epoch_images = 0
+        self.epoch_loss = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to say something."""
+        return self._clock.now() - self._said_at >= REPORT_EVERY_S
+
+    def begin_epoch(self) -> None:
+        """Starts the epoch's mean loss anew."""
+        self.epoch_images = 0
+        self.epoch_loss = 0.0
+
+    def add(self, images: int, loss: float, wait_s: float) -> None:
+        """Adds a step: its images, their mean loss, and the seconds in which the worker waited for others."""
+        self._steps += 1
+        self._images += images
+        self._loss += loss * images
+        self._wait_s += wait_s
+        self.images += images
+        self.epoch_images += images
+        self.epoch_loss += loss * images
+
+    def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
+        """Gives what has been added since the last call, and starts anew."""
+        now = self._clock.now()
+        event = WorkerProgress(
+            time_s=now,
+            worker=self._worker,
+            epoch=epoch,
+            step=step,
+            steps=self._steps,
+            images=self._images,
+            loss=self._loss / max(1, self._images),
+            learning_rate=learning_rate,
+            wait_s=self._wait_s,
+        )
+        self._said_at = now
+        self._steps, self._images, self._loss, self._wait_s = 0, 0, 0.0, 0.0
+        return event

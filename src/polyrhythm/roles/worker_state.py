@@ -1,0 +1,114 @@
+"""What a worker hands in at the end of every epoch, and gets back when a run is resumed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.roles.replica import Replica
+
+_BUFFER, _PART = "buffer.", "part."
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a worker has done.
+
+    Attributes:
+        worker: its index.
+        step: steps done since the run began.
+        session_steps: of those, since this process started.
+        session_images: seen since this process started.
+        epoch_images: seen in the epoch under way.
+        epoch_loss: sum of the training loss over those.
+        bytes_sent: by the strategy on this worker, since this process started.
+        staleness: how many gradients were applied at which staleness, where the worker knows it.
+        stopped: whether the worker was stopped early.
+        final: whether the worker has left.
+    """
+
+    worker: int
+    step: int
+    session_steps: int
+    session_images: int
+    epoch_images: int
+    epoch_loss: float
+    bytes_sent: int
+    staleness: dict[str, int]
+    stopped: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """An account, and the tensors that a resumed worker needs.
+
+    Attributes:
+        account: what it has done.
+        buffers: its batch-norm statistics.
+        part: tensors of its strategy part.
+        part_facts: the rest of its strategy part.
+    """
+
+    account: Account
+    buffers: dict[str, Tensor]
+    part: dict[str, Tensor]
+    part_facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, replica: Replica, account: Account) -> WorkerState:
+        """Takes a replica's state; parts that are the same on all workers come from worker 0 only."""
+        tensors, facts = ({}, {}) if replica.part.replicated and account.worker > 0 else replica.part.state()
+        buffers = {name: value.detach().cpu().clone() for name, value in replica.buffers.items()}
+        return cls(account, buffers, {name: value.cpu().clone() for name, value in tensors.items()}, facts)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
+        """Rebuilds a state from `tensors` and `facts`."""
+        chosen = {
+            prefix: {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            for prefix in (_BUFFER, _PART)
+        }
+        return cls(Account(**facts["account"]), chosen[_BUFFER], chosen[_PART], facts["part"])
+
+    @classmethod
+    def from_message(cls, message: Message) -> WorkerState:
+        """Reads what `message` wrote."""
+        assert message.tensor is not None
+        return cls.from_tensors(*unpack_tensors(message.tensor))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {
+            **{_BUFFER + name: value for name, value in self.buffers.items()},
+            **{_PART + name: value for name, value in self.part.items()},
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """All that is not a tensor, JSON-able."""
+        return {"account": asdict(self.account), "part": self.part_facts}
+
+    def message(self) -> Message:
+        """Packs the state to be sent."""
+        return Message(Kind.STATE, pack_tensors(self.tensors(), self.facts()))
+
+    def give_back(self, replica: Replica) -> None:
+        """Puts the state into a replica that has not started yet."""
+        for name, value in replica.buffers.items():
+            if name in self.buffers:
+                value.copy_(self.buffers[name])
+        if self.part_facts or self.part:
+            replica.part.load_state((self.part, self.part_facts))
+
+
+def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
+    """Averages batch-norm statistics over workers; counters are worker 0's, who comes first."""
+    first = states[0].buffers
+    return {
+        name: torch.stack([state.buffers[name] for state in states]).mean(0) if value.is_floating_point() else value
+        for name, value in first.items()
+    }

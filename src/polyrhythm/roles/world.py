@@ -1,0 +1,72 @@
+"""The world that a rank finds itself in: real or simulated, it cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from polyrhythm.communication.clock import Clock
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.events import Event
+from polyrhythm.roles.pace import LivePace, Pace
+from polyrhythm.strategies.cast import Cast
+
+LEADER = 0
+"""The rank that evaluates, saves and speaks for the run: always a worker."""
+
+
+class StopWish:
+    """Whether someone outside (a signal) wants this run to stop; read before every step."""
+
+    def __init__(self) -> None:
+        self.wished = False
+
+    def wish(self) -> None:
+        """Asks to stop."""
+        self.wished = True
+
+
+def _ignore(event: Event) -> None:
+    """Takes an event that nobody wants."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What surrounds one rank.
+
+    Attributes:
+        network: all ranks; strategies talk here.
+        cast: which of them do what.
+        pace: how computing passes time.
+        stop: whether someone wants to stop.
+        emit: takes the run's events; called on the leader only.
+    """
+
+    network: Communicator
+    cast: Cast
+    pace: Pace = field(default_factory=LivePace)
+    stop: StopWish = field(default_factory=StopWish)
+    emit: Callable[[Event], None] = _ignore
+
+    @property
+    def clock(self) -> Clock:
+        """The network's clock."""
+        return self.network.clock
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this rank is a worker."""
+        return self.network.rank in self.cast.workers
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for the run."""
+        return self.network.rank == LEADER
+
+    def control(self) -> Communicator:
+        """Makes the communicator for what is not training: states, reports, events."""
+        return self.network.subgroup("control", range(self.network.size))
+
+    def workers(self) -> Communicator:
+        """Makes the workers' communicator."""
+        return self.network.subgroup("workers", self.cast.workers)

@@ -1,0 +1,6 @@
+"""What is exchanged, and when: one file an algorithm, grouped by family. The family folders are the list."""
+
+FAMILIES = (
+    "polyrhythm.strategies.allreduce",
+    "polyrhythm.strategies.parameter_server",
+)

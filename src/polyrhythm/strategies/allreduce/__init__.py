@@ -1,0 +1,1 @@
+"""Strategies without a server, in which all workers average at every step."""

@@ -1,0 +1,88 @@
+"""Synchronous data-parallel SGD.
+
+Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR workshop 2016, arXiv
+1604.00981, for the rule as all systems have it; Wu et al., "Deep Image", 2015, arXiv 1501.02876, for its exchange.
+
+    w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
+
+Departure: gradients are weighted with their samples (the papers assume equal batches), so that a ragged last
+batch counts for what it is. Every worker runs the same optimiser on the same sums and so holds the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+
+
+class Synchronous(Strategy):
+    """All workers average their gradients at every step."""
+
+    paper: ClassVar[Paper] = Paper(
+        "Chen, Pan, Monga, Bengio, Jozefowicz",
+        "Revisiting Distributed Synchronous SGD",
+        "ICLR workshop",
+        2016,
+        "1604.00981",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/N sent by each worker",
+        staleness="0",
+        use_it="even machines on a good network; the same result as one large batch",
+    )
+
+    def in_step(self, workers: int) -> bool:
+        """Always."""
+        return True
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: that of the mean gradient."""
+        return 1
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return SynchronousWorker(setting)
+
+
+class SynchronousWorker(WorkerPart):
+    """All-reduces each bucket while the backward pass goes on, then steps."""
+
+    replicated: ClassVar[bool] = True
+    hears_buckets: ClassVar[bool] = True
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__()
+        self._workers = setting.workers
+        self._flat = setting.flat
+        self._mean = GradientMean(setting.workers, setting.flat)
+        self._optimizer = setting.plan.build(setting.flat.vector)
+
+    def start(self, step: int) -> int:
+        """Takes worker 0's parameters."""
+        self._workers.broadcast(self._flat.vector)
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Readies the mean."""
+        self._mean.begin(step)
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Starts to average a bucket."""
+        self._mean.start(bucket)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Averages what is left, and updates this worker's own copy."""
+        _, stop = self._mean.finish()
+        self._optimizer.step(self._flat.gradients, learning_rate)
+        self.staleness[0] += 1
+        return stop
+
+    def state(self) -> State:
+        """Gives the optimiser's state."""
+        return self._optimizer.state()
+
+    def load_state(self, state: State) -> None:
+        """Takes back the optimiser's state."""
+        self._optimizer.load_state(*state)

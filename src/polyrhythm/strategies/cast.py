@@ -1,0 +1,46 @@
+"""Who plays what: which ranks of a run are workers and which are servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.placement import Placement
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The ranks of a run by role.
+
+    Attributes:
+        workers: ranks of the workers; the first one, rank 0, leads the run.
+        servers: ranks of the servers, in the order of their shards.
+    """
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return len(self.workers) + len(self.servers)
+
+
+def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> Cast:
+    """Gives every rank its role.
+
+    Args:
+        hosts: the host of every rank.
+        servers: how many ranks must be servers.
+        placement: chooses them.
+
+    Raises:
+        RequestError: no rank would be left to work.
+    """
+    if servers >= len(hosts):
+        raise RequestError(
+            f"{len(hosts)} processes cannot hold {servers} servers and a worker: start at least {servers + 1}"
+        )
+    chosen = placement.servers(hosts, servers)
+    return Cast(tuple(rank for rank in range(len(hosts)) if rank not in chosen), chosen)

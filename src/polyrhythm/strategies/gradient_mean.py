@@ -1,0 +1,58 @@
+"""The weighted mean of a group's gradients, exchanged bucket by bucket."""
+
+from __future__ import annotations
+
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.strategies.strategy import Step
+from polyrhythm.training.flat_parameters import FlatParameters
+
+
+class GradientMean:
+    """Leaves `sum_i b_i g_i / sum_i b_i` in every member's flat gradients.
+
+    The tail of the gradients carries the weights and the wish to stop with bucket 0, so the mean costs no message
+    of its own and everyone learns of a wish at the same step.
+
+    Args:
+        group: who takes part.
+        flat: whose gradients.
+    """
+
+    def __init__(self, group: Communicator, flat: FlatParameters) -> None:
+        self._group = group
+        self._flat = flat
+        self._step = Step(0)
+        self._under_way: list[Handle] = []
+
+    def begin(self, step: Step) -> None:
+        """Forgets the last step."""
+        self._step = step
+        self._under_way = []
+
+    def start(self, bucket: int) -> None:
+        """Starts to sum a bucket whose gradients are final; buckets must come in order."""
+        if self._group.size == 1:
+            return
+        place = self._flat.buckets[bucket]
+        if bucket == 0:
+            self._flat.set_tail(self._step.weight, float(self._step.stop))
+        if self._step.weight != 1.0:
+            self._flat.gradients[place.start : place.stop].mul_(self._step.weight)
+        whole = self._flat.gradients_and_tail
+        self._under_way.append(self._group.start_all_reduce(whole[place.start : place.stop]))
+
+    def finish(self) -> tuple[float, bool]:
+        """Waits for all buckets, starting those that nobody has.
+
+        Returns:
+            The weight that the mean stands for, and whether any member wants to stop.
+        """
+        if self._group.size == 1:
+            return self._step.weight, self._step.stop
+        for bucket in range(len(self._under_way), len(self._flat.buckets)):
+            self.start(bucket)
+        for handle in self._under_way:
+            handle.wait()
+        weight, stop = self._flat.tail()
+        self._flat.gradients.div_(weight)
+        return weight, stop > 0

@@ -1,0 +1,1 @@
+"""Strategies with servers: workers push gradients and pull parameters."""

@@ -1,0 +1,41 @@
+"""Asynchronous: every gradient is an update as soon as it arrives, and its pusher is answered at once.
+
+Equal pushers then see a mean staleness of N-1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+
+
+class Asynchronous(Consistency):
+    """Nobody waits for anybody."""
+
+    def in_step(self) -> bool:
+        """Never."""
+        return False
+
+    def gate(self, pushers: int) -> Gate:
+        """Makes one server's gate."""
+        return AsynchronousGate()
+
+
+class AsynchronousGate:
+    """Lets everything through."""
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Applies it and answers."""
+        return Decision(apply=(pusher,), answer=(pusher,))
+
+    def leave(self, pusher: int) -> Decision:
+        """Changes nothing."""
+        return Decision()
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes nothing."""

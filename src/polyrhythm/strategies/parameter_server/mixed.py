@@ -1,0 +1,150 @@
+"""Mixed mode: synchronous inside a group of replicas, asynchronous between groups.
+
+Campos, Sastre, Yagues, Bellver, Giro-i-Nieto, Torres, "Distributed training strategies for a computer vision deep
+learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
+
+    inside a group    g = sum_i b_i g_i / sum_i b_i     over its R replicas
+    between groups    w' = w - lr * g(w_old)            at the server, whenever a group's g arrives
+
+R = replicas. Only the first replica of a group talks to the servers and hands their answer on. Departure: the
+paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.parameter_server import CONSISTENCIES, PLACEMENTS
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Facts,
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Step,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+
+
+class Mixed(Strategy):
+    """Groups of replicas average inside and meet other groups only at the servers.
+
+    Attributes:
+        replicas: workers in a group; the last group may have fewer.
+        servers: how many, each with an equal shard.
+        consistency: who may proceed when, between groups.
+        placement: where servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Campos, Sastre, Yagües, Bellver, Giró-i-Nieto, Torres",
+        "Distributed training strategies for a computer vision deep learning algorithm on a distributed GPU cluster",
+        "ICCS",
+        2017,
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(R-1)/R inside a group of R; M up, M down for each group",
+        staleness="about N/R-1 on average",
+        use_it="hosts with several workers each and a slower network between hosts",
+    )
+
+    replicas: int = Field(default=2, ge=1)
+    servers: int = Field(default=1, ge=1)
+    consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def groups(self, workers: int) -> int:
+        """How many groups there are."""
+        return -(-workers // self.replicas)
+
+    def in_step(self, workers: int) -> bool:
+        """As the consistency has it, and always if there is but one group."""
+        return self.groups(workers) == 1 or self.consistency.in_step()
+
+    def updates_per_step(self, workers: int) -> int:
+        """One a group."""
+        return 1 if self.consistency.in_step() else self.groups(workers)
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return MixedWorker(setting, self.replicas)
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server, to which only the groups' leaders talk."""
+        return ShardServer(setting.cast.workers[:: self.replicas], self.consistency)
+
+
+class MixedWorker(WorkerPart):
+    """Averages inside its group; the group's leader pushes the mean and hands the answer on."""
+
+    hears_buckets: ClassVar[bool] = True
+
+    def __init__(self, setting: WorkerSetting, replicas: int) -> None:
+        super().__init__()
+        number = setting.workers.rank // replicas
+        members = range(number * replicas, min((number + 1) * replicas, setting.workers.size))
+        self._group = setting.workers.subgroup(f"replicas {number}", members)
+        self._flat = setting.flat
+        self._mean = GradientMean(self._group, setting.flat)
+        self._servers = PushPull(setting) if self._group.rank == 0 else None
+        self._leads_run = setting.workers.rank == 0
+
+    def start(self, step: int) -> int:
+        """Worker 0 hands out the shards; leaders pull; groups share what their leader got."""
+        if self._leads_run and self._servers is not None:
+            self._servers.initialise()
+        if self._servers is not None:
+            step = self._servers.pull()
+        return int(self._share(step))
+
+    def begin(self, step: Step) -> None:
+        """Readies the mean."""
+        self._mean.begin(step)
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Starts to average a bucket inside the group."""
+        self._mean.start(bucket)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Averages, exchanges through the leader, and shares the answer."""
+        weight, wish = self._mean.finish()
+        stop = False
+        if self._servers is not None:
+            pushed = Step(step.number, weight, wish)
+            stop = self._servers.push_and_pull(pushed, weight, learning_rate)
+        return bool(self._share(float(stop)))
+
+    def end(self) -> None:
+        """Leaders leave; worker 0 waits for the final parameters."""
+        if self._servers is not None:
+            self._servers.leave()
+            if self._leads_run:
+                self._servers.pull(final=True)
+
+    def _share(self, number: float) -> float:
+        """Gives all replicas the leader's parameters and one number of its."""
+        shared = self._flat.vector_and_tail
+        shared[-1] = number
+        self._group.broadcast(shared)
+        return float(shared[-1])

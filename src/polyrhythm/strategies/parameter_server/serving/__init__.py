@@ -1,0 +1,1 @@
+"""What the strategies with servers share: the two ends of push and pull."""

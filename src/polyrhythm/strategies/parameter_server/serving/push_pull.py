@@ -1,0 +1,90 @@
+"""The worker's end of push and pull, over all shards at once."""
+
+from __future__ import annotations
+
+from polyrhythm.communication.message import Kind, Message, pack_json
+from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.training.flat_parameters import shards
+
+
+class PushPull:
+    """Exchanges a worker's flat vectors with the servers.
+
+    Args:
+        setting: the worker's.
+    """
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        self._network = setting.network
+        self._servers = setting.cast.servers
+        self._flat = setting.flat
+        self._plan = setting.plan
+        self._shards = shards(setting.flat.size, len(self._servers))
+        self._versions = [0] * len(self._servers)
+
+    def initialise(self) -> None:
+        """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
+        for server, shard in zip(self._servers, self._shards, strict=True):
+            plan = self._plan.part(shard.start, shard.stop).to_json()
+            self._network.send(server, Message(Kind.CONFIGURE, pack_json(plan)))
+            self._network.send(server, Message(Kind.PARAMETERS, self._flat.vector[shard]))
+
+    def pull(self, final: bool = False) -> int:
+        """Overwrites the flat vector with the servers' parameters.
+
+        Args:
+            final: wait until all pushers have left.
+
+        Returns:
+            How many of this pusher's gradients every server has applied.
+        """
+        for server in self._servers:
+            self._network.send(server, Message(Kind.PULL, stop=final))
+        return self._take_answers()[0]
+
+    def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
+        """Pushes the flat gradients and overwrites the flat vector with the answers.
+
+        Args:
+            step: of this pusher.
+            weight: samples behind the gradient, in units of a full batch.
+            learning_rate: for the update.
+
+        Returns:
+            Whether this pusher must stop.
+        """
+        pushes = [
+            self._network.start_send(
+                server,
+                Message(
+                    Kind.PUSH,
+                    self._flat.gradients[shard],
+                    version=version,
+                    step=step.number,
+                    weight=weight,
+                    learning_rate=learning_rate,
+                    stop=step.stop,
+                ),
+            )
+            for server, shard, version in zip(self._servers, self._shards, self._versions, strict=True)
+        ]
+        stop = self._take_answers()[1]
+        for push in pushes:
+            push.wait()
+        return stop
+
+    def leave(self) -> None:
+        """Tells all servers that nothing more will be pushed."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.LEAVE))
+
+    def _take_answers(self) -> tuple[int, bool]:
+        steps, stop = [], False
+        for position, (server, shard) in enumerate(zip(self._servers, self._shards, strict=True)):
+            _, answer = self._network.receive(server)
+            assert answer.tensor is not None, "an answer carries parameters"
+            self._flat.vector[shard].copy_(answer.tensor)
+            self._versions[position] = answer.version
+            steps.append(answer.step)
+            stop |= answer.stop
+        return min(steps), stop

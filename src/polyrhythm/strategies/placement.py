@@ -1,0 +1,23 @@
+"""What a placement is: given which rank runs on which host, it chooses the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from polyrhythm.specs import Config
+
+
+class Placement(Config):
+    """A rule for choosing servers among the ranks."""
+
+    dedicated: ClassVar[bool]
+
+    def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
+        """Chooses the ranks that are servers; rank 0 is never one.
+
+        Args:
+            hosts: the host of every rank.
+            count: how many servers there must be, fewer than ranks.
+        """
+        raise NotImplementedError

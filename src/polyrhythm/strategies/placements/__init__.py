@@ -1,0 +1,1 @@
+"""Where servers run: each file is one rule."""

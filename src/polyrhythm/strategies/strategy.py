@@ -1,0 +1,238 @@
+"""What every strategy is made of: a configuration, a part for workers, and a part for servers if it has any.
+
+A strategy sees tensors, a communicator and a clock. It never imports `torch.distributed`, reads a global rank,
+sleeps, logs or seeds, so the same objects run on real machines and in simulation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Message
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Named tensors and JSON-able facts: all that a resumed part needs."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a strategy comes from."""
+
+    authors: str
+    title: str
+    venue: str
+    year: int
+    arxiv: str = ""
+
+    def __str__(self) -> str:
+        """Gives the citation on one line."""
+        number = f", arXiv {self.arxiv}" if self.arxiv else ""
+        return f"{self.authors}, “{self.title}”, {self.venue} {self.year}{number}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One gradient of one worker, known before it is computed.
+
+    Attributes:
+        number: the worker's steps before this one.
+        weight: samples that the gradient is the mean of, in units of a full batch; 0 for an empty batch.
+        stop: whether this worker has been asked to stop.
+    """
+
+    number: int
+    weight: float = 1.0
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerSetting:
+    """What a worker part works with.
+
+    Attributes:
+        network: all ranks of the run.
+        workers: the workers only; `workers.rank` is this worker's index.
+        cast: which ranks of `network` do what.
+        flat: the model's parameters and gradients.
+        plan: the user's optimiser.
+    """
+
+    network: Communicator
+    workers: Communicator
+    cast: Cast
+    flat: FlatParameters
+    plan: OptimizerPlan
+
+
+@dataclass(frozen=True)
+class ServerSetting:
+    """What a server part works with.
+
+    Attributes:
+        index: of its shard.
+        cast: which ranks do what.
+    """
+
+    index: int
+    cast: Cast
+
+
+class WorkerPart:
+    """The worker's side. Called by the training loop, in this order:
+
+        start ─▶ ( begin  before_use(b)… forward  bucket_ready(b)… backward  gradients_ready )… ─▶ settle ─▶ end
+
+    Attributes:
+        staleness: how many gradients were applied at which staleness, where this side knows it.
+        replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+        hears_buckets: whether it wants `bucket_ready`; even then a loop may leave it out.
+        hears_use: whether it wants `before_use`; then it must be called, and `begin` with it.
+    """
+
+    replicated: ClassVar[bool] = False
+    hears_buckets: ClassVar[bool] = False
+    hears_use: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.staleness: Counter[int] = Counter()
+
+    def start(self, step: int) -> int:
+        """Agrees with the others on the parameters to start from.
+
+        Args:
+            step: where this worker would start (0, or what a checkpoint says).
+
+        Returns:
+            Where it must start: a server may know better than a checkpoint which gradients have been applied.
+        """
+        raise NotImplementedError
+
+    def begin(self, step: Step) -> None:
+        """A step begins. Nothing of it has been computed."""
+
+    def before_use(self, bucket: int) -> None:
+        """A layer with parameters of this bucket is about to run forward."""
+
+    def bucket_ready(self, bucket: int) -> None:
+        """The gradients of this bucket are final, while the backward pass goes on. Buckets come in order."""
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """All gradients are final: exchange and update.
+
+        Args:
+            step: as it was given to `begin`.
+            learning_rate: the one to update with.
+
+        Returns:
+            Whether this worker must stop after this step, because someone was asked to. Where workers go in step,
+            all get the same answer at the same step.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Finishes what is under way, so that the flat vector holds this worker's current model."""
+
+    def end(self) -> None:
+        """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
+
+    def state(self) -> State:
+        """Gives what a resumed worker needs beside the parameters."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; called before `start`."""
+
+
+class ServerPart(Protocol):
+    """The server's side: a message comes in, replies go out. Needs no network to be tested.
+
+    Attributes:
+        staleness: how many gradients were applied at which staleness.
+        version: updates applied so far.
+        done: whether all workers have left.
+    """
+
+    staleness: Counter[int]
+    version: int
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have left."""
+
+    def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
+        """Takes a message from a rank and gives the replies, with the ranks that they go to."""
+
+    def state(self) -> State:
+        """Gives all that a resumed server needs, parameters included."""
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave, before any message."""
+
+
+@dataclass
+class Facts:
+    """What the generated table says of a strategy."""
+
+    bytes_per_step: str
+    staleness: str
+    use_it: str
+    when_a_worker_dies: str = field(default="the run stops and names it; `--resume` goes on from the last checkpoint")
+
+
+class Strategy(Config):
+    """A strategy's configuration, and the maker of its parts."""
+
+    paper: ClassVar[Paper]
+    facts: ClassVar[Facts]
+
+    @property
+    def family(self) -> str:
+        """The folder that it lives in."""
+        return type(self).__module__.split(".")[-2]
+
+    @property
+    def server_count(self) -> int:
+        """How many ranks must be servers."""
+        return 0
+
+    @property
+    def server_placement(self) -> Placement:
+        """Where servers run."""
+        return Shared()
+
+    def check(self, workers: int) -> None:
+        """Refuses what cannot be right.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
+        if workers < 1:
+            raise RequestError(f"workers must be at least 1 (given {workers})")
+
+    def in_step(self, workers: int) -> bool:
+        """Whether all workers are at the same step at all times."""
+        raise NotImplementedError
+
+    def updates_per_step(self, workers: int) -> int:
+        """How many updates the parameters get while every worker takes one step."""
+        raise NotImplementedError
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        raise NotImplementedError
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        raise RequestError(f"{self.name} has no servers")

@@ -1,0 +1,162 @@
+"""A model's parameters and gradients as two contiguous vectors with named views.
+
+    vector     [ conv1.weight | conv1.bias | … | head.bias | tail ]      what optimisers and networks see
+    gradients  [     …        |            | … |           | tail ]      autograd adds into these views
+                └──── bucket 1 ────┘└──────── bucket 0 ─────────┘
+
+Buckets are numbered in the order in which the backward pass fills them: bucket 0 is the end of the vector. The
+tail holds a few numbers that must travel with bucket 0 (how many samples the gradient stands for, and whether
+someone wants to stop), so that they cost no message of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.errors import RequestError
+
+TAIL = 2
+DEFAULT_BUCKET_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A run of neighbouring parameters.
+
+    Attributes:
+        start: of its first number in the vector.
+        stop: one past its last number; bucket 0 ends with the tail.
+        parameters: positions of its parameters in `FlatParameters.views`.
+    """
+
+    start: int
+    stop: int
+    parameters: range
+
+
+@dataclass(frozen=True)
+class View:
+    """One parameter's place in the vector."""
+
+    name: str
+    parameter: nn.Parameter
+    gradient: Tensor
+    start: int
+    stop: int
+
+
+class FlatParameters:
+    """Moves a model's trained parameters into one vector; the model keeps working, on views of it.
+
+    Args:
+        model: changed in place: its parameters that require a gradient become views. All must have one dtype and
+            device.
+        bucket_bytes: smallest size of a bucket; a parameter is never cut.
+
+    Attributes:
+        size: how many numbers there are, tail excluded.
+        vector: `(size,)`, the parameters.
+        gradients: `(size,)`, their gradients.
+        views: the parameters in the model's order.
+        buckets: in the order in which the backward pass fills them.
+
+    Raises:
+        RequestError: nothing to train, or parameters of several dtypes.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not named:
+            raise RequestError("the model has no parameter to train: let at least one require a gradient")
+        dtypes = {str(parameter.dtype) for _, parameter in named}
+        if len(dtypes) > 1:
+            raise RequestError(f"the model mixes {' and '.join(sorted(dtypes))}: convert it to one dtype")
+        first = named[0][1]
+        self.size = sum(parameter.numel() for _, parameter in named)
+        self._whole = torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device)
+        self._whole_gradients = torch.zeros_like(self._whole)
+        self.vector = self._whole[: self.size]
+        self.gradients = self._whole_gradients[: self.size]
+        self.views = list(self._move(named))
+        self.buckets = _buckets(self.views, bucket_bytes // first.element_size(), self.size + TAIL)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector: what the papers call M."""
+        return self.size * self.vector.element_size()
+
+    @property
+    def vector_and_tail(self) -> Tensor:
+        """`(size + 2,)`: the parameters and the numbers that travel with them."""
+        return self._whole
+
+    @property
+    def gradients_and_tail(self) -> Tensor:
+        """`(size + 2,)`: the gradients and the numbers that travel with them."""
+        return self._whole_gradients
+
+    def set_tail(self, first: float, second: float) -> None:
+        """Writes the two numbers that travel with the gradients."""
+        self._whole_gradients[self.size :] = self._whole_gradients.new_tensor([first, second])
+
+    def tail(self) -> tuple[float, float]:
+        """Reads the two numbers that travelled with the gradients."""
+        first, second = self._whole_gradients[self.size :].tolist()
+        return first, second
+
+    def zero_gradients(self) -> None:
+        """Sets all gradients to zero, in place."""
+        self._whole_gradients.zero_()
+
+    def gather_gradients(self) -> None:
+        """Brings home gradients that somebody replaced: `model.zero_grad()` drops our views, for instance."""
+        for view in self.views:
+            gradient = view.parameter.grad
+            if gradient is view.gradient:
+                continue
+            if gradient is None:
+                view.gradient.zero_()
+            else:
+                view.gradient.copy_(gradient)
+            view.parameter.grad = view.gradient
+
+    def _move(self, named: list[tuple[str, nn.Parameter]]) -> Iterator[View]:
+        start = 0
+        for name, parameter in named:
+            stop = start + parameter.numel()
+            place = self.vector[start:stop].view(parameter.shape)
+            place.copy_(parameter.detach())
+            gradient = self.gradients[start:stop].view(parameter.shape)
+            parameter.data = place
+            parameter.grad = gradient
+            yield View(name, parameter, gradient, start, stop)
+            start = stop
+
+
+def _buckets(views: list[View], smallest: int, end: int) -> list[Bucket]:
+    buckets: list[Bucket] = []
+    last = len(views)
+    stop = end
+    for position in reversed(range(len(views))):
+        start = views[position].start
+        if stop - start >= smallest or position == 0:
+            buckets.append(Bucket(start, stop, range(position, last)))
+            last, stop = position, start
+    return buckets
+
+
+def shards(size: int, servers: int) -> list[slice]:
+    """Cuts a vector of `size` numbers into `servers` neighbouring slices whose lengths differ by at most one.
+
+    Raises:
+        RequestError: more servers than numbers.
+    """
+    if servers > size:
+        raise RequestError(f"{servers} servers cannot share a model of {size} parameters: ask for at most {size}")
+    cuts = [size * server // servers for server in range(servers + 1)]
+    return [slice(start, stop) for start, stop in pairwise(cuts)]

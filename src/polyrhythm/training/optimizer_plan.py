@@ -1,0 +1,179 @@
+"""An optimiser as a plan that travels: which class, and which options for which part of the flat vector.
+
+A server must run the optimiser that the user made for the whole model, on its shard and without the model. The
+plan says how, in JSON: nothing that a server receives is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optimizer_state
+from polyrhythm.training.optimizers.tf1_rmsprop import TF1RMSPropOptimizer
+
+# Optimisers that treat every number of the vector alike, so that they may run on any slice of it.
+ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
+    kind.__name__: kind
+    for kind in (
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.RMSprop,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Rprop,
+        torch.optim.ASGD,
+        TF1RMSPropOptimizer,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the vector with options of its own.
+
+    Attributes:
+        start: its first number.
+        stop: one past its last number.
+        options: what the optimiser's `param_groups` entry holds, less the parameters.
+    """
+
+    start: int
+    stop: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """What to run on a slice of the vector.
+
+    Attributes:
+        kind: name of the class.
+        spans: ordered, without overlap; what none covers is not trained.
+    """
+
+    kind: str
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
+        """Reads a plan off an optimiser over the model's own parameters.
+
+        Raises:
+            RequestError: its class cannot run on a slice, or it trains what is not in the vector.
+        """
+        kind = type(optimizer).__name__
+        if ELEMENTWISE.get(kind) is not type(optimizer):
+            known = ", ".join(sorted(ELEMENTWISE))
+            raise RequestError(f"{kind} cannot run on a slice of the parameters: use one of {known}")
+        places = {view.parameter: (view.start, view.stop) for view in flat.views}
+        spans = []
+        for group in optimizer.param_groups:
+            options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
+            for parameter in group["params"]:
+                if parameter not in places:
+                    raise RequestError("the optimiser trains a parameter that the model does not have")
+                spans.append(Span(*places[parameter], options))
+        return cls(kind, _joined(sorted(spans, key=lambda span: span.start)))
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
+        """Rebuilds a plan from `to_json`'s dict.
+
+        Raises:
+            RequestError: no such class, or fields are missing.
+        """
+        try:
+            spans = tuple(Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"])
+            kind = record["kind"]
+        except (KeyError, TypeError):
+            raise RequestError("an optimiser plan lacks its kind or spans") from None
+        if kind not in ELEMENTWISE:
+            raise RequestError(f"an optimiser plan names {kind!r}, which is none of ours")
+        return cls(kind, spans)
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the plan as a JSON-able dict."""
+        spans = [{"start": span.start, "stop": span.stop, "options": span.options} for span in self.spans]
+        return {"kind": self.kind, "spans": spans}
+
+    def part(self, start: int, stop: int) -> OptimizerPlan:
+        """Gives the plan of the slice `[start, stop)`, counted from its own start."""
+        inside = [
+            Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)
+            for span in self.spans
+            if span.start < stop and span.stop > start
+        ]
+        return OptimizerPlan(self.kind, tuple(inside))
+
+    def build(self, vector: Tensor) -> FlatOptimizer:
+        """Makes the optimiser of a vector which this plan covers."""
+        return FlatOptimizer(self, vector)
+
+
+class FlatOptimizer:
+    """An ordinary `torch.optim` optimiser over one vector, or over a few long slices of it.
+
+    Args:
+        plan: what to run.
+        vector: `(n,)`; every step changes it in place.
+    """
+
+    def __init__(self, plan: OptimizerPlan, vector: Tensor) -> None:
+        self._vector = vector
+        self._slices = [slice(span.start, span.stop) for span in plan.spans]
+        groups = [
+            {"params": [nn.Parameter(vector[place])], **_tuples(span.options)}
+            for place, span in zip(self._slices, plan.spans, strict=True)
+        ]
+        for group, place in zip(groups, self._slices, strict=True):
+            group["params"][0].data = vector[place]
+        self._optimizer = ELEMENTWISE[plan.kind](groups) if groups else None
+        self._rates = [group["lr"] for group in groups]
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """Updates the vector.
+
+        Args:
+            gradient: `(n,)`, not changed.
+            learning_rate: of the plan's first group; the others keep their ratio to it.
+        """
+        if self._optimizer is None:
+            return
+        for group, place, rate in zip(self._optimizer.param_groups, self._slices, self._rates, strict=True):
+            group["lr"] = learning_rate if rate == self._rates[0] else learning_rate * rate / self._rates[0]
+            group["params"][0].grad = gradient[place]
+        self._optimizer.step()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        return pack_optimizer_state(self._optimizer) if self._optimizer is not None else ({}, {})
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        if self._optimizer is not None:
+            unpack_optimizer_state(self._optimizer, tensors, facts)
+
+
+def _joined(spans: list[Span]) -> tuple[Span, ...]:
+    joined: list[Span] = []
+    for span in spans:
+        if joined and joined[-1].stop == span.start and joined[-1].options == span.options:
+            joined[-1] = Span(joined[-1].start, span.stop, span.options)
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+def _tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """Turns JSON's lists back into the tuples (`betas`) that optimisers expect."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
