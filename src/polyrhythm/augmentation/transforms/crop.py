@@ -31,10 +31,10 @@ class Crop(Config):
 
     Attributes:
         padding: pixels added on every side; 0 leaves the images as they are.
-        fill: what is added: `zero` (the mean colour, as images are normalised) or `reflect` (the image again).
+        fill: what is added: `zero` (the mean colour, as images are normalised) or `reflect` (the image).
     """
 
-    padding: int = Field(4, ge=0)
+    padding: int = Field(default=4, ge=0)
     fill: Fill = "zero"
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:

@@ -28,7 +28,7 @@ class Flip(Config):
         probability: of an image to be mirrored, from 0 (none) to 1 (all).
     """
 
-    probability: float = Field(0.5, ge=0, le=1)
+    probability: float = Field(default=0.5, ge=0, le=1)
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """Mirrors some of the images (B, C, H, W), drawn from `generator`; the input is not changed."""
@@ -36,5 +36,5 @@ class Flip(Config):
 
 
 def flip(images: Tensor, mirrored: Tensor) -> Tensor:
-    """Mirrors those images (B, C, H, W) whose `mirrored` (B,) bool is true, left to right, in a new tensor."""
+    """Mirrors the images (B, C, H, W) whose `mirrored` (B,) bool is true, left to right, in a new tensor."""
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
