@@ -1,0 +1,233 @@
+"""What a data set is: two splits of labelled images, and what a model must know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from polyrhythm.errors import RequestError
+
+OWN_EPOCHS = 10
+_WANTED = (
+    "give a (train, test) pair, each a map-style torch Dataset of (image tensor, label) "
+    "or an (images, labels) pair of tensors"
+)
+
+
+@runtime_checkable
+class Split(Protocol):
+    """One part of a data set; its images are numbered from 0."""
+
+    def __len__(self) -> int:
+        """Gives the number of images."""
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set.
+
+    Attributes:
+        name: what the user calls it.
+        train: the images to learn from.
+        test: the images to test with.
+        classes: the name of every class, in the order of the labels.
+        image_shape: C, H, W of every image.
+        default_epochs: passes over `train` after which a small model has learned most of it.
+        skipped: files that were left out because they could not be read.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    default_epochs: int
+    skipped: tuple[str, ...] = ()
+
+
+class TensorSplit:
+    """Images and labels that are in memory.
+
+    Args:
+        images: (n, C, H, W), float32 or uint8. Pixels of uint8 stay so, and become numbers a batch at a time:
+            a quarter of the memory, and no slower.
+        labels: (n,) integers.
+        mean: taken from every pixel, in the unit of `images`.
+        std: what is left is divided by it.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
+        assert len(images) == len(labels)
+        self._images = images
+        self._labels = labels.to(torch.int64)
+        self._mean = mean
+        self._std = std
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
+        chosen = self._images.index_select(0, indices).to(torch.float32)
+        if (self._mean, self._std) == (0.0, 1.0):
+            return chosen
+        return chosen.sub_(self._mean).div_(self._std)
+
+
+class TorchSplit:
+    """A map-style `torch.utils.data.Dataset` whose items are (image tensor, label).
+
+    Labels come from its attribute `targets` where it has one; otherwise every item is read once to see them.
+
+    Raises:
+        RequestError: at construction: no items, or items that are not an image tensor (C, H, W) and a label.
+    """
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self.image_shape = _shape_of_first(items)
+        self._labels = _integers(_targets(items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32.
+
+        Raises:
+            RequestError: the images differ in shape.
+        """
+        if len(indices) == 0:
+            return torch.empty(0, *self.image_shape)
+        images = [self._items[index][0] for index in indices.tolist()]
+        for index, image in zip(indices.tolist(), images, strict=True):
+            if image.shape != self.image_shape:
+                raise RequestError(
+                    f"image {index} of the data is {tuple(image.shape)} and the first {self.image_shape}: "
+                    "resize all to one shape"
+                )
+        return torch.stack(images).to(torch.float32)
+
+
+def from_objects(data: Any) -> Dataset:
+    """Makes a data set of a user's own objects.
+
+    Args:
+        data: a `Dataset` already, or a pair (train, test). Each is a map-style torch `Dataset` of (image
+            tensor, label), a pair (images (n, C, H, W) float, labels (n,) integers), or a `Split`. Classes
+            are named by the attribute `classes` of train where it has one, else by their numbers.
+
+    Raises:
+        RequestError: it is none of these, or train and test do not fit each other.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if not _is_pair(data):
+        raise RequestError(f"data is a {type(data).__name__}: {_WANTED}")
+    train, test = (_split(part) for part in data)
+    shape, test_shape = (_image_shape(split) for split in (train, test))
+    if shape != test_shape:
+        raise RequestError(f"train images are {shape} and test images {test_shape}: give both one shape")
+    classes = _classes(data[0], train, test)
+    return Dataset("own data", train, test, classes, shape, OWN_EPOCHS)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _split(part: Any) -> Split:
+    # Many a torch Dataset has attributes of these names; only a Split's `images` is a method.
+    if isinstance(part, Split) and callable(part.images):
+        return part
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors
+    if _is_pair(part):
+        return _tensor_split(*part)
+    if hasattr(part, "__getitem__") and hasattr(part, "__len__"):
+        return TorchSplit(part)
+    raise RequestError(f"a part of data is a {type(part).__name__}: {_WANTED}")
+
+
+def _tensor_split(images: Any, labels: Any) -> TensorSplit:
+    try:
+        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise RequestError(f"images and labels must be tensors or arrays: {_WANTED}") from None
+    if images.ndim != 4 or not images.is_floating_point():
+        raise RequestError(
+            f"images are {tuple(images.shape)} {images.dtype}: give (n, C, H, W) floats, normalised"
+        )
+    if labels.shape != images.shape[:1]:
+        raise RequestError(f"{len(images)} images have labels {tuple(labels.shape)}: give one label an image")
+    return TensorSplit(images.to(torch.float32), _integers(labels))
+
+
+def _integers(labels: Tensor) -> Tensor:
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        raise RequestError(f"labels are {tuple(labels.shape)} {labels.dtype}: give one integer an image")
+    if len(labels) and int(labels.min()) < 0:
+        raise RequestError(f"label {int(labels.min())} is negative: number the classes from 0")
+    return labels.to(torch.int64)
+
+
+def _shape_of_first(items: Any) -> tuple[int, int, int]:
+    if len(items) == 0:
+        raise RequestError(f"a part of data is empty: {_WANTED}")
+    first = items[0]
+    if not _is_pair(first) or not isinstance(first[0], Tensor) or first[0].ndim != 3:
+        what = type(first[0]).__name__ if _is_pair(first) else type(first).__name__
+        raise RequestError(f"an item of data gives a {what}: give (image tensor (C, H, W), label)")
+    channels, height, width = first[0].shape
+    return channels, height, width
+
+
+def _targets(items: Any) -> Tensor:
+    # A target transform may turn `targets` into other labels than the items show, so those are read.
+    targets = getattr(items, "targets", None)
+    if targets is None or getattr(items, "target_transform", None) is not None:
+        targets = [int(items[index][1]) for index in range(len(items))]
+    return torch.as_tensor(targets)
+
+
+def _image_shape(split: Split) -> tuple[int, int, int]:
+    if len(split) == 0:
+        raise RequestError(f"a part of data is empty: {_WANTED}")
+    channels, height, width = split.images(torch.zeros(1, dtype=torch.int64)).shape[1:]
+    return channels, height, width
+
+
+def _classes(given: Any, train: Split, test: Split) -> tuple[str, ...]:
+    count = int(train.labels.max()) + 1
+    if int(train.labels.min()) == count - 1:
+        raise RequestError("the labels of train name one class only: a classifier needs at least two")
+    if int(test.labels.max()) >= count:
+        raise RequestError(
+            f"test has label {int(test.labels.max())}, train none above {count - 1}: add that class to train"
+        )
+    names = getattr(given, "classes", None)
+    if isinstance(names, Sequence) and len(names) >= count:
+        return tuple(map(str, names))
+    return tuple(map(str, range(count)))

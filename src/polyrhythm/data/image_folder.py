@@ -1,0 +1,112 @@
+"""Folders of images: which files there are, of which class, and a split that decodes them when asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.data.images import UnreadableImage, read_pixels, suffixes
+from polyrhythm.errors import RequestError
+
+# Of ImageNet, with pixels from 0 to 255, by channel.
+MEAN = torch.tensor([0.485, 0.456, 0.406]).mul_(255).view(1, 3, 1, 1)
+STD = torch.tensor([0.229, 0.224, 0.225]).mul_(255).view(1, 3, 1, 1)
+
+
+class ImageFileSplit:
+    """Labelled image files, decoded a batch at a time by as many threads as torch may use.
+
+    Args:
+        files: paths.
+        labels: (n,) int64.
+        image_size: in pixels, of the square that is made of each.
+    """
+
+    def __init__(self, files: Sequence[str], labels: Tensor, image_size: int) -> None:
+        self._files = files
+        self._labels = labels
+        self._size = image_size
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised as ImageNet's.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        if len(indices) == 0:
+            return torch.empty(0, 3, self._size, self._size)
+        files = [self._files[index] for index in indices.tolist()]
+        with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
+            pixels = list(threads.map(partial(_pixels, image_size=self._size), files))
+        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+        return images.to(torch.float32, memory_format=torch.contiguous_format).sub_(MEAN).div_(STD)
+
+
+def _pixels(path: str, image_size: int) -> NDArray[np.uint8]:
+    try:
+        return read_pixels(path, image_size)
+    except UnreadableImage as error:
+        raise unreadable(path, str(error)) from None
+
+
+def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
+    """Makes the error for an image that cannot be read, and for `others` more."""
+    more = f", and {others} more cannot" if others else ""
+    return RequestError(
+        f"{path} cannot be read ({reason}){more}: mend or remove it, "
+        "or leave such images out with --skip-unreadable"
+    )
+
+
+def list_images(folder: Path) -> dict[str, list[str]]:
+    """Lists `folder/<class>/**/*`: the image files of every class, sorted by name.
+
+    What is hidden (`.name`) and what has no ending of an image is left aside. Links are followed, except to
+    folders inside a class.
+
+    Raises:
+        RequestError: the folder or one inside it cannot be listed.
+    """
+    try:
+        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
+        return {entry.name: _files(entry) for entry in classes}
+    except OSError as error:
+        raise RequestError(
+            f"{error.filename} cannot be listed ({error.strerror}): give a folder of images"
+        ) from None
+
+
+def _files(folder: Path) -> list[str]:
+    found = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not _hidden(name)]
+        found += [os.path.join(place, name) for name in names if _is_image(name)]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _is_image(name: str) -> bool:
+    return not _hidden(name) and os.path.splitext(name)[1].lower() in suffixes()

@@ -1,0 +1,124 @@
+"""Image files become pixels: decoded, turned upright, made RGB, scaled and cropped to a square."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# Rasters only. Pillow also opens formats that run other programs (EPS) or that it cannot decode (MPEG).
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+
+# The centre that a network sees is 224 of 256 pixels of the shorter side, at whatever size.
+SHORTER_SIDE = 256
+CENTRE = 224
+
+
+class UnreadableImage(Exception):
+    """A file is no image that can be decoded; the text is the reason."""
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """Gives the endings, lower-case with the dot, of all files that count as images here."""
+    return frozenset(name for name, format_ in Image.registered_extensions().items() if format_ in _formats())
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def read_pixels(path: str | Path, image_size: int) -> NDArray[np.uint8]:
+    """Reads an image, upright as its EXIF orientation says, and cuts out and scales its centre.
+
+    The square in the centre that is 224/256 of the shorter side is scaled to `image_size` (bilinear,
+    antialiased). That is scaling the shorter side to image_size * 256/224 and cropping the centre, but for
+    rounding at the edges, and without making the pixels that are cropped away.
+    The first frame counts; transparency is dropped.
+
+    Args:
+        path: of the file.
+        image_size: in pixels.
+
+    Returns:
+        (image_size, image_size, 3) uint8, RGB.
+
+    Raises:
+        UnreadableImage: it cannot be decoded, is cut short, or is too large to be true.
+    """
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            _refuse_bomb(image)
+            # JPEG can decode straight to a smaller size; down to twice the wanted one nothing is lost.
+            needed = 2 * round(image_size * SHORTER_SIDE / CENTRE)
+            image.draft("RGB", (needed, needed))
+            upright = _rgb(ImageOps.exif_transpose(image))
+    except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
+        raise UnreadableImage(_reason(error)) from error
+    size = (image_size, image_size)
+    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size)))
+
+
+def _centre(width: int, height: int) -> tuple[float, float, float, float]:
+    side = min(width, height) * CENTRE / SHORTER_SIDE
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range")
+    if image.mode.startswith("I"):
+        # 16 bits a pixel, which Pillow would clip at 255 rather than scale.
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    elif "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def check(path: str | Path, *, whole: bool) -> str | None:
+    """Says why an image cannot be read, or None if it can.
+
+    Args:
+        path: of the file.
+        whole: decode all of it; otherwise only what Pillow's `verify` looks at, mostly the header.
+    """
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            _refuse_bomb(image)
+            if whole:
+                # An eighth of the size is enough: all of the file is still read and decoded.
+                image.draft("RGB", (1, 1))
+                _rgb(ImageOps.exif_transpose(image))
+            else:
+                image.verify()
+    except Exception as error:  # as above
+        return _reason(error)
+    return None
+
+
+def _refuse_bomb(image: Image.Image) -> None:
+    # Pillow itself only warns up to twice this limit.
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise ValueError(f"{image.width} by {image.height} pixels, and more than {limit} are refused")
+
+
+def bomb_warnings_are_errors() -> None:
+    """Silences Pillow's own warning about huge images by making it an error; call inside `catch_warnings`."""
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return "too many pixels"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text.splitlines() or [type(error).__name__])[0]

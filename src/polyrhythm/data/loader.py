@@ -1,0 +1,131 @@
+"""Batches of one worker's share of a split, made in line or a few ahead by a background thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from polyrhythm.data.dataset import Split
+
+Transform = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every step is a worker's.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        workers: how many there are.
+        batch_size: images a worker and step.
+        seed: of the shuffles and of the transform.
+
+    Raises:
+        RequestError: a batch size or a number of workers below one.
+    """
+
+    worker: int
+    workers: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise RequestError(f"batch size {self.batch_size} is too small: give at least 1")
+        if self.workers < 1:
+            raise RequestError(f"{self.workers} workers are too few: give at least 1")
+        assert 0 <= self.worker < self.workers
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one worker learns from in one step.
+
+    Attributes:
+        epoch: from 0.
+        step: within the epoch, from 0.
+        images: (B, C, H, W) float32; B may be 0 in a ragged last step.
+        labels: (B,) int64.
+    """
+
+    epoch: int
+    step: int
+    images: Tensor
+    labels: Tensor
+
+
+class Loader:
+    """Makes a worker's batches, each a pure function of the split, the share, the transform, epoch and step.
+
+    Args:
+        split: where images come from.
+        share: which of them are this worker's.
+        transform: applied to every batch of images, with a generator seeded by (seed, epoch, step, worker).
+        ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
+    """
+
+    def __init__(
+        self, split: Split, share: Share, transform: Transform | None = None, ahead: int = 0
+    ) -> None:
+        self.split = split
+        self.share = share
+        self.transform = transform
+        self.ahead = ahead
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in an epoch; the same for every worker."""
+        return steps_per_epoch(len(self.split), self.share.workers, self.share.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
+        """Gives the batches of an epoch, from step `start` on.
+
+        What goes wrong in the background surfaces here; its thread ends with the iterator.
+
+        Raises:
+            RequestError: an image cannot be read.
+        """
+        order = epoch_order(len(self.split), epoch, self.share.seed)
+        steps = range(start, self.steps_per_epoch)
+
+        def make(step: int) -> Batch:
+            return self._batch(order, epoch, step)
+
+        if self.ahead:
+            return _prepared_ahead(make, steps, self.ahead)
+        return (make(step) for step in steps)
+
+    def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
+        share = self.share
+        indices = batch_indices(order, step, share.worker, share.workers, share.batch_size)
+        images = self.split.images(indices)
+        if self.transform is not None:
+            images = self.transform(images, generator_for("transform", share.seed, epoch, step, share.worker))
+        return Batch(epoch, step, images, self.split.labels[indices])
+
+
+def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:
+    # One thread makes the batches in order; while the caller holds k, k+1 … k+ahead are made or waiting.
+    with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
+        waiting = deque(thread.submit(make, step) for step in steps[:ahead])
+        following = iter(steps[ahead:])
+        try:
+            while waiting:
+                first = waiting.popleft()
+                if (step := next(following, None)) is not None:
+                    waiting.append(thread.submit(make, step))
+                yield first.result()
+        finally:
+            for future in waiting:
+                future.cancel()

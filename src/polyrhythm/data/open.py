@@ -1,0 +1,73 @@
+"""Opens data by what the user wrote: a name, a folder, or objects of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+from polyrhythm.data.dataset import Dataset, from_objects
+from polyrhythm.data.resized import resized
+from polyrhythm.data.sources.image_folder import ImageFolder
+from polyrhythm.errors import unknown
+from polyrhythm.specs import Config, Spec, choices, parse, validated
+
+SOURCES = "polyrhythm.data.sources"
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where data come from: a choice of the folder `sources`."""
+
+    def load(self) -> Dataset:
+        """Gives the data, fetched if need be."""
+
+
+def open_data(
+    source: str | object, *, image_size: int | None = None, skip_unreadable: bool = False
+) -> Dataset:
+    """Opens data.
+
+    Args:
+        source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
+            the path of a folder of images, as a text with a `/` or that names a folder which exists; a
+            `Source`; or objects, see `dataset.from_objects`. A known name wins over a folder of that name:
+            write `./digits`.
+        image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
+        skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
+            Only folders of images can have such.
+
+    Raises:
+        RequestError: unknown data, or data that cannot be used; says why and what to do.
+    """
+    found = _source(source) if isinstance(source, str | Path) else source
+    if isinstance(found, ImageFolder):
+        wanted = {"image_size": image_size, "skip_unreadable": skip_unreadable or None}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        return validated("data image-folder", ImageFolder, {**found.model_dump(), **given}).load()
+    dataset = found.load() if isinstance(found, Source) else from_objects(found)
+    return dataset if image_size is None else resized(dataset, image_size)
+
+
+def _source(given: str | Path) -> Source:
+    text = str(given).strip()
+    known = choices(SOURCES)
+    name = _name(text)
+    if isinstance(given, str) and name in known:
+        return _built(known[name], text, name)
+    if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
+        return ImageFolder(folder=text)
+    raise unknown("data", text, (key.replace("_", "-") for key in known))
+
+
+def _name(text: str) -> str:
+    """Gives what stands before the first `(` or `=`, as the module of a source is called."""
+    return text.partition("(")[0].partition("=")[0].strip().replace("-", "_")
+
+
+def _built(kind: type[Config], text: str, name: str) -> Source:
+    if "(" in text.partition("=")[0]:
+        arguments: dict[str, Any] = parse(name + text[text.index("(") :]).arguments
+    else:
+        folder = text.partition("=")[2].strip()
+        arguments = Spec(name, {"folder": folder} if folder else {}).arguments
+    return cast("Source", validated(f"data {name.replace('_', '-')}", kind, arguments))

@@ -1,0 +1,53 @@
+"""A data set whose images are scaled to another size, for models that need larger ones than it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.nn.functional import interpolate
+
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.data.dataset import Dataset, Split
+
+
+class ResizedSplit:
+    """A split whose images are scaled to squares (bilinear, antialiased), a batch at a time."""
+
+    def __init__(self, split: Split, image_size: int) -> None:
+        self._split = split
+        self._size = image_size
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._split.labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, C, size, size) float32."""
+        images = self._split.images(indices)
+        if len(images) == 0:
+            return images.new_empty(0, images.shape[1], self._size, self._size)
+        return interpolate(images, (self._size, self._size), mode="bilinear", antialias=True)
+
+
+def resized(dataset: Dataset, image_size: int) -> Dataset:
+    """Gives the same data set with images of `image_size` by `image_size` pixels.
+
+    Raises:
+        RequestError: a size below one.
+    """
+    if image_size < 1:
+        raise RequestError(f"image size {image_size} is too small: give at least 1 pixel")
+    channels, *size = dataset.image_shape
+    if size == [image_size, image_size]:
+        return dataset
+    train, test = (ResizedSplit(split, image_size) for split in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, image_shape=(channels, image_size, image_size))

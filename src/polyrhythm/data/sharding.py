@@ -1,0 +1,50 @@
+"""Who sees which image when: every epoch is one seeded shuffle, dealt out to the workers like cards.
+
+Step k of N workers with batch size b takes order[k N b : (k + 1) N b], and worker i every N-th of them:
+
+    order      a b c d e f | g h i j k A | l m        N = 3, b = 2; the last step is ragged
+    worker 0   a     d     | g     j     | l
+    worker 1     b     e   |   h     k   |   m
+    worker 2       c     f |     i     A |            an empty batch
+
+So all workers together see every image once an epoch, the union of their batches is the batch of one worker
+of size N b, and in a ragged last step their sizes differ by at most one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polyrhythm.data.seeding import generator_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
+    """Gives an epoch's order: a permutation of 0 … n - 1, (n,) int64; a pure function of its arguments."""
+    return torch.randperm(n, generator=generator_for("epoch order", seed, epoch))
+
+
+def steps_per_epoch(n: int, workers: int, batch_size: int) -> int:
+    """Gives the steps that every worker takes in an epoch of `n` images, the last one ragged or not."""
+    return -(-n // (workers * batch_size))
+
+
+def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_size: int) -> Tensor:
+    """Gives the images of one worker's batch.
+
+    Args:
+        order: of the epoch, (n,) int64.
+        step: within the epoch, from 0.
+        worker: its index among the workers, from 0.
+        workers: how many there are.
+        batch_size: of each.
+
+    Returns:
+        (B,) int64, a view of `order`; B is `batch_size`, or less (even 0) in a ragged last step.
+    """
+    together = workers * batch_size
+    return order[step * together : (step + 1) * together][worker::workers]

@@ -1,0 +1,1 @@
+"""The data sets, one a file: each has `load() -> Dataset`."""

@@ -1,0 +1,109 @@
+"""A folder of images: `train/<class>/*.jpg`, and `test/<class>/*.jpg` or `val/<class>/*.jpg`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.hold_out import held_out
+from polyrhythm.data.image_checks import find_unreadable
+from polyrhythm.data.image_folder import ImageFileSplit, list_images, unreadable
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+ByClass = dict[str, list[str]]
+DEFAULT_EPOCHS = 20
+
+
+class ImageFolder(Config):
+    """A folder of images.
+
+    Attributes:
+        folder: holds `train`, and `test` or else `val`; without either, a fixed fifth of every class of train
+            is held out for testing.
+        image_size: in pixels, of the square that every image becomes.
+        skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
+    """
+
+    folder: str
+    image_size: int = Field(default=224, ge=1)
+    skip_unreadable: bool = False
+
+    def load(self) -> Dataset:
+        """Lists and checks the images; they are decoded later, batch by batch.
+
+        Up to 20,000 images are decoded once to see that they are whole; of more, only the headers are read.
+
+        Raises:
+            RequestError: no `train`, no images, a class without any, one class only, a class that only the
+                test images have, or images that cannot be read.
+        """
+        root = Path(self.folder).expanduser()
+        train_folder = root / "train"
+        if not train_folder.is_dir():
+            missing = train_folder if root.is_dir() else root
+            raise RequestError(f"there is no folder {missing}: put images into {train_folder}/<class>/")
+        test_folder = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+        train, test = list_images(train_folder), list_images(test_folder) if test_folder else {}
+        skipped = self._unreadable(train, test)
+        train, test = _without(skipped, train), _without(skipped, test)
+        _check_train(train_folder, train)
+        if test_folder:
+            _check_test(test_folder, test, train_folder, train)
+        return self._dataset(train, test, skipped)
+
+    def _unreadable(self, *parts: ByClass) -> tuple[str, ...]:
+        found = find_unreadable([path for part in parts for files in part.values() for path in files])
+        if found and not self.skip_unreadable:
+            path, reason = next(iter(found.items()))
+            raise unreadable(path, reason, len(found) - 1)
+        return tuple(found)
+
+    def _dataset(self, train: ByClass, test: ByClass, skipped: tuple[str, ...]) -> Dataset:
+        classes = tuple(train)
+        if test:
+            parts = [_flat(train, classes), _flat(test, classes)]
+        else:
+            files, labels = _flat(train, classes)
+            parts = [([files[i] for i in part.tolist()], labels[part]) for part in held_out(labels)]
+            if not parts[1][0]:
+                raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
+        shape = (3, self.image_size, self.image_size)
+        learn, check = (ImageFileSplit(files, labels, self.image_size) for files, labels in parts)
+        return Dataset(self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped)
+
+
+def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:
+    left_out = frozenset(skipped)
+    return {name: [path for path in files if path not in left_out] for name, files in part.items()}
+
+
+def _flat(part: ByClass, classes: tuple[str, ...]) -> tuple[list[str], torch.Tensor]:
+    labelled = [(path, label) for label, name in enumerate(classes) for path in part.get(name, ())]
+    return [path for path, _ in labelled], torch.tensor([label for _, label in labelled], dtype=torch.int64)
+
+
+def _check_train(folder: Path, part: ByClass) -> None:
+    if not any(part.values()):
+        raise RequestError(f"no images in {folder}/<class>/: put some there (jpg, png, webp, …)")
+    if len(part) == 1:
+        raise RequestError(
+            f"{folder} holds one class only ({next(iter(part))}): a classifier needs at least two"
+        )
+    for name, files in part.items():
+        if not files:
+            raise RequestError(f"no images in {folder / name}: put some there, or remove this class")
+
+
+def _check_test(folder: Path, part: ByClass, train_folder: Path, train: ByClass) -> None:
+    if not any(part.values()):
+        raise RequestError(f"no images in {folder}/<class>/: put some there, or remove {folder}")
+    strange = [name for name, files in part.items() if files and name not in train]
+    if strange:
+        raise RequestError(
+            f"{folder} has classes that {train_folder} lacks ({', '.join(strange)}): "
+            "add them there, or remove them"
+        )

@@ -1,0 +1,131 @@
+import threading
+
+import pytest
+import torch
+
+from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.loader import Batch, Loader, Share
+from polyrhythm.data.sharding import batch_indices, epoch_order
+from polyrhythm.errors import RequestError
+
+
+def numbered(n: int) -> TensorSplit:
+    """Image i holds the number i, and so does its label."""
+    numbers = torch.arange(n)
+    return TensorSplit(numbers.float().view(n, 1, 1, 1).expand(n, 1, 2, 3).clone(), numbers)
+
+
+def noise(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return images + torch.rand(images.shape, generator=generator)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "polyrhythm-loader" in thread.name]
+
+
+def same(left: list[Batch], right: list[Batch]) -> bool:
+    pairs = list(zip(left, right, strict=True))
+    return all(
+        (a.epoch, a.step) == (b.epoch, b.step)
+        and torch.equal(a.images, b.images)
+        and torch.equal(a.labels, b.labels)
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 50])
+def test_batches_are_the_workers_share_in_order(ahead):
+    loader = Loader(numbered(23), Share(worker=1, workers=2, batch_size=3, seed=5), ahead=ahead)
+    batches = list(loader.epoch(4))
+    order = epoch_order(23, 4, 5)
+    assert [(batch.epoch, batch.step) for batch in batches] == [(4, step) for step in range(4)]
+    for batch in batches:
+        indices = batch_indices(order, batch.step, 1, 2, 3)
+        assert torch.equal(batch.labels, indices)
+        assert torch.equal(batch.images[:, 0, 0, 0], indices.float())
+        assert batch.images.shape[1:] == (1, 2, 3)
+
+
+def test_every_worker_takes_as_many_steps_even_if_the_last_is_empty():
+    loaders = [Loader(numbered(7), Share(worker, 4, 1, seed=0)) for worker in range(4)]
+    batches = [list(loader.epoch(0)) for loader in loaders]
+    assert [loader.steps_per_epoch for loader in loaders] == [2, 2, 2, 2]
+    assert [[len(batch.labels) for batch in worker] for worker in batches] == [[1, 1], [1, 1], [1, 1], [1, 0]]
+    assert batches[3][1].images.shape == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_resuming_inside_an_epoch_gives_the_same_batches(ahead):
+    loader = Loader(numbered(40), Share(0, 2, 4, seed=1), noise, ahead)
+    assert same(list(loader.epoch(3, start=2)), list(loader.epoch(3))[2:])
+
+
+def test_preparing_ahead_changes_nothing():
+    share = Share(1, 3, 2, seed=9)
+    inline, ahead = (Loader(numbered(31), share, noise, ahead) for ahead in (0, 3))
+    assert same(list(inline.epoch(1)), list(ahead.epoch(1)))
+
+
+def test_the_transform_draws_anew_for_every_worker_step_and_epoch():
+    def draw(worker, epoch, step, seed=0):
+        loader = Loader(
+            numbered(16), Share(worker, 2, 4, seed), lambda _, generator: torch.rand(3, generator=generator)
+        )
+        return tuple(list(loader.epoch(epoch))[step].images.tolist())
+
+    draws = {draw(0, 0, 0), draw(1, 0, 0), draw(0, 1, 0), draw(0, 0, 1), draw(0, 0, 0, seed=1)}
+    assert len(draws) == 5
+    assert draw(0, 0, 0) in draws
+
+
+def test_the_background_thread_stays_ahead_by_as_many_as_asked():
+    made = threading.Semaphore(0)
+    steps = []
+
+    def count(images, _):
+        steps.append(len(steps))
+        made.release()
+        return images
+
+    batches = Loader(numbered(20), Share(0, 1, 2, seed=0), count, ahead=3).epoch(0)
+    assert next(batches).step == 0
+    # The first, and three more, without anyone asking for them.
+    assert all(made.acquire(timeout=10) for _ in range(4))
+    batches.close()
+    assert len(steps) == 4
+
+
+def test_closing_ends_the_thread():
+    batches = Loader(numbered(100), Share(0, 1, 2, seed=0), ahead=2).epoch(0)
+    next(batches)
+    assert threads() != []
+    batches.close()
+    assert threads() == []
+
+
+def test_exhausting_ends_the_thread():
+    assert len(list(Loader(numbered(10), Share(0, 1, 2, seed=0), ahead=2).epoch(0))) == 5
+    assert threads() == []
+
+
+def test_an_exception_in_the_background_surfaces_at_its_batch():
+    order = epoch_order(20, 0, 0)
+
+    def fail_at_third(images, _):
+        if images[0, 0, 0, 0] == order[4]:
+            raise RequestError("cat.jpg cannot be read")
+        return images
+
+    batches = Loader(numbered(20), Share(0, 1, 2, seed=0), fail_at_third, ahead=5).epoch(0)
+    assert [next(batches).step, next(batches).step] == [0, 1]
+    with pytest.raises(RequestError, match="cat"):
+        next(batches)
+    assert threads() == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_size", "what"), [(1, 0, "batch size 0"), (0, 1, "0 workers"), (1, -4, "-4")]
+)
+def test_sizes_below_one_are_refused(workers, batch_size, what):
+    with pytest.raises(RequestError, match=what):
+        Share(0, workers, batch_size, seed=0)
