@@ -1,0 +1,163 @@
+"""Checkpoints: whole or not at all, with a checksum, read without executing anything in them.
+
+A checkpoint is one safetensors file. Its metadata holds `facts` (JSON) and `sha256`, which covers the facts
+and every tensor's name, dtype, shape and bytes.
+
+    write .step-00000007.safetensors.partial ── fsync ── rename to step-00000007.safetensors ── fsync folder
+    └── a crash in here leaves the older files as they were ──┘
+
+One folder has one writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.training.safetensors_writer import raw_bytes, write_safetensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Names the checkpoint of a step."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Writes a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
+
+    Args:
+        path: where to; its folder exists.
+        tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
+        facts: JSON-able. JSON's rules hold: tuples come back as lists, and keys as texts.
+
+    Returns:
+        The checksum: sha256 in hexadecimal digits.
+
+    Raises:
+        RunError: the system could not write it, for example because the disk is full.
+        ValueError: safetensors has no such dtype.
+    """
+    text = json.dumps(facts)
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    digest = _digest(text, stored)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            write_safetensors(file, stored, {"facts": text, "sha256": digest})
+        _flush(partial)
+        os.replace(partial, path)
+        _flush(path.parent)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(
+            f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched"
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+    return digest
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads a checkpoint back, bit for bit, and checks that nothing in it has changed.
+
+    Returns:
+        Its tensors, on the CPU, and its facts.
+
+    Raises:
+        RequestError: there is none, it was cut short or changed, or it is something else. Names the newest
+            other whole checkpoint beside it, if there is one.
+    """
+    if not path.is_file():
+        raise RequestError(f"there is no checkpoint {path}{_instead_of(path)}")
+    try:
+        return _read(path)
+    except SafetensorError:
+        reason = "it was cut short, or it is not a checkpoint"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise RequestError(f"checkpoint {path} cannot be used: {reason}{_instead_of(path)}")
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Finds the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
+    return next(iter(_newest_first(folder)), None)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all checkpoints but the `keep` newest, and what a crash left half-written.
+
+    Raises:
+        ValueError: `keep` is below 1.
+    """
+    if keep < 1:
+        raise ValueError(f"cannot keep {keep} checkpoints")
+    for path in [*_newest_first(folder)[keep:], *folder.glob(".step-*.partial")]:
+        path.unlink(missing_ok=True)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if not {"facts", "sha256"} <= metadata.keys():
+            raise ValueError("it is not a checkpoint")
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if _digest(metadata["facts"], tensors) != metadata["sha256"]:
+        raise ValueError("it was changed after it was written (its checksum differs)")
+    return tensors, json.loads(metadata["facts"])
+
+
+def _instead_of(path: Path) -> str:
+    """Gives the end of an error message: which other checkpoint to take."""
+    for other in _newest_first(path.parent):
+        if other.name != path.name and _is_whole(other):
+            return f"; the newest whole one beside it is {other}"
+    return ""
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _read(path)
+    except (OSError, SafetensorError, ValueError):
+        return False
+    return True
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or a folder is on the disk and not just in the system's memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

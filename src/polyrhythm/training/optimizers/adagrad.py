@@ -1,0 +1,51 @@
+"""Adagrad: steps that shrink with all squared gradients so far.
+
+Paper: J. Duchi, E. Hazan, Y. Singer, "Adaptive subgradient methods for online learning and stochastic
+optimization", JMLR 12, 2011.
+
+    s <- s + g^2
+    w <- w - lr / (1 + t d) g / (sqrt(s) + e)
+
+s starts at `initial_accumulator_value`; e is `eps`; d is `lr_decay`, and t counts steps from 0. The paper has
+neither d nor a start of s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.quantities import NonNegative, Positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+
+class Adagrad(OptimizerConfig):
+    """Keys of Adagrad.
+
+    Attributes:
+        lr_decay: how fast the learning rate itself shrinks, per step.
+        initial_accumulator_value: what the sum of squares starts from.
+        eps: added to the root.
+    """
+
+    lr: Positive = 0.01
+    lr_decay: NonNegative = 0.0
+    initial_accumulator_value: NonNegative = 0.0
+    eps: NonNegative = 1e-10
+
+    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Makes `torch.optim.Adagrad`."""
+        return torch.optim.Adagrad(
+            parameters,
+            lr=self.lr,
+            lr_decay=self.lr_decay,
+            weight_decay=self.weight_decay,
+            initial_accumulator_value=self.initial_accumulator_value,
+            eps=self.eps,
+        )

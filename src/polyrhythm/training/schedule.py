@@ -1,0 +1,85 @@
+"""What every learning-rate schedule has in common: warm-up and linear scaling.
+
+Paper: P. Goyal and others, "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, arXiv
+1706.02677.
+
+    lr(step) = base lr * ramp(step) * decay(step),   scale = global batch / `reference_batch`
+
+    ramp       reference_batch given           not given
+    scale |         .------------          1 |    .------------
+        1 |____...--                         |  .
+          |                                0 |.
+          +---------|------------>           +----|------------>
+               end of warm-up                end of warm-up
+
+With linear scaling the ramp rises from the unscaled rate (first step: exactly that), as in the paper. Where
+the global batch is no larger than the reference there is nothing to rise to: the rate is scaled at once.
+Without linear scaling it rises from 0 (first step: one part of the warm-up, since a rate of 0 would waste
+it).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+from polyrhythm.training.quantities import Count, NonNegative
+
+if TYPE_CHECKING:
+    from polyrhythm.training.run_length import RunLength
+
+
+class Schedule(Config, ABC):
+    """A schedule's keys; `factor` is the schedule.
+
+    Attributes:
+        warmup_epochs: length of the ramp at the start; may be a part of an epoch.
+        reference_batch: images of the batch that the base learning rate was found for; None: no linear
+            scaling.
+    """
+
+    warmup_epochs: NonNegative = 0.0
+    reference_batch: Count | None = None
+
+    def factor(self, step: int, run: RunLength) -> float:
+        """Gives what the base learning rate is multiplied by.
+
+        Args:
+            step: steps that the worker has done before this one.
+            run: the run's length. Steps beyond its end keep the last value.
+
+        Raises:
+            RequestError: the warm-up is longer than the run.
+        """
+        warmup_steps = self._warmup_steps(run)
+        return self._ramp(step, warmup_steps, run.global_batch) * self.decay(
+            step, warmup_steps, run.total_steps
+        )
+
+    @abstractmethod
+    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+        """Gives the factor without warm-up and linear scaling: 1 at first."""
+
+    def _warmup_steps(self, run: RunLength) -> int:
+        if self.warmup_epochs > run.epochs:
+            raise RequestError(
+                f"schedule {self.name}: warmup_epochs={self.warmup_epochs:g} is longer than the run; "
+                f"with epochs={run.epochs} it may be {run.epochs} at most"
+            )
+        return round(self.warmup_epochs * run.steps_per_epoch)
+
+    def _ramp(self, step: int, warmup_steps: int, global_batch: int) -> float:
+        scale = 1.0 if self.reference_batch is None else global_batch / self.reference_batch
+        if step >= warmup_steps:
+            return scale
+        if self.reference_batch is None:
+            return (step + 1) / warmup_steps
+        start = min(1.0, scale)
+        return start + (scale - start) * step / warmup_steps
+
+
+def elapsed(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Gives the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
+    return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))

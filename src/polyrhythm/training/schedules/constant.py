@@ -1,0 +1,13 @@
+"""A learning rate that stays as it is, after warm-up and linear scaling."""
+
+from __future__ import annotations
+
+from polyrhythm.training.schedule import Schedule
+
+
+class Constant(Schedule):
+    """Keys of the constant schedule: those that all have."""
+
+    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+        """Gives 1."""
+        return 1.0

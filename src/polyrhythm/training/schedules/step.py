@@ -1,0 +1,33 @@
+"""A staircase: the rate falls to `gamma` of itself at each of some points of the run.
+
+    factor = gamma^k,   k = how many of the points in `at` have been reached
+
+The points are shares of the whole run, warm-up included, so that they keep their place when the run gets
+longer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from polyrhythm.training.quantities import InnerFraction, Positive
+from polyrhythm.training.schedule import Schedule
+
+
+class Step(Schedule):
+    """Keys of the staircase.
+
+    Attributes:
+        at: where it falls, as shares of the run.
+        gamma: what each fall multiplies the rate by.
+    """
+
+    at: Annotated[tuple[InnerFraction, ...], Field(min_length=1)] = (0.5, 0.75)
+    gamma: Positive = 0.1
+
+    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+        """Gives the stair that the step stands on."""
+        falls: int = sum(step >= share * total_steps for share in self.at)
+        return self.gamma**falls
