@@ -1,1 +1,39 @@
-"""x."""
+"""Polyrhythm trains image classifiers on several workers: in step, out of step, or mixed.
+
+    import polyrhythm
+
+    run = polyrhythm.train(data="digits", model="mlp", strategy="parameter_server(servers=2)", workers=3)
+    print(run.figures["test_top1"])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyrhythm.api.evaluate import evaluate
+    from polyrhythm.api.join import join
+    from polyrhythm.api.strategies import strategies
+    from polyrhythm.api.train import Run, train
+    from polyrhythm.errors import PolyrhythmError, RequestError, RunError
+
+__all__ = ["PolyrhythmError", "RequestError", "Run", "RunError", "evaluate", "join", "strategies", "train"]
+
+_HOMES = {
+    "evaluate": "polyrhythm.api.evaluate",
+    "join": "polyrhythm.api.join",
+    "strategies": "polyrhythm.api.strategies",
+    "train": "polyrhythm.api.train",
+    "Run": "polyrhythm.api.train",
+    "PolyrhythmError": "polyrhythm.errors",
+    "RequestError": "polyrhythm.errors",
+    "RunError": "polyrhythm.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used: `polyrhythm --help` must not wait for PyTorch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import torch
+
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
@@ -66,3 +68,10 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
     stop = StopWish()
     with asked_to_stop(stop.wish):
         run_rank(job, cast, rendezvous, threads, stop, emit)
+
+
+def device_of(device: torch.device) -> torch.device:
+    """Gives this rank the GPU of its local rank, where replicas live on GPUs; ranks beyond the last share."""
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -1,0 +1,86 @@
+"""The folder of a run: where it is, and what it says of its surroundings."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.errors import RequestError
+from polyrhythm.launch.cores import available_cores
+from polyrhythm.roles.job import Job
+
+RUNS = Path("runs")
+
+
+def choose(out: str | Path | None, name: str) -> Path:
+    """Chooses the folder of a new run; makes nothing.
+
+    Args:
+        out: as the user wishes; None takes a new one under `runs/`.
+        name: for that one.
+
+    Raises:
+        RequestError: something is there already.
+    """
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        candidates = (RUNS / f"{stamp}-{name}{suffix}" for suffix in ["", *(f"-{number}" for number in range(2, 100))])
+        return next(folder for folder in candidates if not folder.exists())
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} is a file: name a folder with --out")
+    if folder.is_dir() and any(folder.iterdir()):
+        holds = "already holds another run" if (folder / CONFIG_FILE).exists() else "is not empty"
+        raise RequestError(f"{folder} {holds}: name another with --out, or continue it with --resume {folder}")
+    return folder
+
+
+def create(folder: Path, config: RunConfig, job: Job) -> None:
+    """Makes the folder with `config.yaml` and `environment.json`.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_recipe(config, folder / CONFIG_FILE)
+        text = json.dumps(_environment(config, job), indent=2) + "\n"
+        (folder / "environment.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another folder with --out") from None
+
+
+def _environment(config: RunConfig, job: Job) -> dict[str, Any]:
+    return {
+        "polyrhythm": version("polyrhythm"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": available_cores(),
+        "device": str(job.device),
+        "threads_per_worker": config.threads or "a share of the cores",
+        "host": platform.node(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "process": os.getpid(),
+    }
+
+
+def _cpu() -> str:
+    """Names the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,45 @@
+"""What strategies there are, as the verb `strategies` lists them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from polyrhythm.errors import unknown
+from polyrhythm.specs import choices
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.strategy import Strategy
+
+
+def strategies(name: str | None = None) -> list[dict[str, Any]]:
+    """Lists all strategies, or one.
+
+    Returns:
+        For each: `name`, `family`, `paper`, `year`, `summary`, `rule` (its module's text), `bytes_per_step`,
+        `staleness`, `use_it`, `when_a_worker_dies` and `keys` with their defaults.
+
+    Raises:
+        RequestError: no such strategy.
+    """
+    known = {key: kind for family in FAMILIES for key, kind in choices(family).items()}
+    if name is not None and name not in known:
+        raise unknown("strategy", name, known)
+    return [_described(kind) for key, kind in known.items() if name in (None, key)]
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    assert issubclass(kind, Strategy)
+    made = kind()
+    return {
+        "name": made.name,
+        "family": made.family,
+        "paper": str(kind.paper),
+        "year": kind.paper.year,
+        "summary": (inspect.getdoc(kind) or "").splitlines()[0],
+        "rule": (inspect.getdoc(inspect.getmodule(kind)) or "").strip(),
+        "bytes_per_step": kind.facts.bytes_per_step,
+        "staleness": kind.facts.staleness,
+        "use_it": kind.facts.use_it,
+        "when_a_worker_dies": kind.facts.when_a_worker_dies,
+        "keys": {key: str(getattr(made, key)) for key in kind.model_fields},
+    }

@@ -1,0 +1,195 @@
+"""Training, as the verb `train` does it."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyrhythm.api import run_folder
+from polyrhythm.config.assemble import assemble, name_of, strategy_from
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.errors import PolyrhythmError, RequestError
+from polyrhythm.events import Event, RunEnded
+from polyrhythm.launch import torchrun
+from polyrhythm.launch.local import run_local
+from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.observer import Observer
+from polyrhythm.reporting.report import write_report
+from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.job import Job, Keeping
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over.
+
+    Attributes:
+        folder: all that it left.
+        outcome: `done` or `interrupted`.
+        figures: as `train --json` prints them.
+    """
+
+    folder: Path
+    outcome: str
+    figures: dict[str, Any]
+
+
+def train(
+    recipe: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    start_method: str = "spawn",
+    **options: Any,
+) -> Run | None:
+    """Trains a classifier on several workers.
+
+    A script that calls this must do so below `if __name__ == "__main__":`, since workers import it anew.
+
+    Args:
+        recipe: a YAML file of options.
+        out: the run folder, new or empty; None makes one under `runs/`.
+        resume: the folder of a run to continue; `options` then change what it was told.
+        observers: are told every event, in this process.
+        start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
+        **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
+            data sets or of (images, labels) tensors, and a module.
+
+    Returns:
+        The run; None in a rank of torchrun that does not lead.
+
+    Raises:
+        RequestError: something in the request is wrong; nothing has been written.
+        RunError: the run failed.
+    """
+    config = _configuration(recipe, resume, options)
+    under_torchrun = torchrun.started_by_torchrun()
+    if under_torchrun:
+        config = _with_torchruns_workers(config, options)
+    folder = _folder(config, out, resume)
+    job = assemble(config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None))
+    if resume is not None:
+        _check_resumable(job)
+    if under_torchrun:
+        return _train_under_torchrun(job, config, observers)
+    _check_port(config.port)
+    return _train_here(job, config, observers, start_method)
+
+
+def _configuration(recipe: str | Path | None, resume: str | Path | None, options: dict[str, Any]) -> RunConfig:
+    layers = []
+    if resume is not None:
+        layers.append(read_recipe(_resumed_config(Path(resume))))
+    if recipe is not None:
+        layers.append(read_recipe(Path(recipe)))
+    return configure(*layers, options)
+
+
+def _resumed_config(folder: Path) -> Path:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the one to resume")
+    return path
+
+
+def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
+    if resume is None:
+        return run_folder.choose(out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}")
+    if out is not None:
+        raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
+    return Path(resume)
+
+
+def _check_resumable(job: Job) -> None:
+    snapshot = Archive(job).load()
+    if snapshot.epoch >= job.learning.epochs:
+        raise RequestError(
+            f"{job.keeping.folder} has done its {snapshot.epoch} epochs: ask for more with --epochs to go on"
+        )
+
+
+def _check_port(port: int) -> None:
+    """Finds out before anything is written; the store will listen there a moment later."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise RequestError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from None
+
+
+def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
+    assert job.keeping.folder is not None
+    run_folder.create(job.keeping.folder, config, job)
+    with _Told(job.keeping.folder, config, observers) as told:
+        # a GPU that this process has touched cannot be used by a fork of it
+        method = "spawn" if job.device.type == "cuda" else start_method
+        run_local(job, told.on_event, port=config.port, threads=config.threads, start_method=method)
+    return told.run()
+
+
+def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+    workers = torchrun.workers_of(strategy_from(config.strategy))
+    if options.get("workers") not in (None, workers):
+        raise RequestError(f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers")
+    return config.model_copy(update={"workers": workers})
+
+
+def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
+    job = dataclasses.replace(job, device=torchrun.device_of(job.device))
+    if not torchrun.leads():
+        torchrun.run_under_torchrun(job, lambda event: None, config.threads)
+        return None
+    assert job.keeping.folder is not None
+    run_folder.create(job.keeping.folder, config, job)
+    with _Told(job.keeping.folder, config, observers) as told:
+        torchrun.run_under_torchrun(job, told.on_event, config.threads)
+    return told.run()
+
+
+class _Told:
+    """Tells all observers of a run, and writes the report at its end, however it ended."""
+
+    def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
+        self._folder = folder
+        self._last: Event | None = None
+        self._observers: list[Observer] = [EventLog(folder / "events.jsonl"), *observers]
+        if config.tensorboard:
+            from polyrhythm.reporting.tensorboard import TensorBoardWriter
+
+            self._observers.append(TensorBoardWriter(folder / "tensorboard"))
+
+    def on_event(self, event: Event) -> None:
+        self._last = event
+        for observer in self._observers:
+            observer.on_event(event)
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PolyrhythmError) and self._last is not None:
+            result = {"error": str(error).splitlines()[0]}
+            self.on_event(RunEnded(time_s=self._last.time_s, outcome="failed", result=result))
+        with ExitStack() as stack:  # each is closed, even if another fails
+            for observer in self._observers:
+                stack.callback(observer.close)
+        write_report(self._folder)
+
+    def run(self) -> Run:
+        assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
+        return Run(self._folder, self._last.outcome, self._last.result)
+
+
+def prepare_process() -> None:
+    """Keeps this process to one compute thread, so that workers can be forked from it safely."""
+    torch.set_num_threads(1)

@@ -1,0 +1,1 @@
+"""The command line: one file a verb; parses and prints, nothing else."""

@@ -1,0 +1,32 @@
+"""Where the command line writes: one JSON object or a table on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+JSON_HELP = "Print exactly one JSON object on standard output."
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON object (or list), and nothing else."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Prints a table as wide as the terminal."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def percent(fraction: float) -> str:
+    """Writes a fraction for people."""
+    return f"{100 * fraction:.2f} %"

@@ -1,0 +1,50 @@
+"""`polyrhythm train`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.output import JSON_HELP, percent, print_json
+
+INTERRUPTED = 130
+
+
+@with_run_options
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A YAML file of options; those given here win.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run folder, new or empty [default: a new one in runs/].")] = None,
+    resume: Annotated[str | None, typer.Option(help="The folder of a run to continue.")] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    **options: Any,
+) -> None:
+    """Train a classifier on several workers; leaves a run folder with the model and a report."""
+    from polyrhythm.api.train import prepare_process
+    from polyrhythm.api.train import train as train_run
+    from polyrhythm.reporting.progress import progress_for
+
+    prepare_process()
+    observer = progress_for(sys.stderr)
+    try:
+        run = train_run(recipe, out=out, resume=resume, observers=[observer], start_method="fork", **options)
+    finally:
+        observer.close()
+    if run is None:
+        return
+    if run.outcome == "interrupted":
+        print(f"interrupted; continue with: polyrhythm train --resume {run.folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    if json:
+        print_json(run.figures)
+    else:
+        _say(run.folder, run.figures)
+
+
+def _say(folder: Any, figures: dict[str, Any]) -> None:
+    print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+    print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
+    print(f"model       {folder}/model.safetensors")
+    print(f"report      {folder}/report.html")

@@ -1,0 +1,1 @@
+"""The typed configuration of a run, recipes, and how both become a job."""

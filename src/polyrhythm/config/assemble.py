@@ -1,0 +1,146 @@
+"""From a configuration to a job: names become objects, and what cannot be is refused before anything starts."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from polyrhythm.augmentation.chain import build_chain
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.open import open_data
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.models.create import create_model
+from polyrhythm.models.weights import load_weights
+from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.specs import Config, build
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.loss import make_loss
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.precision import Precision
+from polyrhythm.training.schedule import Schedule
+
+OPTIMIZERS = "polyrhythm.training.optimizers"
+SCHEDULES = "polyrhythm.training.schedules"
+_AHEAD = 4
+_Made = TypeVar("_Made", bound=Config)
+
+
+def strategy_from(spec: Any) -> Strategy:
+    """Makes a strategy from its spec.
+
+    Raises:
+        RequestError: unknown name or key, or a value out of its range.
+    """
+    return _made("strategy", spec, Strategy, *FAMILIES)
+
+
+def assemble(config: RunConfig, keeping: Keeping) -> Job:
+    """Makes the job that a configuration describes.
+
+    Args:
+        config: checked values.
+        keeping: what the run leaves on disk.
+
+    Raises:
+        RequestError: whatever of the request is wrong.
+    """
+    strategy = strategy_from(config.strategy)
+    strategy.check(config.workers)
+    device = device_from(config.device)
+    Precision.choose(config.precision, device)
+    make_loss(config.label_smoothing)
+    optimizer = _made("optimizer", config.optimizer, OptimizerConfig, OPTIMIZERS)
+    schedule = _made("schedule", config.schedule, Schedule, SCHEDULES)
+    transform = build_chain(config.augment)
+    dataset = open_data(config.data, image_size=config.image_size, skip_unreadable=config.skip_unreadable)
+    make_model = model_maker(config.model, dataset, config.weights)
+    _try_out(make_model, optimizer, strategy)
+    learning = Learning(
+        optimizer=optimizer,
+        schedule=schedule,
+        epochs=config.epochs or dataset.default_epochs,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        label_smoothing=config.label_smoothing,
+        precision=config.precision,
+        weight_average=config.weight_average,
+        transform=transform,
+    )
+    job = Job(
+        strategy=strategy,
+        workers=config.workers,
+        dataset=dataset,
+        make_model=make_model,
+        model_name=name_of(config.model),
+        learning=learning,
+        keeping=keeping,
+        device=device,
+        ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,
+    )
+    schedule.factor(0, job.length)
+    return job
+
+
+def model_maker(model: Any, dataset: Dataset, weights: str | None = None) -> partial[nn.Module]:
+    """Gives a function that makes a replica: the same weights whenever torch's generator is seeded the same."""
+    return partial(_make_model, model, len(dataset.classes), dataset.image_shape, weights)
+
+
+def device_from(name: str) -> torch.device:
+    """Chooses where replicas live.
+
+    Raises:
+        RequestError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("there is no CUDA device here: use --device cpu")
+    return torch.device(name)
+
+
+def name_of(thing: Any) -> str:
+    """Names a model or data for people: a spec as it is, an object by its class."""
+    return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
+
+
+def _make_model(model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None) -> nn.Module:
+    if isinstance(model, nn.Module):
+        model = copy.deepcopy(model)
+    made = create_model(model, classes=classes, image_shape=image_shape)
+    if weights is not None:
+        load_weights(made, Path(weights))
+    return made
+
+
+def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> None:
+    """Makes what every rank will make, once, so that its errors come before anything starts."""
+    with torch.random.fork_rng(devices=[]):
+        trained = [parameter for parameter in make_model().parameters() if parameter.requires_grad]
+    try:
+        optimizer.create(trained)
+    except ValueError as error:
+        raise RequestError(f"optimizer {optimizer}: {error}") from None
+    if strategy.server_count:
+        shards(sum(parameter.numel() for parameter in trained), strategy.server_count)
+
+
+def _made(what: str, spec: Any, kind: type[_Made], *packages: str) -> _Made:
+    made = spec if isinstance(spec, kind) else build(what, str(spec), *packages)
+    assert isinstance(made, kind), f"every choice of {packages} is a {kind.__name__}"
+    return made
+
+
+def _is_slow(dataset: Dataset) -> bool:
+    """Whether a batch of these data takes work enough to be prepared by a thread of its own."""
+    return not isinstance(dataset.train, TensorSplit)

@@ -1,0 +1,55 @@
+"""Recipes: a whole run as a YAML file, of the same keys as the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config, Spec, validated
+
+CONFIG_FILE = "config.yaml"
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Reads a recipe's keys and values; `configure` checks them.
+
+    Raises:
+        RequestError: no such file, or it is not a YAML mapping.
+    """
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"cannot read the recipe {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RequestError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
+        raise RequestError(f"the recipe {path} must be lines of `key: value`, with keys as on the command line")
+    return {key.replace("-", "_"): value for key, value in read.items()}
+
+
+def configure(*layers: dict[str, Any]) -> RunConfig:
+    """Checks values and makes a configuration of them; later layers win.
+
+    Raises:
+        RequestError: an unknown key, or a value out of its range.
+    """
+    merged = {key: value for layer in layers for key, value in layer.items()}
+    return validated("the run", RunConfig, merged)
+
+
+def write_recipe(config: RunConfig, path: Path) -> None:
+    """Writes a configuration as a recipe that gives the same run again."""
+    values = {key: _plain(value) for key, value in config.model_dump().items()}
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Config | Spec | Path):
+        return str(value)
+    return f"<your own {type(value).__qualname__}>"
