@@ -156,11 +156,16 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
             raise cause from None
         key = ".".join(str(part) for part in first["loc"])
         reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise RequestError(f"{where}: {key} {reason} (given {first['input']!r})".replace(":  ", ": ")) from None
+        raise RequestError(
+            f"{where}: {key} {reason} (given {first['input']!r})".replace(":  ", ": ")
+        ) from None
 
 
 def chosen(what: str, *packages: str) -> BeforeValidator:
-    """Marks a field whose value is itself a spec: `Annotated[Thing, chosen("thing", "package.of.things")]`."""
+    """Lets a field's value be a spec itself.
+
+    Used as `thing: Annotated[Thing, chosen("thing", "package.of.things")]`.
+    """
 
     def convert(value: Any) -> Any:
         return build(what, value, *packages) if isinstance(value, str | Spec) else value

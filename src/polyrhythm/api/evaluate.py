@@ -53,7 +53,9 @@ def evaluate(
     file = path / MODEL_FILE if path.is_dir() else path
     place = device_from(device)
     replica = model_maker(model, dataset, str(file))().to(place)
-    found = evaluate_model(replica, dataset.test, classes=dataset.classes, batch_size=batch_size, device=place)
+    found = evaluate_model(
+        replica, dataset.test, classes=dataset.classes, batch_size=batch_size, device=place
+    )
     return {
         "weights": str(file),
         "data": dataset.name,
@@ -72,6 +74,8 @@ def _known(path: Path) -> dict[str, Any]:
         raise RequestError(f"there is no {path}: name a run folder or a file of weights")
     if path.is_dir():
         if not (path / MODEL_FILE).is_file():
-            raise RequestError(f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}")
+            raise RequestError(
+                f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
+            )
         return read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
     return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

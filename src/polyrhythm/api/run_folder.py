@@ -34,14 +34,18 @@ def choose(out: str | Path | None, name: str) -> Path:
     """
     if out is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        candidates = (RUNS / f"{stamp}-{name}{suffix}" for suffix in ["", *(f"-{number}" for number in range(2, 100))])
+        candidates = (
+            RUNS / f"{stamp}-{name}{suffix}" for suffix in ["", *(f"-{number}" for number in range(2, 100))]
+        )
         return next(folder for folder in candidates if not folder.exists())
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file: name a folder with --out")
     if folder.is_dir() and any(folder.iterdir()):
         holds = "already holds another run" if (folder / CONFIG_FILE).exists() else "is not empty"
-        raise RequestError(f"{folder} {holds}: name another with --out, or continue it with --resume {folder}")
+        raise RequestError(
+            f"{folder} {holds}: name another with --out, or continue it with --resume {folder}"
+        )
     return folder
 
 
@@ -53,11 +57,19 @@ def create(folder: Path, config: RunConfig, job: Job) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(config, folder / CONFIG_FILE)
+        write_recipe(_settled(config, job), folder / CONFIG_FILE)
         text = json.dumps(_environment(config, job), indent=2) + "\n"
         (folder / "environment.json").write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another folder with --out") from None
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror}; name another folder with --out"
+        ) from None
+
+
+def _settled(config: RunConfig, job: Job) -> RunConfig:
+    """Fills in what was left to us, so that the recipe gives this run again whatever later defaults are."""
+    chosen = {"epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
+    return config.model_copy(update=chosen)
 
 
 def _environment(config: RunConfig, job: Job) -> dict[str, Any]:

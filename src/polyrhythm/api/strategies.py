@@ -15,7 +15,8 @@ def strategies(name: str | None = None) -> list[dict[str, Any]]:
     """Lists all strategies, or one.
 
     Returns:
-        For each: `name`, `family`, `paper`, `year`, `summary`, `rule` (its module's text), `bytes_per_step`,
+        For each: `name`, `family`, `paper`, `cited_as`, `year`, `summary`, `rule` (its module's text),
+        `bytes_per_step`,
         `staleness`, `use_it`, `when_a_worker_dies` and `keys` with their defaults.
 
     Raises:
@@ -34,6 +35,7 @@ def _described(kind: Any) -> dict[str, Any]:
         "name": made.name,
         "family": made.family,
         "paper": str(kind.paper),
+        "cited_as": kind.paper.short,
         "year": kind.paper.year,
         "summary": (inspect.getdoc(kind) or "").splitlines()[0],
         "rule": (inspect.getdoc(inspect.getmodule(kind)) or "").strip(),

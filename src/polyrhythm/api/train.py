@@ -76,7 +76,9 @@ def train(
     if under_torchrun:
         config = _with_torchruns_workers(config, options)
     folder = _folder(config, out, resume)
-    job = assemble(config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None))
+    job = assemble(
+        config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None)
+    )
     if resume is not None:
         _check_resumable(job)
     if under_torchrun:
@@ -85,7 +87,9 @@ def train(
     return _train_here(job, config, observers, start_method)
 
 
-def _configuration(recipe: str | Path | None, resume: str | Path | None, options: dict[str, Any]) -> RunConfig:
+def _configuration(
+    recipe: str | Path | None, resume: str | Path | None, options: dict[str, Any]
+) -> RunConfig:
     layers = []
     if resume is not None:
         layers.append(read_recipe(_resumed_config(Path(resume))))
@@ -103,7 +107,9 @@ def _resumed_config(folder: Path) -> Path:
 
 def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
     if resume is None:
-        return run_folder.choose(out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}")
+        return run_folder.choose(
+            out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}"
+        )
     if out is not None:
         raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
     return Path(resume)
@@ -124,7 +130,9 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise RequestError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from None
+            raise RequestError(
+                f"port {port} cannot be used ({error.strerror}): choose another with --port"
+            ) from None
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
@@ -140,7 +148,9 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
 def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
     workers = torchrun.workers_of(strategy_from(config.strategy))
     if options.get("workers") not in (None, workers):
-        raise RequestError(f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers")
+        raise RequestError(
+            f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers"
+        )
     return config.model_copy(update={"workers": workers})
 
 

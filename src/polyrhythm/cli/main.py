@@ -6,16 +6,16 @@ import sys
 import traceback
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from polyrhythm.cli.evaluate import evaluate
-
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
 from polyrhythm.errors import PolyrhythmError, RequestError
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
+USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What the option parser raises: click's own class, or that of the copy of click which newer typers carry."""
 
 app = typer.Typer(
     name="polyrhythm",
@@ -29,7 +29,6 @@ app.command()(evaluate)
 app.command()(strategies)
 
 
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -40,7 +39,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def polyrhythm(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+    ] = False,
 ) -> None:
     """Train image classifiers on several workers: in step, out of step, or mixed."""
 
@@ -52,21 +53,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _status(arguments: list[str] | None) -> int:
     try:
-        status: Any = app(arguments, standalone_mode=False)
-    except RequestError as error:
-        return _fail(str(error), REQUEST_WRONG)
-    except click.ClickException as error:
-        return _fail(" ".join(error.format_message().split()), REQUEST_WRONG)
-    except PolyrhythmError as error:
-        return _fail(str(error), RUN_FAILED)
-    except (KeyboardInterrupt, click.Abort):
+        wish = app(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
+    except Exception as error:
+        return _said(error)
+    except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # whoever read our output has gone
-        return RUN_FAILED
-    except Exception:
+    return wish if isinstance(wish, int) else 0
+
+
+def _said(error: Exception) -> int:
+    """Says what went wrong, on one line if somebody can mend it; gives the exit status."""
+    if isinstance(error, USAGE_ERROR):
+        return _fail(" ".join(error.format_message().split()), REQUEST_WRONG)
+    if isinstance(error, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    if isinstance(error, PolyrhythmError):
+        return _fail(str(error), REQUEST_WRONG if isinstance(error, RequestError) else RUN_FAILED)
+    if not isinstance(error, BrokenPipeError):  # whoever read our output has gone
         traceback.print_exc()
-        return RUN_FAILED
-    return status if isinstance(status, int) else 0
+    return RUN_FAILED
 
 
 def _fail(text: str, status: int) -> int:

@@ -18,7 +18,11 @@ def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     Options that are not given are not passed, so that a recipe's values stay.
     """
-    own = [parameter for parameter in inspect.signature(verb).parameters.values() if parameter.kind != parameter.VAR_KEYWORD]
+    own = [
+        parameter
+        for parameter in inspect.signature(verb).parameters.values()
+        if parameter.kind != parameter.VAR_KEYWORD
+    ]
     names = [parameter.name for parameter in own]
 
     def call(**given: Any) -> None:
@@ -26,7 +30,9 @@ def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
         verb(**fixed, **{key: value for key, value in given.items() if value is not None})
 
     hints = typing.get_type_hints(verb, include_extras=True)
-    annotated = [parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own]
+    annotated = [
+        parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own
+    ]
     call.__signature__ = inspect.Signature([*annotated, *_options()])  # type: ignore[attr-defined]
     call.__doc__ = verb.__doc__
     call.__name__ = verb.__name__
@@ -36,12 +42,17 @@ def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
 def _options() -> list[inspect.Parameter]:
     made = []
     for name, info in RunConfig.model_fields.items():
-        default = "" if info.default is None else f" [default: {info.default}]"
+        default = "" if info.default is None else f" (default: {info.default})"
         option = typer.Option(
-            f"--{name.replace('_', '-')}", help=f"{info.description}{default}", show_default=False, metavar=_metavar(info.annotation)
+            f"--{name.replace('_', '-')}",
+            help=f"{info.description}{default}",
+            show_default=False,
+            metavar=_metavar(info.annotation),
         )
-        annotation = Annotated[_type(info.annotation) | None, option]
-        made.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        annotation: Any = Annotated[_type(info.annotation) | None, option]
+        made.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
     return made
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+UNBROKEN = ("name", "family", "paper")
+"""Columns of names, which nobody can read in pieces."""
 JSON_HELP = "Print exactly one JSON object on standard output."
 
 
@@ -21,7 +23,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Prints a table as wide as the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in UNBROKEN)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -15,8 +15,12 @@ INTERRUPTED = 130
 
 @with_run_options
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A YAML file of options; those given here win.")] = None,
-    out: Annotated[str | None, typer.Option(help="The run folder, new or empty [default: a new one in runs/].")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
+    ] = None,
     resume: Annotated[str | None, typer.Option(help="The folder of a run to continue.")] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
     **options: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,13 +24,13 @@ from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.loss import make_loss
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.schedule import Schedule
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
 _AHEAD = 4
-_Made = TypeVar("_Made", bound=Config)
 
 
 def strategy_from(spec: Any) -> Strategy:
@@ -39,7 +39,9 @@ def strategy_from(spec: Any) -> Strategy:
     Raises:
         RequestError: unknown name or key, or a value out of its range.
     """
-    return _made("strategy", spec, Strategy, *FAMILIES)
+    made = _made("strategy", spec, *FAMILIES)
+    assert isinstance(made, Strategy)
+    return made
 
 
 def assemble(config: RunConfig, keeping: Keeping) -> Job:
@@ -57,8 +59,12 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     device = device_from(config.device)
     Precision.choose(config.precision, device)
     make_loss(config.label_smoothing)
-    optimizer = _made("optimizer", config.optimizer, OptimizerConfig, OPTIMIZERS)
-    schedule = _made("schedule", config.schedule, Schedule, SCHEDULES)
+    optimizer = _made(
+        "optimizer", config.optimizer or _default_optimizer(strategy, config.workers), OPTIMIZERS
+    )
+    schedule = _made("schedule", config.schedule, SCHEDULES)
+    assert isinstance(optimizer, OptimizerConfig)
+    assert isinstance(schedule, Schedule)
     transform = build_chain(config.augment)
     dataset = open_data(config.data, image_size=config.image_size, skip_unreadable=config.skip_unreadable)
     make_model = model_maker(config.model, dataset, config.weights)
@@ -114,13 +120,25 @@ def name_of(thing: Any) -> str:
     return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
 
 
-def _make_model(model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None) -> nn.Module:
+def _make_model(
+    model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None
+) -> nn.Module:
     if isinstance(model, nn.Module):
         model = copy.deepcopy(model)
     made = create_model(model, classes=classes, image_shape=image_shape)
     if weights is not None:
         load_weights(made, Path(weights))
     return made
+
+
+def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
+    """Gives SGD whose learning rate is shared among the updates that the parameters get in one step of all.
+
+    N gradients that are applied one by one are N-1 updates old on average; dividing the rate by that age is the
+    rule of Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD", IJCAI 2016.
+    """
+    usual = SGD()
+    return SGD(lr=usual.lr / strategy.updates_per_step(workers))
 
 
 def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> None:
@@ -135,10 +153,8 @@ def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strateg
         shards(sum(parameter.numel() for parameter in trained), strategy.server_count)
 
 
-def _made(what: str, spec: Any, kind: type[_Made], *packages: str) -> _Made:
-    made = spec if isinstance(spec, kind) else build(what, str(spec), *packages)
-    assert isinstance(made, kind), f"every choice of {packages} is a {kind.__name__}"
-    return made
+def _made(what: str, spec: Any, *packages: str) -> Config:
+    return spec if isinstance(spec, Config) else build(what, str(spec), *packages)
 
 
 def _is_slow(dataset: Dataset) -> bool:

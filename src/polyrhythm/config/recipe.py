@@ -27,7 +27,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RequestError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
-        raise RequestError(f"the recipe {path} must be lines of `key: value`, with keys as on the command line")
+        raise RequestError(
+            f"the recipe {path} must be lines of `key: value`, with keys as on the command line"
+        )
     return {key.replace("-", "_"): value for key, value in read.items()}
 
 

@@ -13,26 +13,59 @@ class RunConfig(BaseModel):
     `data` and `model` may be objects of the user's own in Python; everything else is text or a number.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
+    )
 
-    data: Any = Field(default="fashion-mnist", description="A name (fashion-mnist, digits) or a folder of images.")
-    model: Any = Field(default="lenet5", description="A network: mlp, lenet5, or any of torchvision and timm.")
-    strategy: Any = Field(default="synchronous", description="How workers share the work; see `polyrhythm strategies`.")
+    data: Any = Field(
+        default="fashion-mnist", description="A name (fashion-mnist, digits) or a folder of images."
+    )
+    model: Any = Field(
+        default="lenet5", description="A network: mlp, lenet5, or any of torchvision and timm."
+    )
+    strategy: Any = Field(
+        default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
+    )
     workers: int = Field(default=2, ge=1, description="How many workers train.")
-    epochs: int | None = Field(default=None, ge=1, description="Passes over the training images [default: the data's own].")
+    epochs: int | None = Field(
+        default=None, ge=1, description="Passes over the training images (default: the data's own)."
+    )
     batch_size: int = Field(default=64, ge=1, description="Images in a worker's batch.")
-    optimizer: Any = Field(default="sgd", description="For example sgd(lr=0.05, momentum=0.9) or adam.")
-    schedule: Any = Field(default="cosine", description="Of the learning rate, for example cosine(warmup_epochs=1).")
+    optimizer: Any = Field(
+        default=None,
+        description="For example adam(lr=0.001) (default: sgd, with a rate that fits the strategy).",
+    )
+    schedule: Any = Field(
+        default="cosine", description="Of the learning rate, for example cosine(warmup_epochs=1)."
+    )
     seed: int = Field(default=0, ge=0, description="Fixes everything that can be fixed.")
-    weights: str | None = Field(default=None, description="A file (safetensors or state dict) or a run folder to start from.")
-    augment: str = Field(default="none", description="Random changes of training images, for example crop(padding=2); flip.")
-    image_size: int | None = Field(default=None, ge=1, description="Pixels a side [default: as the data are; folders 224].")
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="Share of every target spread over all classes.")
-    weight_average: float = Field(default=0.0, ge=0, lt=1, description="Decay of the moving average of weights; 0: none.")
-    precision: str = Field(default="auto", description="float32, bfloat16, float16, or auto: the fastest the device has.")
+    weights: str | None = Field(
+        default=None, description="A file (safetensors or state dict) or a run folder to start from."
+    )
+    augment: str = Field(
+        default="none", description="Random changes of training images, for example crop(padding=2); flip."
+    )
+    image_size: int | None = Field(
+        default=None, ge=1, description="Pixels a side (default: as the data are; folders 224)."
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of every target spread over all classes."
+    )
+    weight_average: float = Field(
+        default=0.0, ge=0, lt=1, description="Decay of the moving average of weights; 0: none."
+    )
+    precision: str = Field(
+        default="auto", description="float32, bfloat16, float16, or auto: the fastest the device has."
+    )
     device: str = Field(default="auto", description="cpu, cuda, or auto: GPUs where there are some.")
-    keep_checkpoints: int = Field(default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none.")
+    keep_checkpoints: int = Field(
+        default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none."
+    )
     skip_unreadable: bool = Field(default=False, description="Leave out images that cannot be read.")
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run folder.")
-    threads: int | None = Field(default=None, ge=1, description="Compute threads of a worker [default: its share of cores].")
-    port: int = Field(default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one.")
+    threads: int | None = Field(
+        default=None, ge=1, description="Compute threads of a worker (default: its share of the cores)."
+    )
+    port: int = Field(
+        default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one."
+    )

@@ -36,7 +36,7 @@ class TensorBoardWriter:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         # TensorBoard takes half a second to import. Its record format is written directly, since its own
         # EventFileWriter imports TensorFlow where that is installed, and writes from a thread.
-        from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
+        from tensorboard.summary.writer import record_writer
 
         self._clock = clock
         self._zero_s = clock()
@@ -78,7 +78,7 @@ class TensorBoardWriter:
         self._write(self._zero_s + event.time_s, step=self._figures.images_seen, summary={"value": values})
 
     def _write(self, wall_time_s: float, **content: Any) -> None:
-        from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
+        from tensorboard.compat.proto import event_pb2
 
         self._records.write(event_pb2.Event(wall_time=wall_time_s, **content).SerializeToString())
         self._file.flush()

@@ -77,7 +77,9 @@ class Snapshot:
             int(index): WorkerState.from_tensors(_below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
         }
-        servers = [(_below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])]
+        servers = [
+            (_below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])
+        ]
         return cls(
             facts["epoch"],
             facts["step"],
@@ -130,7 +132,9 @@ class Archive:
         tensors, facts = load_checkpoint(path)
         for key, value in self._identity.items():
             if facts["job"][key] != value:
-                raise RequestError(f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that")
+                raise RequestError(
+                    f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
+                )
         return Snapshot.of(tensors, facts)
 
 

@@ -34,8 +34,8 @@ class Correspondence:
 
     def hand_out(self, workers: dict[int, WorkerState], servers: list[State]) -> None:
         """Sends every other rank the state that it resumes from."""
-        for rank, state in zip(self._world.cast.servers, servers, strict=True):
-            self._control.send(rank, Message(Kind.STATE, pack_tensors(*state)))
+        for rank, server in zip(self._world.cast.servers, servers, strict=True):
+            self._control.send(rank, Message(Kind.STATE, pack_tensors(*server)))
         for worker, state in workers.items():
             self._control.send(self._world.cast.workers[worker], state.message())
 
@@ -50,10 +50,14 @@ class Correspondence:
             self._take(*self._control.receive())
 
     def wait_for_step(self, step: int) -> None:
-        """Waits until every worker has handed in its state of this step."""
+        """Waits until every worker has handed in its state of this step, or was stopped before it."""
         workers = range(len(self._world.cast.workers))
         self.read_until(
-            lambda: all(worker in self.states and self.states[worker].account.step >= step for worker in workers)
+            lambda: all(
+                worker in self.states
+                and (self.states[worker].account.step >= step or self.states[worker].account.stopped)
+                for worker in workers
+            )
         )
 
     def wait_for_stop(self) -> None:
@@ -72,8 +76,10 @@ class Correspondence:
         cast = self._world.cast
         workers = range(len(cast.workers))
         self.read_until(
-            lambda: all(worker in self.states and self.states[worker].account.final for worker in workers)
-            and len(self.reports) == len(cast.servers)
+            lambda: (
+                all(worker in self.states and self.states[worker].account.final for worker in workers)
+                and len(self.reports) == len(cast.servers)
+            )
         )
 
     def ask_servers(self) -> list[State]:

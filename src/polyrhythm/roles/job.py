@@ -16,6 +16,7 @@ from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
 
+CPU = torch.device("cpu")
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -84,7 +85,7 @@ class Job:
     model_name: str
     learning: Learning
     keeping: Keeping = field(default_factory=Keeping)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     ahead: int = 0
 
     @property

@@ -31,7 +31,7 @@ class Leader:
         self._world = world
         self._replica = replica
         self._in_step = job.strategy.in_step(job.workers)
-        self._others = Correspondence(world, self._emit)
+        self._others = Correspondence(world, world.emit)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
         self._found: Evaluation | None = None
@@ -79,17 +79,20 @@ class Leader:
 
     def progress(self, event: WorkerProgress) -> None:
         """Passes on what this worker and others have done lately."""
-        self._emit(event)
+        self._world.emit(event)
         self._others.read()
 
     def epoch_done(self, epoch: int, state: WorkerState) -> None:
         """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
-        paused_at = self._world.clock.now()
+        last = epoch + 1 == self._job.learning.epochs
         self._others.states[0] = state
         self._others.read()
+        if last:  # hears the slower ones while they train, and not only once the servers let go
+            self._others.wait_for_step(state.account.step)
+        paused_at = self._world.clock.now()
         if self._in_step:
             self._others.wait_for_step(state.account.step)
-        if epoch + 1 < self._job.learning.epochs:  # the final model is tested when all have left
+        if not last:  # the final model is tested when all have left
             self._evaluate(epoch + 1)
         self._save(epoch + 1, state.account.step)
         self._paused_s += self._world.clock.now() - paused_at
@@ -144,7 +147,7 @@ class Leader:
         self._emit(CheckpointSaved(time_s=0, path=path, epoch=epoch, step=step))
 
     def _emit(self, event: Event) -> None:
-        """Stamps events with the leader's time: clocks of other hosts differ."""
+        """Stamps and emits an event of the leader's own."""
         self._world.emit(replace(event, time_s=self._world.clock.now() - self._started_at))
 
     def _result(self, trained_s: float) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Learner:
         model = job.make_model().to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
         optimizer = learning.optimizer.create(model.parameters())
-        scales = self._precision.dtype == torch.float16  # gradients must be scaled back before anyone sends them
+        scales = (
+            self._precision.dtype == torch.float16
+        )  # gradients must be scaled back before anyone sends them
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales)
         self.worker = self.replica.workers.rank
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
@@ -96,7 +98,9 @@ class Learner:
 
     def _gradients(self, batch: Batch, step: Step, rate: float) -> float:
         flat, device = self.replica.flat, self._job.device
-        torch.random.set_rng_state(generator_for("step", self._job.learning.seed, self.worker, step.number).get_state())
+        torch.random.set_rng_state(
+            generator_for("step", self._job.learning.seed, self.worker, step.number).get_state()
+        )
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         with self._precision.autocast():

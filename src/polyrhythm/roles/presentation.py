@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from polyrhythm.data.dataset import Split
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.worker_state import WorkerState, mean_buffers
 from polyrhythm.training.weight_average import WeightAverage
+
+
+@dataclass(frozen=True)
+class _InDtype:
+    """A split whose pictures have the model's dtype, as they have in training."""
+
+    split: Split
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.split.labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        return self.split.images(indices).to(self.dtype)
 
 
 class Presentation:
@@ -44,7 +67,8 @@ class Presentation:
         """
         dataset = self._job.dataset
         with self._shown(states):
-            return evaluate(self._replica.model, dataset.test, classes=dataset.classes, device=self._job.device)
+            test = _InDtype(dataset.test, self._replica.flat.vector.dtype)
+            return evaluate(self._replica.model, test, classes=dataset.classes, device=self._job.device)
 
     def save(self, path: Path, states: list[WorkerState]) -> None:
         """Writes the model's weights, and what is needed to use them."""

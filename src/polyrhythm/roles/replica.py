@@ -26,11 +26,17 @@ class Replica:
     Attributes:
         flat: the parameters and gradients.
         part: the strategy's side of this worker.
-        bytes_sent: by the strategy, since the replica was made.
+        bytes_sent: by the strategy in its steps, since the replica was made.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, world: World, *, announce: bool
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Strategy,
+        world: World,
+        *,
+        announce: bool,
     ) -> None:
         self.model = model
         self.flat = FlatParameters(model)
@@ -39,6 +45,7 @@ class Replica:
         self.part = strategy.worker(WorkerSetting(world.network, self.workers, world.cast, self.flat, plan))
         self.bytes_sent = 0
         self._network = world.network
+        self._sent_before = 0
         self._step = Step(0)
         self._announces = announce and self.part.hears_buckets
         self._missing: list[int] = []
@@ -60,17 +67,17 @@ class Replica:
             (min(bucket.stop, self.flat.size) - bucket.start) / self.flat.size for bucket in self.flat.buckets
         ]
 
-    def start(self, step: int) -> int:
-        """Makes all replicas equal to worker 0's; gives the step to start from."""
+    def share_untrained(self) -> None:
+        """Makes what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
         for value in self.buffers.values():
             self.workers.broadcast(value)
         for parameter in self.model.parameters():
             if not parameter.requires_grad:
                 self.workers.broadcast(parameter.data)
-        return self.part.start(step)
 
     def begin(self, step: Step) -> None:
         """Begins a step: gradients are zero, and no bucket is ready."""
+        self._sent_before = self._network.bytes_sent  # a task in the background sends at any time of the step
         self._step = step
         self._missing = [len(bucket.parameters) for bucket in self.flat.buckets]
         self._next_bucket = 0
@@ -79,17 +86,14 @@ class Replica:
     def announce(self, bucket: int) -> None:
         """Tells the strategy that a bucket is ready; used where no hooks are."""
         if self._announces:
-            before = self._network.bytes_sent
             self.part.bucket_ready(bucket)
-            self.bytes_sent += self._network.bytes_sent - before
 
     def finish(self, learning_rate: float) -> bool:
         """Ends a step: exchanges and updates, and zeroes the gradients; gives whether to stop."""
-        before = self._network.bytes_sent
         self.flat.gather_gradients()
         stop = self.part.gradients_ready(self._step, learning_rate)
         self.flat.zero_gradients()
-        self.bytes_sent += self._network.bytes_sent - before
+        self.bytes_sent += self._network.bytes_sent - self._sent_before
         return stop
 
     def _hook_gradients(self) -> None:

@@ -10,6 +10,8 @@ from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
 
 REPORT_EVERY_S = 0.5
+_OUTSIDE_STEPS = (Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE)
+"""What a run begins and ends with; workers do not count those bytes either."""
 
 
 def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
@@ -34,11 +36,14 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         if message.kind is Kind.CHECKPOINT:
             control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
             continue
+        if message.kind is Kind.PUSH:
+            reporter.begin_once()
         before = world.network.bytes_sent
         sends = [world.network.start_send(to, reply) for to, reply in part.on_message(source, message)]
         for send in sends:  # the parameters that are leaving must not change under way
             send.wait()
-        bytes_sent += world.network.bytes_sent - before
+        if message.kind not in _OUTSIDE_STEPS:
+            bytes_sent += world.network.bytes_sent - before
         event = reporter.event_if_due()
         if event is not None:
             control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
@@ -53,8 +58,15 @@ class _Reporter:
         self._index = index
         self._part = part
         self._clock = world.clock
-        self._said_at = self._clock.now()
+        self._started_at = self._said_at = self._clock.now()
         self._said = Counter(part.staleness)
+        self._begun = False
+
+    def begin_once(self) -> None:
+        """Training starts with the first gradient; event times count from there."""
+        if not self._begun:
+            self._begun = True
+            self._started_at = self._said_at = self._clock.now()
 
     def event_if_due(self) -> ServerProgress | None:
         now = self._clock.now()
@@ -62,4 +74,6 @@ class _Reporter:
             return None
         news = self._part.staleness - self._said
         self._said_at, self._said = now, Counter(self._part.staleness)
-        return ServerProgress(time_s=now, server=self._index, version=self._part.version, staleness=dict(news))
+        return ServerProgress(
+            time_s=now - self._started_at, server=self._index, version=self._part.version, staleness=dict(news)
+        )

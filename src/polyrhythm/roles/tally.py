@@ -23,7 +23,7 @@ class Tally:
     def __init__(self, worker: int, clock: Clock) -> None:
         self._worker = worker
         self._clock = clock
-        self._said_at = clock.now()
+        self._started_at = self._said_at = clock.now()
         self._steps = 0
         self._images = 0
         self._loss = 0.0
@@ -36,6 +36,10 @@ class Tally:
     def due(self) -> bool:
         """Whether it is time to say something."""
         return self._clock.now() - self._said_at >= REPORT_EVERY_S
+
+    def begin(self) -> None:
+        """Training starts now, on all ranks at about the same moment: event times count from here."""
+        self._started_at = self._said_at = self._clock.now()
 
     def begin_epoch(self) -> None:
         """Starts the epoch's mean loss anew."""
@@ -56,7 +60,7 @@ class Tally:
         """Gives what has been added since the last call, and starts anew."""
         now = self._clock.now()
         event = WorkerProgress(
-            time_s=now,
+            time_s=now - self._started_at,
             worker=self._worker,
             epoch=epoch,
             step=step,

@@ -84,13 +84,14 @@ def work(job: Job, world: World) -> None:
     """
     learner = Learner(job, world)
     desk: Desk = Leader(job, world, learner.replica) if world.leads else Mail(job, world)
+    learner.replica.share_untrained()
     restored = desk.restore()
     start = 0
     if restored is not None:
         restored.give_back(learner.replica)
         start = restored.account.step
     shift = _Shift(job, world, learner, desk)
-    step, stopped = shift.run(learner.replica.start(start))
+    step, stopped = shift.run(learner.replica.part.start(start))
     if stopped:
         desk.interrupted(shift.state(step, stopped=True))
     learner.replica.part.end()
@@ -112,12 +113,15 @@ class _Shift:
         length = self._job.steps_per_epoch
         self._started_at = start
         self._desk.begin(start // length)
+        self._tally.begin()
         for epoch in range(start // length, self._job.learning.epochs):
             done, stopped = self._epoch(epoch, max(start, epoch * length))
             if stopped:
                 return done, True
             self._learner.replica.part.settle()
             self._desk.epoch_done(epoch, self.state(done))
+            if epoch + 1 < self._job.learning.epochs:
+                self._learner.replica.part.catch_up()
         return max(start, length * self._job.learning.epochs), False
 
     def state(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:

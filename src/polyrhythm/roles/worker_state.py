@@ -26,7 +26,8 @@ class Account:
         epoch_images: seen in the epoch under way.
         epoch_loss: sum of the training loss over those.
         bytes_sent: by the strategy on this worker, since this process started.
-        staleness: how many gradients were applied at which staleness, where the worker knows it.
+        staleness: how many gradients were applied at which staleness since the run began, where the worker
+            knows it.
         stopped: whether the worker was stopped early.
         final: whether the worker has left.
     """
@@ -70,7 +71,9 @@ class WorkerState:
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
         """Rebuilds a state from `tensors` and `facts`."""
         chosen = {
-            prefix: {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            prefix: {
+                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+            }
             for prefix in (_BUFFER, _PART)
         }
         return cls(Account(**facts["account"]), chosen[_BUFFER], chosen[_PART], facts["part"])
@@ -101,6 +104,7 @@ class WorkerState:
         for name, value in replica.buffers.items():
             if name in self.buffers:
                 value.copy_(self.buffers[name])
+        replica.part.staleness.update({int(key): count for key, count in self.account.staleness.items()})
         if self.part_facts or self.part:
             replica.part.load_state((self.part, self.part_facts))
 
@@ -109,6 +113,8 @@ def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
     """Averages batch-norm statistics over workers; counters are worker 0's, who comes first."""
     first = states[0].buffers
     return {
-        name: torch.stack([state.buffers[name] for state in states]).mean(0) if value.is_floating_point() else value
+        name: torch.stack([state.buffers[name] for state in states]).mean(0)
+        if value.is_floating_point()
+        else value
         for name, value in first.items()
     }

@@ -45,7 +45,8 @@ class GradientMean:
         """Waits for all buckets, starting those that nobody has.
 
         Returns:
-            The weight that the mean stands for, and whether any member wants to stop.
+            The weight that the mean stands for, and whether any member wants to stop. Without any weight there
+            is no mean, and the gradients are zero.
         """
         if self._group.size == 1:
             return self._step.weight, self._step.stop
@@ -54,5 +55,6 @@ class GradientMean:
         for handle in self._under_way:
             handle.wait()
         weight, stop = self._flat.tail()
-        self._flat.gradients.div_(weight)
+        if weight > 0:
+            self._flat.gradients.div_(weight)
         return weight, stop > 0

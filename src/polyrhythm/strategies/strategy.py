@@ -36,6 +36,12 @@ class Paper:
     year: int
     arxiv: str = ""
 
+    @property
+    def short(self) -> str:
+        """First author and year."""
+        first, others = self.authors.split(",")[0], "," in self.authors
+        return f"{first}{' et al.' if others else ''} {self.year}"
+
     def __str__(self) -> str:
         """Gives the citation on one line."""
         number = f", arXiv {self.arxiv}" if self.arxiv else ""
@@ -90,9 +96,11 @@ class ServerSetting:
 
 
 class WorkerPart:
-    """The worker's side. Called by the training loop, in this order:
+    """The worker's side.
 
-        start ─▶ ( begin  before_use(b)… forward  bucket_ready(b)… backward  gradients_ready )… ─▶ settle ─▶ end
+    The training loop calls it in this order:
+
+        start ─▶ ( begin  before_use(b)… forward  bucket_ready(b)… backward  gradients_ready )… ─▶ settle ─▶ catch_up ─▶ … ─▶ end
 
     Attributes:
         staleness: how many gradients were applied at which staleness, where this side knows it.
@@ -144,6 +152,12 @@ class WorkerPart:
     def settle(self) -> None:
         """Finishes what is under way, so that the flat vector holds this worker's current model."""
 
+    def catch_up(self) -> None:
+        """An epoch is over, and this worker may have been away to evaluate: takes what others did meanwhile.
+
+        Every worker is told after every epoch but the last.
+        """
+
     def end(self) -> None:
         """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
 
@@ -183,12 +197,21 @@ class ServerPart(Protocol):
 
 @dataclass
 class Facts:
-    """What the generated table says of a strategy."""
+    """What the generated table says of a strategy: M bytes of the model, N workers, R replicas in a group.
+
+    Attributes:
+        bytes_per_step: that all ranks together send for each step of one worker.
+        staleness: mean, of equal workers.
+        use_it: when to choose it.
+        when_a_worker_dies: what happens.
+    """
 
     bytes_per_step: str
     staleness: str
     use_it: str
-    when_a_worker_dies: str = field(default="the run stops and names it; `--resume` goes on from the last checkpoint")
+    when_a_worker_dies: str = field(
+        default="the run stops and names it; `--resume` goes on from the last checkpoint"
+    )
 
 
 class Strategy(Config):

@@ -157,6 +157,8 @@ def shards(size: int, servers: int) -> list[slice]:
         RequestError: more servers than numbers.
     """
     if servers > size:
-        raise RequestError(f"{servers} servers cannot share a model of {size} parameters: ask for at most {size}")
+        raise RequestError(
+            f"{servers} servers cannot share a model of {size} parameters: ask for at most {size}"
+        )
     cuts = [size * server // servers for server in range(servers + 1)]
     return [slice(start, stop) for start, stop in pairwise(cuts)]

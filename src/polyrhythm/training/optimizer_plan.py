@@ -93,7 +93,9 @@ class OptimizerPlan:
             RequestError: no such class, or fields are missing.
         """
         try:
-            spans = tuple(Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"])
+            spans = tuple(
+                Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"]
+            )
             kind = record["kind"]
         except (KeyError, TypeError):
             raise RequestError("an optimiser plan lacks its kind or spans") from None
@@ -137,7 +139,7 @@ class FlatOptimizer:
         ]
         for group, place in zip(groups, self._slices, strict=True):
             group["params"][0].data = vector[place]
-        self._optimizer = ELEMENTWISE[plan.kind](groups) if groups else None
+        self._optimizer = _make(plan.kind, groups) if groups else None
         self._rates = [group["lr"] for group in groups]
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
@@ -172,6 +174,12 @@ def _joined(spans: list[Span]) -> tuple[Span, ...]:
         else:
             joined.append(span)
     return tuple(joined)
+
+
+def _make(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    maker: Any = ELEMENTWISE[kind]  # every class of the table has defaults for what the groups do not say
+    made: torch.optim.Optimizer = maker(groups)
+    return made
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Synchronous(Strategy):
         "1604.00981",
     )
     facts: ClassVar[Facts] = Facts(
-        bytes_per_step="2M(N-1)/N sent by each worker",
+        bytes_per_step="2M(N-1)/N",
         staleness="0",
         use_it="even machines on a good network; the same result as one large batch",
     )
@@ -74,9 +74,10 @@ class SynchronousWorker(WorkerPart):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Averages what is left, and updates this worker's own copy."""
-        _, stop = self._mean.finish()
-        self._optimizer.step(self._flat.gradients, learning_rate)
-        self.staleness[0] += 1
+        weight, stop = self._mean.finish()
+        if weight > 0:  # else everyone sat the step out, as float16 makes them do
+            self._optimizer.step(self._flat.gradients, learning_rate)
+            self.staleness[0] += 1
         return stop
 
     def state(self) -> State:

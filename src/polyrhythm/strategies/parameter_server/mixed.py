@@ -54,8 +54,8 @@ class Mixed(Strategy):
         2017,
     )
     facts: ClassVar[Facts] = Facts(
-        bytes_per_step="2M(R-1)/R inside a group of R; M up, M down for each group",
-        staleness="about N/R-1 on average",
+        bytes_per_step="3M(R-1)/R + 2M/R",
+        staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
     )
 
@@ -134,6 +134,12 @@ class MixedWorker(WorkerPart):
             pushed = Step(step.number, weight, wish)
             stop = self._servers.push_and_pull(pushed, weight, learning_rate)
         return bool(self._share(float(stop)))
+
+    def catch_up(self) -> None:
+        """Takes the newest parameters, the whole group together."""
+        if self._servers is not None:
+            self._servers.pull()
+        self._share(0.0)
 
     def end(self) -> None:
         """Leaders leave; worker 0 waits for the final parameters."""

@@ -52,8 +52,8 @@ class ParameterServer(Strategy):
         "Dean, Corrado, Monga, Chen, Devin et al.", "Large Scale Distributed Deep Networks", "NIPS", 2012
     )
     facts: ClassVar[Facts] = Facts(
-        bytes_per_step="M up, M down for each worker",
-        staleness="0 (synchronous); about N-1 on average (asynchronous)",
+        bytes_per_step="2M",
+        staleness="N-1 (0 if synchronous)",
         use_it="asynchronous: uneven machines, of which none should wait for another",
     )
 
@@ -105,6 +105,10 @@ class ParameterServerWorker(WorkerPart):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Pushes, and takes the answers."""
         return self._servers.push_and_pull(step, step.weight, learning_rate)
+
+    def catch_up(self) -> None:
+        """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away."""
+        self._servers.pull()
 
     def end(self) -> None:
         """Leaves; worker 0 waits for the final parameters."""

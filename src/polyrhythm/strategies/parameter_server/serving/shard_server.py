@@ -65,7 +65,9 @@ class ShardServer:
             RunError: a message that no pusher of ours sends.
         """
         if source not in self._pushers:
-            raise RunError(f"a server heard {message.kind.name} from rank {source}, which pushes nothing here")
+            raise RunError(
+                f"a server heard {message.kind.name} from rank {source}, which pushes nothing here"
+            )
         if message.kind is Kind.CONFIGURE:
             self._plan = OptimizerPlan.from_json(unpack_json(_tensor(message)))
             return []
@@ -150,10 +152,9 @@ class ShardServer:
     def _apply(self, gradients: list[Message]) -> None:
         """Makes one update of one or more gradients, their mean weighted with their samples."""
         assert self._optimizer is not None, "nobody pushes before having pulled"
-        weight = sum(message.weight for message in gradients)
-        if weight == 0:  # only empty batches
+        if not any(message.weight > 0 for message in gradients):  # only empty batches
             return
-        self._optimizer.step(_mean(gradients, weight), gradients[0].learning_rate)
+        self._optimizer.step(_mean(gradients), gradients[0].learning_rate)
         for message in gradients:
             if message.weight > 0:
                 self.staleness[self.version - message.version] += 1
@@ -170,11 +171,13 @@ class ShardServer:
         return source, Message(Kind.PARAMETERS, self.values, version=self.version, step=step, stop=self._stop)
 
 
-def _mean(gradients: list[Message], weight: float) -> Tensor:
+def _mean(gradients: list[Message]) -> Tensor:
     if len(gradients) == 1:
         return _tensor(gradients[0])
     total = torch.zeros_like(_tensor(gradients[0]))
+    weight = total.new_zeros(())  # in the gradients' dtype, where an all-reduce adds the weights up as well
     for message in gradients:
+        weight.add_(message.weight)
         if message.weight == 1.0:
             total.add_(_tensor(message))
         elif message.weight > 0:

@@ -1,0 +1,105 @@
+"""What our training loop costs over a bare torch loop of the same model, data and threads.
+
+    python benchmarks/loop/measure.py [--model lenet5] [--data fashion-mnist] [--steps 100] [--rounds 9]
+
+Both loops run in this one process, in turn, on the same batches; what is compared is the median of the ratios of
+neighbouring rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from itertools import islice
+
+import torch
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
+from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.learner import Learner
+from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.cast import Cast
+
+
+class Bare:
+    """The loop of every PyTorch tutorial."""
+
+    def __init__(self, job: Job) -> None:
+        torch.manual_seed(0)
+        self.job = job
+        self.model = job.make_model()
+        self.optimizer = job.learning.optimizer.create(self.model.parameters())
+        self.criterion = torch.nn.CrossEntropyLoss()
+
+    def run(self, steps: int) -> float:
+        split, size = self.job.dataset.train, self.job.learning.batch_size
+        order = torch.randperm(len(split))
+        total = 0.0
+        start = time.perf_counter()
+        for step in range(steps):
+            chosen = order[step * size : (step + 1) * size]
+            self.optimizer.zero_grad()
+            loss = self.criterion(self.model(split.images(chosen)), split.labels[chosen])
+            loss.backward()
+            self.optimizer.step()
+            total += float(loss.detach())
+        return time.perf_counter() - start
+
+
+class Ours:
+    """One worker of a `synchronous` run, with all that a run does at every step."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.learner = Learner(job, world)
+        self.learner.replica.start(0)
+        self.tally = Tally(0, world.clock)
+        self.epoch = 0
+        self.number = 0
+
+    def run(self, steps: int) -> float:
+        batches = self.learner.epoch(self.epoch, 0)
+        self.epoch += 1
+        start = time.perf_counter()
+        for batch in islice(batches, steps):
+            outcome = self.learner.step(batch, self.number)
+            self.number += 1
+            self.tally.add(outcome.images, outcome.loss, outcome.wait_s)
+            if self.tally.due:
+                self.tally.say(self.epoch, self.number, outcome.learning_rate)
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--model", default="lenet5")
+    options.add_argument("--data", default="fashion-mnist")
+    options.add_argument("--steps", type=int, default=100)
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--threads", type=int, default=1)
+    chosen = options.parse_args()
+    torch.set_num_threads(chosen.threads)
+    config = configure({"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"})
+    job = assemble(config, Keeping())
+    store = host_store()
+    home, network = connect(local(0, 1, store.port))
+    bare, ours = Bare(job), Ours(job, World(network, Cast((0,))))
+    steps = min(chosen.steps, job.steps_per_epoch)
+    bare.run(steps)
+    ours.run(steps)
+    pairs = [(bare.run(steps), ours.run(steps)) for _ in range(chosen.rounds)]
+    ratios = [mine / theirs for theirs, mine in pairs]
+    per_step = [1e6 * statistics.median(column) / steps for column in zip(*pairs, strict=True)]
+    print(f"{chosen.model} on {chosen.data}, batch 64, {chosen.threads} thread(s), {chosen.rounds} rounds of {steps} steps")
+    print(f"bare torch loop   {per_step[0]:9.1f} us a step (median)")
+    print(f"polyrhythm        {per_step[1]:9.1f} us a step (median)")
+    print(f"ratio             {statistics.median(ratios):9.4f} (median; {min(ratios):.4f} to {max(ratios):.4f})")
+    home.close()
+
+
+if __name__ == "__main__":
+    main()
