@@ -56,7 +56,7 @@ class Ours:
 
     def __init__(self, job: Job, world: World) -> None:
         self.learner = Learner(job, world)
-        self.learner.replica.start(0)
+        self.learner.replica.part.start(0)
         self.tally = Tally(0, world.clock)
         self.epoch = 0
         self.number = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from polyrhythm.data.loader import Batch, Loader, Share
-from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
@@ -59,15 +59,15 @@ class Learner:
         model = job.make_model().to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
         optimizer = learning.optimizer.create(model.parameters())
-        scales = (
-            self._precision.dtype == torch.float16
-        )  # gradients must be scaled back before anyone sends them
+        # float16 gradients must be scaled back before anyone sends them
+        scales = self._precision.dtype == torch.float16
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales)
         self.worker = self.replica.workers.rank
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)
         self._job = job
         self._world = world
+        self._length = job.length
         self._criterion = make_loss(learning.label_smoothing)
         self._shares = self.replica.bucket_shares
         model.train()
@@ -87,7 +87,7 @@ class Learner:
             RequestError: the loss is not finite.
         """
         learning = self._job.learning
-        rate = learning.optimizer.lr * learning.schedule.factor(number, self._job.length)
+        rate = learning.optimizer.lr * learning.schedule.factor(number, self._length)
         images = len(batch.labels)
         step = Step(number, images / learning.batch_size, self._world.stop.wished)
         self.replica.begin(step)
@@ -98,9 +98,10 @@ class Learner:
 
     def _gradients(self, batch: Batch, step: Step, rate: float) -> float:
         flat, device = self.replica.flat, self._job.device
-        torch.random.set_rng_state(
-            generator_for("step", self._job.learning.seed, self.worker, step.number).get_state()
-        )
+        seed = seed_for("step", self._job.learning.seed, self.worker, step.number)
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         with self._precision.autocast():

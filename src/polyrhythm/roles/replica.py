@@ -47,7 +47,7 @@ class Replica:
         self._network = world.network
         self._sent_before = 0
         self._step = Step(0)
-        self._announces = announce and self.part.hears_buckets
+        self._announces = announce and self.part.hears_buckets and self.workers.size > 1
         self._missing: list[int] = []
         self._next_bucket = 0
         if self._announces and world.pace.announces_in_backward:

@@ -75,5 +75,8 @@ class _Reporter:
         news = self._part.staleness - self._said
         self._said_at, self._said = now, Counter(self._part.staleness)
         return ServerProgress(
-            time_s=now - self._started_at, server=self._index, version=self._part.version, staleness=dict(news)
+            time_s=now - self._started_at,
+            server=self._index,
+            version=self._part.version,
+            staleness=dict(news),
         )

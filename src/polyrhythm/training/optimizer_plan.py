@@ -36,6 +36,10 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     )
 }
 
+_NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused")
+"""Entries of `param_groups` that do not travel. `fused` rounds differently in a slice's tail than in its body, so
+that results would depend on where a shard is cut."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -59,10 +63,12 @@ class OptimizerPlan:
     Attributes:
         kind: name of the class.
         spans: ordered, without overlap; what none covers is not trained.
+        rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
     """
 
     kind: str
     spans: tuple[Span, ...]
+    rate: float
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
@@ -78,12 +84,13 @@ class OptimizerPlan:
         places = {view.parameter: (view.start, view.stop) for view in flat.views}
         spans = []
         for group in optimizer.param_groups:
-            options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
+            options = {key: value for key, value in group.items() if key not in _NOT_THE_RULE}
             for parameter in group["params"]:
                 if parameter not in places:
                     raise RequestError("the optimiser trains a parameter that the model does not have")
                 spans.append(Span(*places[parameter], options))
-        return cls(kind, _joined(sorted(spans, key=lambda span: span.start)))
+        joined = _joined(sorted(spans, key=lambda span: span.start))
+        return cls(kind, joined, float(joined[0].options["lr"]))
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
@@ -96,17 +103,17 @@ class OptimizerPlan:
             spans = tuple(
                 Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"]
             )
-            kind = record["kind"]
-        except (KeyError, TypeError):
-            raise RequestError("an optimiser plan lacks its kind or spans") from None
+            kind, rate = record["kind"], float(record["rate"])
+        except (KeyError, TypeError, ValueError):
+            raise RequestError("an optimiser plan lacks its kind, spans or rate") from None
         if kind not in ELEMENTWISE:
             raise RequestError(f"an optimiser plan names {kind!r}, which is none of ours")
-        return cls(kind, spans)
+        return cls(kind, spans, rate)
 
     def to_json(self) -> dict[str, Any]:
         """Gives the plan as a JSON-able dict."""
         spans = [{"start": span.start, "stop": span.stop, "options": span.options} for span in self.spans]
-        return {"kind": self.kind, "spans": spans}
+        return {"kind": self.kind, "spans": spans, "rate": self.rate}
 
     def part(self, start: int, stop: int) -> OptimizerPlan:
         """Gives the plan of the slice `[start, stop)`, counted from its own start."""
@@ -115,7 +122,7 @@ class OptimizerPlan:
             for span in self.spans
             if span.start < stop and span.stop > start
         ]
-        return OptimizerPlan(self.kind, tuple(inside))
+        return OptimizerPlan(self.kind, tuple(inside), self.rate)
 
     def build(self, vector: Tensor) -> FlatOptimizer:
         """Makes the optimiser of a vector which this plan covers."""
@@ -141,19 +148,22 @@ class FlatOptimizer:
             group["params"][0].data = vector[place]
         self._optimizer = _make(plan.kind, groups) if groups else None
         self._rates = [group["lr"] for group in groups]
+        self._rate = plan.rate
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Updates the vector.
 
         Args:
             gradient: `(n,)`, not changed.
-            learning_rate: of the plan's first group; the others keep their ratio to it.
+            learning_rate: of the first span of the whole vector, of which this one may be a part; all spans keep
+                their ratio to it.
         """
         if self._optimizer is None:
             return
+        whole = self._slices == [slice(0, len(gradient))]
         for group, place, rate in zip(self._optimizer.param_groups, self._slices, self._rates, strict=True):
-            group["lr"] = learning_rate if rate == self._rates[0] else learning_rate * rate / self._rates[0]
-            group["params"][0].grad = gradient[place]
+            group["lr"] = learning_rate if rate == self._rate else learning_rate * rate / self._rate
+            group["params"][0].grad = gradient if whole else gradient[place]
         self._optimizer.step()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
