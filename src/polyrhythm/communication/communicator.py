@@ -30,7 +30,7 @@ class Communicator(Protocol):
     """One rank's end of a group of ranks.
 
     Every method names peers by their rank in this communicator. Whatever talks to a peer that is gone raises
-    `PeerLost`.
+    `PeerLost`, whose `rank` counts among all ranks of the run.
     """
 
     @property

@@ -22,7 +22,9 @@ from polyrhythm.errors import RunError
 
 HEADER_BYTES = 64
 MAXIMUM_ELEMENTS = 1 << 34
-_HEADER = struct.Struct("<4sBBBxIIqqqdd")  # magic, kind, dtype, flags, context, tag, elements, version, step, two numbers
+_HEADER = struct.Struct(
+    "<4sBBBxIIqqqdd"
+)  # magic, kind, dtype, flags, context, tag, elements, version, step, two numbers
 _MAGIC = b"pRh1"
 _DTYPES = (
     torch.float32,
@@ -84,7 +86,9 @@ class Message:
     @property
     def nbytes(self) -> int:
         """Bytes on the wire, header included."""
-        return HEADER_BYTES + (self.tensor.numel() * self.tensor.element_size() if self.tensor is not None else 0)
+        return HEADER_BYTES + (
+            self.tensor.numel() * self.tensor.element_size() if self.tensor is not None else 0
+        )
 
     def received(self) -> Message:
         """Gives a copy that shares no memory with the sender's."""
@@ -124,7 +128,10 @@ def decode_header(header: bytes) -> tuple[int, Message]:
         raise MalformedMessage("a header of something else arrived; is another program using this port?")
     if not 0 <= elements <= MAXIMUM_ELEMENTS:
         raise MalformedMessage(f"a payload of {elements} elements was announced")
-    tensor = None if flags & _EMPTY else torch.empty(elements, dtype=_DTYPES[dtype])
+    try:
+        tensor = None if flags & _EMPTY else torch.empty(elements, dtype=_DTYPES[dtype])
+    except RuntimeError:  # a true header announces nothing that its sender could hold and we cannot
+        raise MalformedMessage(f"a payload of {elements} elements was announced: no memory for it") from None
     return context, Message(Kind(kind), tensor, version, step, weight, rate, bool(flags & _STOP), tag)
 
 
@@ -140,8 +147,8 @@ def unpack_json(payload: Tensor) -> Any:
         MalformedMessage: the payload is not JSON.
     """
     try:
-        return json.loads(payload.numpy().tobytes())
-    except ValueError:
+        return json.loads(_raw(payload))
+    except (ValueError, RecursionError):
         raise MalformedMessage("a payload that should be JSON is not") from None
 
 
@@ -158,10 +165,16 @@ def unpack_tensors(payload: Tensor) -> tuple[dict[str, Tensor], Any]:
     Raises:
         MalformedMessage: the payload is something else.
     """
-    raw = payload.numpy().tobytes()
+    raw = _raw(payload)
     try:
         length = int.from_bytes(raw[:8], "little")
         facts = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["facts"])
         return load_tensors(raw), facts
     except Exception as error:
         raise MalformedMessage(f"a payload that should hold tensors does not: {error}") from None
+
+
+def _raw(payload: Tensor) -> bytes:
+    if payload.dtype != torch.uint8:
+        raise MalformedMessage(f"a payload that should be bytes is {payload.dtype}")
+    return payload.numpy().tobytes()

@@ -53,6 +53,10 @@ class Inbox:
         """Notes that a global rank is gone."""
         self._lost.setdefault(rank, set())
 
+    def is_lost(self, rank: int) -> bool:
+        """Tells whether a global rank is known to be gone."""
+        return rank in self._lost
+
     def news_of_loss(self, want: Want) -> int | None:
         """Gives a lost rank that this receiver must hear of: its own source always, any other member once."""
         for rank, told in self._lost.items():

@@ -55,11 +55,21 @@ class SimulatedRank:
             found = self.inbox.take(want)
             if found is not None:
                 return found
-            lost = self.inbox.news_of_loss(want)
-            if lost is not None:
-                raise PeerLost(lost, reason)
+            self._tell_loss(want, reason)
             self._parked.append((want, self.cluster.time.running()))
             self.cluster.time.park(reason)
+
+    def take_now(self, want: Want) -> tuple[int, Message] | None:
+        """Receives if the message is there."""
+        found = self.inbox.take(want)
+        if found is None:
+            self._tell_loss(want, "looking for a message")
+        return found
+
+    def _tell_loss(self, want: Want, reason: str) -> None:
+        lost = self.inbox.news_of_loss(want)
+        if lost is not None:
+            raise PeerLost(lost, reason)
 
 
 class SimulatedCluster:
@@ -138,6 +148,7 @@ class SimulatedCommunicator:
         self._context = crc32(f"{name}{members}".encode())
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rank]
+        self._collective_space: SimulatedCommunicator | None = None
         self._collectives = 0
 
     @property
@@ -167,6 +178,8 @@ class SimulatedCommunicator:
     def start_send(self, to: int, message: Message) -> SendHandle:
         """Starts to send; what arrives is what the tensor holds now."""
         source, target = self._home.rank, self._members[to]
+        if self._home.inbox.is_lost(target):
+            raise PeerLost(target, "sending to it")
         copy = message.received()
         receiver, context = self._home.cluster.ranks[target], self._context
         handle = SendHandle(self.clock)
@@ -184,31 +197,32 @@ class SimulatedCommunicator:
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         """Takes a message if one is there."""
-        found = self._home.inbox.take(self._want(source, tag))
+        found = self._home.take_now(self._want(source, tag))
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
         """Runs `work` as a task of its own."""
-        return TaskHandle(self.clock, self.clock.spawn(f"rank {self._home.rank}'s background work", work))
+        name = f"rank {self._home.rank}'s background work"
+        return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True))
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds up over all ranks, message by message."""
-        direct.all_reduce(self, tensor, self._next_tag())
+        direct.all_reduce(self._apart(), tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Starts to add up over all ranks."""
-        tag = self._next_tag()
-        return self.start(lambda: direct.all_reduce(self, tensor, tag))
+        apart, tag = self._apart(), self._next_tag()
+        return self.start(lambda: direct.all_reduce(apart, tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrites `tensor` with `root`'s."""
-        tag = self._next_tag()
+        tensor, apart, tag = tensor.detach(), self._apart(), self._next_tag()
         if self._rank == root:
             for to in range(self.size):
                 if to != root:
-                    self.send(to, Message(Kind.VECTOR, tensor.reshape(-1), tag=tag))
+                    apart.send(to, Message(Kind.VECTOR, tensor.reshape(-1), tag=tag))
         else:
-            _, message = self.receive(root, tag)
+            _, message = apart.receive(root, tag)
             assert message.tensor is not None
             tensor.copy_(message.tensor.view_as(tensor))
 
@@ -223,6 +237,14 @@ class SimulatedCommunicator:
 
     def _want(self, source: int | None, tag: int) -> Want:
         return Want(self._context, None if source is None else self._members[source], tag, self._members)
+
+    def _apart(self) -> SimulatedCommunicator:
+        """Gives the message space of collectives, which number their messages' tags themselves."""
+        if self._collective_space is None:
+            self._collective_space = SimulatedCommunicator(
+                self._home, f"{self._name}#collectives", self._members
+            )
+        return self._collective_space
 
     def _next_tag(self) -> int:
         self._collectives += 1

@@ -28,10 +28,12 @@ class Task:
         waiting_for: what it is parked on, in words; empty while it runs.
         result: what it returned.
         error: what it raised.
+        awaited: whether its error is for those who join it; else it ends the simulation.
     """
 
-    def __init__(self, name: str, work: Callable[[], Any], hub: greenlet.greenlet) -> None:
+    def __init__(self, name: str, work: Callable[[], Any], hub: greenlet.greenlet, awaited: bool) -> None:
         self.name = name
+        self.awaited = awaited
         self.waiting_for = ""
         self.result: Any = None
         self.error: BaseException | None = None
@@ -62,6 +64,7 @@ class VirtualTime:
         self._current: Task | None = None
         self._hub = greenlet.getcurrent()
         self._waiters: dict[int, list[Task]] = {}
+        self._unheard: list[Task] = []
 
     def now(self) -> float:
         """Virtual seconds since the simulation began."""
@@ -78,9 +81,15 @@ class VirtualTime:
         heapq.heappush(self._queue, (time_s, self._queued, action))
         self._queued += 1
 
-    def spawn(self, name: str, work: Callable[[], Any]) -> Task:
-        """Makes a task; it starts at the present time, after what is already queued for it."""
-        task = Task(name, work, self._hub)
+    def spawn(self, name: str, work: Callable[[], Any], *, awaited: bool = False) -> Task:
+        """Makes a task; it starts at the present time, after what is already queued for it.
+
+        Args:
+            name: for messages.
+            work: what it does.
+            awaited: whether an error waits to be heard by `join`, as a thread's would; else it ends the simulation.
+        """
+        task = Task(name, work, self._hub, awaited)
         self._tasks.append(task)
         self.at(self._now, lambda: self._resume(task))
         return task
@@ -105,6 +114,8 @@ class VirtualTime:
         while not task.ended:
             self._waiters.setdefault(id(task), []).append(self._running())
             self.park(f"the end of {task.name}")
+        if task in self._unheard:
+            self._unheard.remove(task)
         if task.error is not None:
             raise task.error
         return task.result
@@ -118,14 +129,19 @@ class VirtualTime:
 
         Raises:
             Deadlock: tasks are left but nothing is queued.
-            Exception: the first error that a task raised and nobody joined.
+            Exception: the first error that a task raised and nobody joined; of an awaited task only if the others
+                cannot go on.
         """
         while self._queue:
             self._now, _, action = heapq.heappop(self._queue)
             action()
         stuck = [task for task in self._tasks if not task.ended]
+        if stuck and self._unheard:  # the likely cause of the standstill
+            self.join(self._unheard[0])
         if stuck:
-            raise Deadlock("deadlock: " + "; ".join(f"{task.name} waits for {task.waiting_for}" for task in stuck))
+            raise Deadlock(
+                "deadlock: " + "; ".join(f"{task.name} waits for {task.waiting_for}" for task in stuck)
+            )
 
     def _running(self) -> Task:
         assert self._current is not None, "only a task can wait in virtual time"
@@ -137,11 +153,13 @@ class VirtualTime:
         previous, self._current = self._current, task
         task.greenlet.switch()
         self._current = previous
-        if not task.ended:
+        if not task.greenlet.dead:
             return
         self._tasks.remove(task)
         waiters = self._waiters.pop(id(task), [])
         for waiter in waiters:
             self.wake_soon(waiter)
         if task.error is not None and not waiters:
-            raise task.error
+            if not task.awaited:
+                raise task.error
+            self._unheard.append(task)

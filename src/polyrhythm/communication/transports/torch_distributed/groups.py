@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,26 +25,48 @@ class Groups:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._store = rendezvous.store
+        self._idle: deque[Any] = deque()
         self._device = dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)
 
-    def gloo(self, name: str, rank: int, size: int) -> Any:
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """Lends a connection to the store for the caller alone: whoever waits for a key keeps a connection busy.
+
+        They are used again, because making one can take seconds where no name server answers: the library asks for
+        the name of every address that it connects to.
+        """
+        store = self._idle.pop() if self._idle else self._store.clone()
+        yield store
+        self._idle.append(store)  # not after an error: its last answer may still be under way
+
+    def gloo(self, name: str, rank: int, size: int, patience: timedelta = FOREVER) -> Any:
         """Makes a gloo group; returns when all `size` members have.
 
         Args:
             name: the same on all members, and never used before.
             rank: this member.
             size: how many there are.
+            patience: how long the others may take to come, and what is done in the group unless it is told otherwise.
+
+        Raises:
+            RuntimeError: the others did not come.
         """
-        options = dist.ProcessGroupGloo._Options()
+        options = _gloo_options()
         options._devices = [self._device]
-        options._timeout = FOREVER
-        return dist.ProcessGroupGloo(dist.PrefixStore(name, self._store.clone()), rank, size, options)
+        options._timeout = patience
+        with self.connection() as store:
+            return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
     def nccl(self, name: str, rank: int, size: int) -> Any:
         """Makes an NCCL group; every member has a GPU of its own."""
         options = dist.ProcessGroupNCCL.Options()
         store = dist.PrefixStore(f"nccl/{name}", self._store.clone())
         return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _gloo_options() -> Any:
+    library: Any = dist.ProcessGroupGloo  # its stubs do not know its options
+    return library._Options()
 
 
 def group_name(name: str, members: Sequence[int]) -> str:

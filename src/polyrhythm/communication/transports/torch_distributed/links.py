@@ -2,61 +2,122 @@
 
     sender                     store                        receiver
     open_link ── invitation ──▶ queue of the receiver ──▶ acceptor thread
-        └───────────── gloo group of the two ─────────────────┘ └─▶ reader thread ─▶ inbox
+        ├───────────── gloo group of the two ─────────────────┐ └─▶ reader thread ─▶ inbox
+    watcher thread ◀──────────── goodbye ─────────────────────┘
 
 Each link is a gloo group of two, so a rank that dies breaks its own links and no others, and a newcomer needs
-nobody's leave to open one. Header and payload travel under different tags of the same pair, in order.
+nobody's leave to open one. Header and payload travel under different tags of the same pair, in order. The only
+thing that travels back is the receiver's goodbye: a link that breaks without one tells the sender, who may be
+waiting for an answer, that the receiver is gone.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from polyrhythm.communication.message import HEADER_BYTES, Kind, MalformedMessage, Message, decode_header, encode_header
+from polyrhythm.communication.message import (
+    HEADER_BYTES,
+    Kind,
+    MalformedMessage,
+    Message,
+    decode_header,
+    encode_header,
+)
 from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost
 
 _SENDER, _RECEIVER = 0, 1
-_HEADER_TAG, _PAYLOAD_TAG = 1, 2
+_HEADER_TAG, _PAYLOAD_TAG, _GOODBYE_TAG = 1, 2, 3
 _CLOSE = "close"
+
+OPENING_PATIENCE = timedelta(seconds=30)
+"""A rank that has joined accepts a link within milliseconds, whatever it computes; one that does not is gone."""
+
+_GOODBYE_PATIENCE = timedelta(seconds=1)
 
 
 class SendHandle:
-    """A message that is leaving; keeps its bytes alive until then."""
+    """A message that is leaving; keeps its bytes alive until then.
+
+    Args:
+        works: the library's, one for the header and one for the payload. Each can be waited for only once.
+        kept: what the library reads from.
+        to: the receiver.
+    """
 
     def __init__(self, works: list[Any], kept: tuple[torch.Tensor | None, ...], to: int) -> None:
         self._works = works
         self._kept = kept
         self._to = to
+        self._ended = False
+        self._broken = False
+        self._ending = threading.Lock()
+        self._waiter: threading.Thread | None = None
 
     def done(self) -> bool:
-        """Whether the message has left."""
-        return all(work.is_completed() for work in self._works)
+        """Whether the message has left. The library's sends cannot be asked, so who asks gets a thread that waits."""
+        if not self._ended and self._waiter is None:
+            self._waiter = threading.Thread(target=self._end, name=f"sending to {self._to}", daemon=True)
+            self._waiter.start()
+        return self._ended
 
     def wait(self) -> None:
-        """Blocks until the message has left."""
-        try:
-            for work in self._works:
-                work.wait(FOREVER)
-        except RuntimeError:
-            raise PeerLost(self._to, "sending to it") from None
+        """Blocks until the message has left.
+
+        Raises:
+            PeerLost: the receiver is gone.
+        """
+        self._end()
+        if self._broken:
+            raise PeerLost(self._to, "sending to it")
+
+    def _end(self) -> None:
+        with self._ending:
+            if self._ended:
+                return
+            try:
+                for work in self._works:
+                    work.wait(FOREVER)
+            except RuntimeError:
+                self._broken = True
+            self._works, self._kept, self._ended = [], (), True
 
 
 class OutgoingLink:
-    """The sender's end."""
+    """The sender's end.
 
-    def __init__(self, groups: Groups, store: dist.Store, source: int, to: int) -> None:
-        number = store.add(f"links/{to}", 1)
-        store.queue_push(f"invitations/{to}", f"{source} {number}".encode())
-        self._group = groups.gloo(f"link/{source}-{to}/{number}", _SENDER, 2)
+    Args:
+        groups: makes the link's group.
+        rendezvous: where invitations are left.
+        to: the receiver; waited for until it has joined.
+        lose: called with the receiver if the link breaks.
+
+    Raises:
+        PeerLost: the receiver has joined but does not answer.
+    """
+
+    def __init__(self, groups: Groups, rendezvous: Rendezvous, to: int, lose: Callable[[int], None]) -> None:
         self._to = to
         self._lock = threading.Lock()
+        with groups.connection() as store:
+            store.wait([_joined(to)], FOREVER)
+            number = store.add(f"links/{to}", 1)
+            store.queue_push(f"invitations/{to}", f"{rendezvous.rank} {number}".encode())
+        try:
+            self._group = groups.gloo(_link(rendezvous.rank, to, number), _SENDER, 2, OPENING_PATIENCE)
+        except RuntimeError:
+            raise PeerLost(to, "opening a link to it") from None
+        self._watcher = threading.Thread(target=self._watch, args=(lose,), name=f"watch {to}", daemon=True)
+        self._watcher.start()
 
     def start_send(self, message: Message, context: int) -> SendHandle:
         """Starts to send a message; its tensor must be on the CPU and contiguous."""
@@ -70,9 +131,18 @@ class OutgoingLink:
             raise PeerLost(self._to, "sending to it") from None
         return SendHandle(works, (header, message.tensor), self._to)
 
-    def close(self) -> None:
-        """Tells the receiver that nothing more will come."""
-        self.start_send(Message(Kind.CLOSE), 0).wait()
+    def close(self, patience_s: float) -> None:
+        """Tells the receiver that nothing more will come, and waits for its goodbye."""
+        with suppress(PeerLost):  # who is gone needs not be told
+            self.start_send(Message(Kind.CLOSE), 0).wait()
+        self._watcher.join(patience_s)
+
+    def _watch(self, lose: Callable[[int], None]) -> None:
+        try:
+            goodbye = torch.empty(1, dtype=torch.uint8)
+            self._group.recv([goodbye], _RECEIVER, _GOODBYE_TAG).wait(FOREVER)
+        except RuntimeError:
+            lose(self._to)
 
 
 class IncomingLinks:
@@ -100,14 +170,21 @@ class IncomingLinks:
         self._deliver = deliver
         self._lose = lose
         self._readers: list[threading.Thread] = []
+        self._open: dict[int, Any] = {}
+        self._closing_store.set(_joined(self._rank), "")
         self._acceptor = threading.Thread(target=self._accept, name="acceptor", daemon=True)
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stops accepting and waits for the senders' last words."""
-        self._closing_store.queue_push(f"invitations/{self._rank}", _CLOSE.encode())
-        for thread in [self._acceptor, *self._readers]:
-            thread.join(patience_s)
+        """Stops accepting, says goodbye and waits for the senders' last words."""
+        deadline = time.monotonic() + patience_s
+        with suppress(RuntimeError):  # the store is gone, and so the acceptor has stopped
+            self._closing_store.queue_push(f"invitations/{self._rank}", _CLOSE.encode())
+        self._acceptor.join(patience_s)
+        for number in list(self._open):
+            self._say_goodbye(number)
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
 
     def _accept(self) -> None:
         while True:
@@ -118,21 +195,46 @@ class IncomingLinks:
             if invitation == _CLOSE:
                 return
             source, number = map(int, invitation.split())
-            group = self._groups.gloo(f"link/{source}-{self._rank}/{number}", _RECEIVER, 2)
-            reader = threading.Thread(target=self._read, args=(group, source), name=f"from {source}", daemon=True)
+            reader = threading.Thread(
+                target=self._read, args=(source, number), name=f"from {source}", daemon=True
+            )
             self._readers.append(reader)
             reader.start()
 
-    def _read(self, group: Any, source: int) -> None:
-        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+    def _read(self, source: int, number: int) -> None:
         try:
-            while True:
-                group.recv([header], _SENDER, _HEADER_TAG).wait(FOREVER)
-                context, message = decode_header(header.numpy().tobytes())
-                if message.kind is Kind.CLOSE:
-                    return
-                if message.tensor is not None and message.tensor.numel():
-                    group.recv([message.tensor], _SENDER, _PAYLOAD_TAG).wait(FOREVER)
-                self._deliver(context, source, message)
+            # Here and not in the acceptor: a sender that dies while it opens a link must not keep others out.
+            group = self._groups.gloo(_link(source, self._rank, number), _RECEIVER, 2, OPENING_PATIENCE)
+            self._open[number] = group
+            self._receive(group, source)
+            self._say_goodbye(number)
         except (RuntimeError, MalformedMessage):
             self._lose(source)
+        finally:
+            self._open.pop(number, None)
+
+    def _receive(self, group: Any, source: int) -> None:
+        header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        while True:
+            group.recv([header], _SENDER, _HEADER_TAG).wait(FOREVER)
+            context, message = decode_header(header.numpy().tobytes())
+            if message.kind is Kind.CLOSE:
+                return
+            if message.tensor is not None and message.tensor.numel():
+                group.recv([message.tensor], _SENDER, _PAYLOAD_TAG).wait(FOREVER)
+            self._deliver(context, source, message)
+
+    def _say_goodbye(self, number: int) -> None:
+        group = self._open.pop(number, None)
+        if group is not None:  # else it has been said
+            with suppress(RuntimeError):
+                goodbye = torch.zeros(1, dtype=torch.uint8)
+                group.send([goodbye], _SENDER, _GOODBYE_TAG).wait(_GOODBYE_PATIENCE)
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
+
+
+def _link(source: int, to: int, number: int) -> str:
+    return f"link/{source}-{to}/{number}"

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -27,7 +28,7 @@ class Rendezvous:
         keeper: whether this process hosts the store, and so must leave last.
     """
 
-    store: dist.Store
+    store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
     rank: int
     size: int
     address: str
@@ -46,7 +47,9 @@ def host_store(port: int = 0) -> dist.TCPStore:
     try:
         return dist.TCPStore(LOOPBACK, port, None, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
     except (RuntimeError, dist.DistError):
-        raise RequestError(f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one") from None
+        raise RequestError(
+            f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one"
+        ) from None
 
 
 def local(rank: int, size: int, port: int) -> Rendezvous:
@@ -62,21 +65,34 @@ def from_environment() -> Rendezvous:
         RequestError: a variable is missing or wrong, or the port is in use.
         RunError: the store cannot be reached.
     """
-    try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    except (KeyError, ValueError) as error:
-        raise RequestError(f"not started by torchrun: {error} in the environment is missing or wrong") from None
+    rank, size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = _variable("MASTER_ADDR")
     keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = dist.TCPStore(host, port, None, is_master=keeper, timeout=_PATIENCE, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as error:
         if "EADDRINUSE" in str(error):
             raise RequestError(f"port {port} of {host} is in use: set another with --master-port") from None
-        raise RunError(f"rank {rank} cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}") from None
+        raise RunError(
+            f"rank {rank} cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}"
+        ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     prefixed = dist.PrefixStore(f"polyrhythm/{attempt}", store)
     return Rendezvous(prefixed, rank, size, own_address(host, port), keeper)
+
+
+def _variable(name: str) -> str:
+    if not os.environ.get(name):
+        raise RequestError(f"{name} is not set in the environment: start the ranks with torchrun")
+    return os.environ[name]
+
+
+def _number(name: str) -> int:
+    text = _variable(name)
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"{name} is {text!r} in the environment: it must be a whole number") from None
 
 
 def own_address(host: str, port: int) -> str:

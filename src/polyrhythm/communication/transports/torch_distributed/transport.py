@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -17,12 +18,23 @@ from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.inbox import Inbox, Want
-from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups, group_name
-from polyrhythm.communication.transports.torch_distributed.links import IncomingLinks, OutgoingLink, SendHandle
+from polyrhythm.communication.transports.torch_distributed.collectives import (
+    CollectiveHandle,
+    GlooCollectives,
+)
+from polyrhythm.communication.transports.torch_distributed.groups import Groups, group_name
+from polyrhythm.communication.transports.torch_distributed.links import (
+    IncomingLinks,
+    OutgoingLink,
+    SendHandle,
+)
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.errors import PeerLost
 
 _CLOSING_PATIENCE_S = 10.0
+_MEETING_INTERVAL_S = 0.02
+_MOST_THREADS = 1024
+"""Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
 
 
 class FutureHandle:
@@ -38,30 +50,6 @@ class FutureHandle:
     def wait(self) -> Any:
         """Blocks until the work has ended; gives its result."""
         return self._future.result()
-
-
-class CollectiveHandle:
-    """A collective of the library under way, and what to do with its result."""
-
-    def __init__(self, work: Any, finish: Callable[[], None] | None = None) -> None:
-        self._work = work
-        self._finish = finish
-
-    def done(self) -> bool:
-        """Whether the collective has ended."""
-        return self._work is None or bool(self._work.is_completed())
-
-    def wait(self) -> None:
-        """Blocks until the collective has ended."""
-        if self._work is None:
-            return
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise RunError(f"a collective broke, so a rank is gone: {str(error).splitlines()[0]}") from None
-        if self._finish is not None:
-            self._finish()
-        self._work = None
 
 
 class Rank:
@@ -83,15 +71,17 @@ class Rank:
         self._news = threading.Condition()
         self._outgoing: dict[int, OutgoingLink] = {}
         self._opening = threading.Lock()
-        self.background = ThreadPoolExecutor(thread_name_prefix="background")
+        self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
         self._incoming = IncomingLinks(self.groups, rendezvous, self._deliver, self._lose)
 
     def start_send(self, to: int, message: Message, context: int) -> SendHandle:
         """Starts to send to a global rank, opening the link if this is the first message."""
+        if self._inbox.is_lost(to):
+            raise PeerLost(to, "sending to it")
         with self._opening:
             if to not in self._outgoing:
-                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous.store, self.rendezvous.rank, to)
-        self.bytes_sent += message.nbytes
+                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous, to, self._lose)
+            self.bytes_sent += message.nbytes
         return self._outgoing[to].start_send(message, context)
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
@@ -101,28 +91,52 @@ class Rank:
                 found = self._inbox.take(want)
                 if found is not None:
                     return found
-                lost = self._inbox.news_of_loss(want)
-                if lost is not None:
-                    raise PeerLost(lost, reason)
+                self._tell_loss(want, reason)
                 self._news.wait()
 
     def take_now(self, want: Want) -> tuple[int, Message] | None:
         """Receives if the message is there."""
         with self._news:
-            return self._inbox.take(want)
+            found = self._inbox.take(want)
+            if found is None:
+                self._tell_loss(want, "looking for a message")
+            return found
+
+    def meet(self, name: str, members: tuple[int, ...]) -> None:
+        """Returns when all members have called it with this name, however late.
+
+        Raises:
+            PeerLost: one of them is known to be gone.
+        """
+        store = self.rendezvous.store
+        store.set(f"{name}/met/{self.rendezvous.rank}", "")
+        while not store.check([f"{name}/met/{member}" for member in members]):
+            for member in members:
+                if self._inbox.is_lost(member):
+                    raise PeerLost(member, "waiting for all ranks to start a collective")
+            self.clock.sleep(_MEETING_INTERVAL_S)
 
     def close(self) -> None:
         """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
+        deadline = self.clock.now() + _CLOSING_PATIENCE_S
         for link in self._outgoing.values():
-            link.close()
+            link.close(max(0.0, deadline - self.clock.now()))
+        with suppress(RuntimeError):  # a store that is gone has nobody left to tell
+            self._wait_to_leave(deadline)
+        self._incoming.close(_CLOSING_PATIENCE_S)
+        self.background.shutdown(wait=True)
+
+    def _wait_to_leave(self, deadline: float) -> None:
         store = self.rendezvous.store
         store.add("closed", 1)
         if self.rendezvous.keeper:  # whoever hosts the store leaves last
-            deadline = self.clock.now() + _CLOSING_PATIENCE_S
             while store.add("closed", 0) < self.rendezvous.size and self.clock.now() < deadline:
                 self.clock.sleep(0.01)
-        self._incoming.close(_CLOSING_PATIENCE_S)
-        self.background.shutdown(wait=True)
+
+    def _tell_loss(self, want: Want, reason: str) -> None:
+        lost = self._inbox.news_of_loss(want)
+        if lost is not None:
+            raise PeerLost(lost, reason)
 
     def _deliver(self, context: int, source: int, message: Message) -> None:
         with self._news:
@@ -145,7 +159,8 @@ class TorchDistributedCommunicator:
         self._context = crc32(f"{name}{members}".encode())
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
-        self._gloo: Any = None
+        self._making = threading.Lock()
+        self._gloo: GlooCollectives | None = None
         self._nccl: Any = None
 
     @property
@@ -203,12 +218,15 @@ class TorchDistributedCommunicator:
             return CollectiveHandle(None)
         self._home.bytes_sent += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size
         if not tensor.is_cuda:
-            return CollectiveHandle(self._gloo_group().allreduce([tensor]))
+            return self._gloo_group().start(lambda group: group.allreduce([tensor]))
         if one_gpu_a_rank():
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
-        work = self._gloo_group().allreduce([copy])
-        return CollectiveHandle(work, lambda: tensor.copy_(copy) and None)
+
+        def bring_back() -> None:
+            tensor.copy_(copy)
+
+        return self._gloo_group().start(lambda group: group.allreduce([copy]), bring_back)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrites `tensor` with `root`'s."""
@@ -217,7 +235,7 @@ class TorchDistributedCommunicator:
         copy = tensor.detach().cpu().contiguous()
         if self._rank == root:
             self._home.bytes_sent += copy.numel() * copy.element_size() * (self.size - 1)
-        CollectiveHandle(self._gloo_group().broadcast(copy, root)).wait()
+        self._gloo_group().start(lambda group: group.broadcast(copy, root)).wait()
         tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
@@ -232,11 +250,13 @@ class TorchDistributedCommunicator:
     def _want(self, source: int | None, tag: int) -> Want:
         return Want(self._context, None if source is None else self._members[source], tag, self._members)
 
-    def _gloo_group(self) -> Any:
-        if self._gloo is None:
-            name = group_name(self._name, self._members)
-            self._gloo = self._home.groups.gloo(name, self._rank, self.size)
-        return self._gloo
+    def _gloo_group(self) -> GlooCollectives:
+        with self._making:
+            if self._gloo is None:
+                name = group_name(self._name, self._members)
+                self._home.meet(name, self._members)
+                self._gloo = GlooCollectives(self._home.groups.gloo(name, self._rank, self.size))
+            return self._gloo
 
     def _nccl_group(self) -> Any:
         if self._nccl is None:

@@ -1,0 +1,112 @@
+"""Collectives of gloo, whose failure on one rank is made everybody's failure."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from polyrhythm.errors import RunError
+
+
+class CollectiveHandle:
+    """A collective of the library under way, and what to do with its result.
+
+    Args:
+        work: the library's; None where there is nothing to do.
+        finish: called once, when the work has ended.
+        fail: told once, with the reason, when the work broke.
+    """
+
+    def __init__(
+        self, work: Any, finish: Callable[[], None] | None = None, fail: Callable[[str], None] | None = None
+    ) -> None:
+        self._work = work
+        self._finish = finish
+        self._fail = fail
+        self._reason = ""
+
+    def done(self) -> bool:
+        """Whether the collective has ended."""
+        work = self._work
+        return work is None or bool(work.is_completed())
+
+    def wait(self) -> None:
+        """Blocks until the collective has ended.
+
+        Raises:
+            RunError: it broke.
+        """
+        if self._work is not None:
+            self._end()
+        if self._reason:
+            raise RunError(self._reason)
+
+    def _end(self) -> None:
+        # In a frame of its own: the traceback of what `wait` raises must not hold the work, and so its connections.
+        work = self._work
+        try:
+            work.wait()
+        except RuntimeError as error:
+            reason = f"a collective broke, so a rank is gone: {str(error).splitlines()[0]}"
+        else:
+            if self._finish is not None and self._work is not None:
+                self._finish()
+            self._work = None
+            return
+        self.let_go(reason)
+        del work
+        if self._fail is not None:
+            self._fail(reason)
+
+    def let_go(self, reason: str) -> None:
+        """Gives the collective up; `wait` raises `reason` from now on."""
+        self._work, self._reason = None, self._reason or reason
+
+
+class GlooCollectives:
+    """The gloo group of one communicator.
+
+    Gloo breaks only those collectives that talk to the lost rank themselves; the other members would wait for ever
+    for those that have failed. So a rank that sees one break lets go of the whole group. That closes its
+    connections, and so the news travels around:
+
+        rank 2 dies ─▶ 1 and 3 fail and let go ─▶ 0 and 4 fail and let go ─▶ …
+
+    Args:
+        group: the gloo group.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._handles: weakref.WeakSet[CollectiveHandle] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._reason = ""
+
+    def start(
+        self, operation: Callable[[Any], Any], finish: Callable[[], None] | None = None
+    ) -> CollectiveHandle:
+        """Starts a collective.
+
+        Args:
+            operation: starts it on the group, gives the library's work.
+            finish: called when it has ended well.
+
+        Raises:
+            RunError: an earlier one broke.
+        """
+        with self._lock:  # every rank must start its collectives in the same order
+            if self._group is None:
+                raise RunError(self._reason)
+            handle = CollectiveHandle(operation(self._group), finish, self._let_go)
+            self._handles.add(handle)
+        return handle
+
+    def _let_go(self, reason: str) -> None:
+        with self._lock:
+            handles, self._handles = list(self._handles), weakref.WeakSet()
+            group, self._group, self._reason = self._group, None, reason
+        for handle in handles:  # each holds the group's connections open
+            handle.let_go(reason)
+        del group

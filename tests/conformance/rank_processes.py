@@ -1,0 +1,165 @@
+"""Real ranks as processes, for tests: each runs a function, and talks with the test over a pipe.
+
+The processes are forked from a server that has only imported, never computed; so neither the threads of a test
+that ran before nor its files are inherited.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
+from polyrhythm.communication.transports.torch_distributed.transport import (
+    Rank,
+    TorchDistributedCommunicator,
+    connect,
+)
+
+PATIENCE_S = 60.0
+
+# The store's library asks for the name of every address that it connects to. Where no name server answers, each
+# connection would take 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["polyrhythm.communication.transports.torch_distributed.transport", "pytest"])
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank's function gets.
+
+    Attributes:
+        rank: this rank.
+        size: how many there are.
+        port: of the store.
+        pipe: to the test.
+    """
+
+    rank: int
+    size: int
+    port: int
+    pipe: Connection
+
+    def rendezvous(self) -> Rendezvous:
+        """Meets the other ranks."""
+        return local(self.rank, self.size, self.port)
+
+    def connect(self) -> tuple[Rank, TorchDistributedCommunicator]:
+        """Joins the other ranks."""
+        return connect(self.rendezvous())
+
+    def tell(self, fact: Any) -> None:
+        """Tells the test something."""
+        self.pipe.send(("fact", fact))
+
+    def wait_for_word(self) -> Any:
+        """Waits for what the test says."""
+        return self.pipe.recv()
+
+
+class RankProcesses:
+    """A set of ranks; leaving the context ends those that are still there."""
+
+    def __init__(self, main: Callable[..., None], size: int, *arguments: Any) -> None:
+        self._store = host_store()
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(
+                target=_run, args=(main, rank, size, self._store.port, theirs, arguments), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
+            process.kill()
+            process.join()
+            process.close()
+            pipe.close()
+
+    def hear(self, rank: int) -> Any:
+        """Gives the next fact that a rank tells; fails with the tracebacks of all ranks if it has none to tell."""
+        if self._pipes[rank].poll(PATIENCE_S):
+            kind, fact = self._word(rank)
+            if kind == "fact":
+                return fact
+        else:
+            kind, fact = "error", f"said nothing for {PATIENCE_S:g} s"
+        others = [self._last_words(other) for other in range(len(self._pipes)) if other != rank]
+        raise AssertionError("\n".join([f"rank {rank}: {fact}", *others]))
+
+    def _word(self, rank: int) -> tuple[str, Any]:
+        try:
+            word: tuple[str, Any] = self._pipes[rank].recv()
+        except EOFError:
+            return "error", "died"
+        return word
+
+    def _last_words(self, rank: int) -> str:
+        kind, fact = "fact", "nothing"
+        while kind == "fact" and self._pipes[rank].poll(0.5):
+            kind, fact = self._word(rank)
+        return f"rank {rank} said last: {fact}"
+
+    def hear_all(self, ranks: range | list[int]) -> list[Any]:
+        """Gives the next fact of each of some ranks."""
+        return [self.hear(rank) for rank in ranks]
+
+    def say(self, rank: int, word: Any) -> None:
+        """Says something to a rank."""
+        self._pipes[rank].send(word)
+
+    def signal(self, rank: int, number: signal.Signals) -> float:
+        """Sends a signal; gives the time at which, on the clock of `time.monotonic`."""
+        pid = self._processes[rank].pid
+        assert pid is not None
+        at = time.monotonic()
+        os.kill(pid, number)
+        return at
+
+    def kill(self, rank: int) -> float:
+        """Kills a rank and gives the time at which."""
+        return self.signal(rank, signal.SIGKILL)
+
+    def wait_for_end(self, ranks: range | list[int]) -> None:
+        """Returns when some ranks have left with status 0; fails if one does not."""
+        for rank in ranks:
+            process = self._processes[rank]
+            process.join(PATIENCE_S)
+            if process.exitcode != 0:
+                self.hear(rank)  # tells why, if the rank could
+            assert process.exitcode == 0, f"rank {rank} left with status {process.exitcode}"
+
+
+def _run(
+    main: Callable[..., None], rank: int, size: int, port: int, pipe: Connection, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    status = 0
+    try:
+        main(Seat(rank, size, port, pipe), *arguments)
+    except BaseException:
+        status = 1
+        pipe.send(("error", traceback.format_exc()))
+    os._exit(status)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, Task, VirtualTime
+from polyrhythm.errors import RunError
+
+
+def test_actions_come_in_the_order_of_their_times() -> None:
+    time, seen = VirtualTime(), []
+    for at in (3.0, 1.0, 2.0):
+        time.at(at, lambda at=at: seen.append((at, time.now())))
+    time.run()
+    assert seen == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
+
+
+def test_equal_times_keep_the_order_of_queueing() -> None:
+    time, seen = VirtualTime(), []
+    for number in range(100):
+        time.at(5.0 if number % 2 else 1.0, lambda number=number: seen.append(number))
+    time.run()
+    assert seen == [*range(0, 100, 2), *range(1, 100, 2)]
+
+
+def test_sleep_passes_exactly_so_much_time() -> None:
+    time, seen = VirtualTime(), []
+
+    def sleeper(name: str, seconds: float) -> None:
+        for _ in range(3):
+            time.sleep(seconds)
+            seen.append((name, time.now()))
+
+    time.spawn("slow", lambda: sleeper("slow", 2.0))
+    time.spawn("quick", lambda: sleeper("quick", 1.0))
+    time.run()
+    # at 2 s the slow one comes first: it was queued for that time before
+    assert seen == [
+        ("quick", 1.0),
+        ("slow", 2.0),
+        ("quick", 2.0),
+        ("quick", 3.0),
+        ("slow", 4.0),
+        ("slow", 6.0),
+    ]
+    assert time.now() == 6.0
+
+
+def test_a_joined_task_gives_its_result_when_it_ends() -> None:
+    time, seen = VirtualTime(), []
+
+    def child() -> str:
+        time.sleep(3.0)
+        return "done"
+
+    def parent() -> None:
+        task = time.spawn("child", child)
+        assert not task.ended
+        seen.append((time.join(task), time.now()))
+        seen.append((time.join(task), time.now()))  # again, at once
+
+    time.spawn("parent", parent)
+    time.run()
+    assert seen == [("done", 3.0), ("done", 3.0)]
+
+
+def test_several_tasks_may_join_one() -> None:
+    time, seen = VirtualTime(), []
+    child = time.spawn("child", lambda: time.sleep(1.0))
+    for name in "ab":
+        time.spawn(name, lambda name=name: seen.append((time.join(child), name)))
+    time.run()
+    assert seen == [(None, "a"), (None, "b")]
+
+
+def test_a_deadlock_names_every_task_and_what_it_waits_for() -> None:
+    time = VirtualTime()
+    time.spawn("worker 0", lambda: time.park("a message from rank 1"))
+    time.spawn("done", lambda: None)
+    last = time.spawn("worker 1", lambda: time.park("a message from rank 0"))
+    time.spawn("parent", lambda: time.join(last))
+    with pytest.raises(Deadlock) as caught:
+        time.run()
+    assert str(caught.value) == (
+        "deadlock: worker 0 waits for a message from rank 1; worker 1 waits for a message from rank 0; "
+        "parent waits for the end of worker 1"
+    )
+    assert isinstance(caught.value, RunError)
+
+
+def _fail() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+def test_an_error_in_a_task_surfaces() -> None:
+    time = VirtualTime()
+    time.spawn("healthy", lambda: time.park("ever"))
+    time.spawn("broken", _fail)
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        time.run()
+
+
+def test_an_error_goes_to_who_joins() -> None:
+    time, seen = VirtualTime(), []
+
+    def failing() -> None:
+        time.sleep(1.0)
+        _fail()
+
+    def parent() -> None:
+        with pytest.raises(ZeroDivisionError):
+            time.join(time.spawn("child", failing))
+        seen.append(time.now())
+
+    time.spawn("parent", parent)
+    time.run()
+    assert seen == [1.0]
+
+
+def test_an_awaited_tasks_error_waits_to_be_heard() -> None:
+    time, seen = VirtualTime(), []
+
+    def parent() -> None:
+        task = time.spawn("child", _fail, awaited=True)
+        time.sleep(2.0)
+        assert task.ended
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                time.join(task)
+        seen.append(time.now())
+
+    time.spawn("parent", parent)
+    time.run()
+    assert seen == [2.0]
+
+
+def test_an_unheard_error_explains_a_standstill() -> None:
+    time = VirtualTime()
+    time.spawn("child", _fail, awaited=True)
+    time.spawn("other", lambda: time.park("what the child would have sent"))
+    with pytest.raises(ZeroDivisionError):
+        time.run()
+
+
+def test_only_tasks_can_wait() -> None:
+    with pytest.raises(AssertionError, match="only a task"):
+        VirtualTime().sleep(1.0)
+
+
+@pytest.mark.parametrize("work", [lambda: 5, lambda: None])
+def test_ended_tasks_are_forgotten(work: Callable[[], object]) -> None:
+    time = VirtualTime()
+    tasks = [weakref.ref(time.spawn(f"task {number}", work)) for number in range(10)]
+    joined: list[weakref.ref[Task]] = []
+
+    def parent() -> None:
+        for _ in range(10):
+            task = time.spawn("child", lambda: time.sleep(1.0))
+            joined.append(weakref.ref(task))
+            time.join(task)
+
+    time.spawn("parent", parent)
+    time.run()
+    gc.collect()
+    assert [task() for task in tasks + joined] == [None] * 20
+
+
+def test_the_same_program_gives_the_same_trace() -> None:
+    def trace() -> list[tuple[float, int]]:
+        time, seen = VirtualTime(), []
+
+        def worker(number: int) -> None:
+            for step in range(20):
+                time.sleep(((number * 7 + step * 3) % 5) * 0.1)
+                seen.append((time.now(), number))
+
+        for number in range(10):
+            time.spawn(f"worker {number}", lambda number=number: worker(number))
+        time.run()
+        return seen
+
+    first = trace()
+    assert len(first) == 200
+    assert trace() == first

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.inbox import Inbox, Want
+
+MEMBERS = (0, 1, 2)
+
+
+def _want(source: int | None = None, tag: int = 0, context: int = 7) -> Want:
+    return Want(context, source, tag, MEMBERS)
+
+
+def _filled(*arrivals: tuple[int, int, int, int]) -> Inbox:
+    """Makes an inbox of messages given as (context, source, tag, version), in the order of their arrival."""
+    inbox = Inbox()
+    for context, source, tag, version in arrivals:
+        inbox.put(context, source, Message(Kind.PUSH, version=version, tag=tag))
+    return inbox
+
+
+def _versions(inbox: Inbox, want: Want) -> list[tuple[int, int]]:
+    found = []
+    while (entry := inbox.take(want)) is not None:
+        found.append((entry[0], entry[1].version))
+    return found
+
+
+def test_an_empty_inbox_has_nothing() -> None:
+    assert Inbox().take(_want()) is None
+    assert Inbox().news_of_loss(_want()) is None
+
+
+def test_anyones_messages_come_in_the_order_of_arrival() -> None:
+    inbox = _filled((7, 2, 0, 1), (7, 1, 0, 2), (7, 2, 0, 3))
+    assert _versions(inbox, _want()) == [(2, 1), (1, 2), (2, 3)]
+
+
+def test_a_source_is_picked_out_of_the_order() -> None:
+    inbox = _filled((7, 2, 0, 1), (7, 1, 0, 2), (7, 2, 0, 3), (7, 1, 0, 4))
+    assert _versions(inbox, _want(source=1)) == [(1, 2), (1, 4)]
+    assert _versions(inbox, _want(source=0)) == []
+    assert _versions(inbox, _want()) == [(2, 1), (2, 3)]
+
+
+def test_tags_and_contexts_are_apart() -> None:
+    inbox = _filled((7, 1, 0, 1), (7, 1, 5, 2), (8, 1, 0, 3), (8, 1, 5, 4))
+    assert _versions(inbox, _want(tag=5)) == [(1, 2)]
+    assert _versions(inbox, _want(context=8)) == [(1, 3)]
+    assert _versions(inbox, _want(tag=6)) == []
+    assert _versions(inbox, _want(context=9)) == []
+    assert _versions(inbox, _want()) == [(1, 1)]
+    assert _versions(inbox, _want(tag=5, context=8)) == [(1, 4)]
+
+
+def test_a_loss_is_told_to_anyones_receiver_once_a_context() -> None:
+    inbox = Inbox()
+    inbox.lose(2)
+    assert inbox.is_lost(2)
+    assert not inbox.is_lost(1)
+    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.news_of_loss(_want()) is None
+    assert inbox.news_of_loss(_want(tag=3)) is None
+    assert inbox.news_of_loss(_want(context=8)) == 2
+    inbox.lose(2)  # the same loss, seen on another link
+    assert inbox.news_of_loss(_want()) is None
+    inbox.lose(1)
+    assert inbox.news_of_loss(_want()) == 1
+
+
+def test_a_loss_is_always_told_to_who_waits_for_the_lost() -> None:
+    inbox = Inbox()
+    inbox.lose(2)
+    for _ in range(3):
+        assert inbox.news_of_loss(_want(source=2)) == 2
+    assert inbox.news_of_loss(_want(source=1)) is None
+    assert inbox.news_of_loss(_want()) == 2
+
+
+def test_a_loss_is_not_told_to_groups_without_the_lost() -> None:
+    inbox = Inbox()
+    inbox.lose(3)
+    assert inbox.news_of_loss(_want()) is None
+
+
+def test_what_a_lost_rank_sent_can_still_be_taken() -> None:
+    inbox = _filled((7, 2, 0, 1))
+    inbox.lose(2)
+    assert _versions(inbox, _want(source=2)) == [(2, 1)]
