@@ -74,8 +74,10 @@ class Leader:
         )
 
     def step_done(self) -> None:
-        """Keeps the weight average."""
-        self._presentation.step_done()
+        """Keeps the weight average, for which the step must be over."""
+        if self._presentation.average is not None:
+            self._replica.part.settle()
+            self._presentation.average.update(self._replica.flat.vector)
 
     def progress(self, event: WorkerProgress) -> None:
         """Passes on what this worker and others have done lately."""

@@ -91,13 +91,15 @@ class Learner:
         images = len(batch.labels)
         step = Step(number, images / learning.batch_size, self._world.stop.wished)
         self.replica.begin(step)
-        loss = self._gradients(batch, step, rate) if images else 0.0
+        loss, usable = self._gradients(batch, step, rate) if images else (0.0, True)
         computed_at = self._world.clock.now()
-        stop = self.replica.finish(rate)
+        stop = self.replica.finish(rate, weightless=not usable)
         return Outcome(images, loss, rate, self._world.clock.now() - computed_at, stop)
 
-    def _gradients(self, batch: Batch, step: Step, rate: float) -> float:
+    def _gradients(self, batch: Batch, step: Step, rate: float) -> tuple[float, bool]:
+        """Fills the gradients; gives the loss, and whether they can be used."""
         flat, device = self.replica.flat, self._job.device
+        self._world.pace.forward(self._shares, self.replica.use)
         seed = seed_for("step", self._job.learning.seed, self.worker, step.number)
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
@@ -106,7 +108,6 @@ class Learner:
         labels = batch.labels.to(device, non_blocking=True)
         with self._precision.autocast():
             loss = self._criterion(self.replica.model(images), labels)
-        self._world.pace.forward()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise RequestError(
@@ -114,8 +115,8 @@ class Learner:
                 f"learning rate {rate:g}: lower the learning rate; the last checkpoint is kept"
             )
         self._precision.scale(loss).backward()
-        if not self._precision.unscale(flat.gradients):  # float16 overflowed: this worker sits the step out
+        usable = self._precision.unscale(flat.gradients)
+        if not usable:  # float16 overflowed: this worker sits the step out
             flat.zero_gradients()
-            self.replica.begin(Step(step.number, 0.0, step.stop))
         self._world.pace.backward(self._shares, self.replica.announce)
-        return value
+        return value, usable

@@ -1,9 +1,11 @@
 """How computing passes time: by itself in reality, as drawn in simulation.
 
-    real       forward ──▶ backward, whose hooks announce each bucket ──▶ …
-    simulated  forward, sleep ──▶ whole backward, then for each bucket: sleep its share, announce it ──▶ …
+    real       forward, whose hooks announce each use ──▶ backward, whose hooks announce each bucket ──▶ …
+    simulated  for each bucket: announce its use, sleep ──▶ whole forward, whole backward
+               ──▶ for each bucket: sleep, announce it ──▶ …
 
-A simulated rank must not switch to another inside autograd, so its backward pass runs whole and is then played.
+A simulated rank must not switch to another in the middle of a forward or backward pass: they share autograd, the
+random generator and autocast. So its uses are played before the forward pass, and its buckets after the backward pass.
 """
 
 from __future__ import annotations
@@ -15,41 +17,44 @@ from typing import Protocol
 from polyrhythm.communication.clock import Clock
 
 FORWARD_SHARE = 1 / 3
-"""A backward pass takes about twice as long as its forward pass: one product for the weights, one for the inputs."""
+"""A backward pass takes twice as long as its forward pass: one product for the weights, one for the inputs."""
+
+Announce = Callable[[int], None]
 
 
 class Pace(Protocol):
-    """Passes the time of a step.
-
-    Attributes:
-        announces_in_backward: whether gradient hooks must announce buckets while autograd runs.
-    """
+    """Passes the time of a step."""
 
     @property
-    def announces_in_backward(self) -> bool:
-        """Whether gradient hooks must announce buckets while autograd runs."""
+    def live(self) -> bool:
+        """Whether hooks announce uses and buckets while a pass runs."""
 
-    def forward(self) -> None:
-        """A forward pass has been computed."""
+    def forward(self, shares: Sequence[float], use: Announce) -> None:
+        """A forward pass is about to be computed.
 
-    def backward(self, shares: Sequence[float], announce: Callable[[int], None]) -> None:
+        Args:
+            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1.
+            use: to be called with each bucket before it is used, if hooks will not do so.
+        """
+
+    def backward(self, shares: Sequence[float], ready: Announce) -> None:
         """A backward pass has been computed.
 
         Args:
             shares: of the pass's time, a bucket each; they add up to 1.
-            announce: to be called with each bucket in order, if hooks have not done so.
+            ready: to be called with each bucket in order, if hooks have not done so.
         """
 
 
 class LivePace:
     """Time passes by itself."""
 
-    announces_in_backward = True
+    live = True
 
-    def forward(self) -> None:
-        """Nothing to do."""
+    def forward(self, shares: Sequence[float], use: Announce) -> None:
+        """Nothing to do: hooks will announce the uses."""
 
-    def backward(self, shares: Sequence[float], announce: Callable[[int], None]) -> None:
+    def backward(self, shares: Sequence[float], ready: Announce) -> None:
         """Nothing to do: hooks have announced the buckets."""
 
 
@@ -64,16 +69,18 @@ class DrawnPace:
 
     clock: Clock
     draw_s: Callable[[], float]
-    announces_in_backward = False
+    live = False
     _step_s: float = 0.0
 
-    def forward(self) -> None:
-        """Sleeps for a third of the step."""
+    def forward(self, shares: Sequence[float], use: Announce) -> None:
+        """Sleeps for a third of the step, the first layers' share first."""
         self._step_s = self.draw_s()
-        self.clock.sleep(self._step_s * FORWARD_SHARE)
+        for bucket in reversed(range(len(shares))):
+            use(bucket)
+            self.clock.sleep(self._step_s * FORWARD_SHARE * shares[bucket])
 
-    def backward(self, shares: Sequence[float], announce: Callable[[int], None]) -> None:
+    def backward(self, shares: Sequence[float], ready: Announce) -> None:
         """Sleeps for the rest, announcing each bucket after its share."""
         for bucket, share in enumerate(shares):
             self.clock.sleep(self._step_s * (1 - FORWARD_SHARE) * share)
-            announce(bucket)
+            ready(bucket)

@@ -54,11 +54,6 @@ class Presentation:
         decay = job.learning.weight_average
         self.average = WeightAverage(replica.flat.vector, decay) if decay else None
 
-    def step_done(self) -> None:
-        """Moves the average."""
-        if self.average is not None:
-            self.average.update(self._replica.flat.vector)
-
     def evaluate(self, states: list[WorkerState]) -> Evaluation:
         """Tests the model.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -50,9 +52,9 @@ class Replica:
         self._announces = announce and self.part.hears_buckets and self.workers.size > 1
         self._missing: list[int] = []
         self._next_bucket = 0
-        if self._announces and world.pace.announces_in_backward:
+        if self._announces and world.pace.live:
             self._hook_gradients()
-        if self.part.hears_use:
+        if self.part.hears_use and world.pace.live:
             self._hook_uses()
 
     @property
@@ -88,8 +90,23 @@ class Replica:
         if self._announces:
             self.part.bucket_ready(bucket)
 
-    def finish(self, learning_rate: float) -> bool:
-        """Ends a step: exchanges and updates, and zeroes the gradients; gives whether to stop."""
+    def use(self, bucket: int) -> None:
+        """Tells the strategy that a bucket's parameters are about to be used; called where no hooks are."""
+        if self.part.hears_use:
+            self.part.before_use(bucket)
+
+    def finish(self, learning_rate: float, *, weightless: bool = False) -> bool:
+        """Ends a step: exchanges and updates, and zeroes the gradients.
+
+        Args:
+            learning_rate: to update with.
+            weightless: the gradients turned out to be useless; only where no bucket has been announced.
+
+        Returns:
+            Whether to stop.
+        """
+        if weightless:
+            self._step = replace(self._step, weight=0.0)
         self.flat.gather_gradients()
         stop = self.part.gradients_ready(self._step, learning_rate)
         self.flat.zero_gradients()
@@ -120,12 +137,13 @@ class Replica:
             for position in bucket.parameters
         }
         for module in self.model.modules():
-            own = [parameter for parameter in module.parameters(recurse=False) if parameter in bucket_of]
-            used = sorted({bucket_of[parameter] for parameter in own})
-            if used:
+            if next(module.parameters(recurse=False), None) is None:
+                continue
+            # With all below it: attention, for one, uses its projection's weights without calling the projection.
+            used = sorted({bucket_of[inner] for inner in module.parameters() if inner in bucket_of})
 
-                def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
-                    for bucket in used:
-                        self.part.before_use(bucket)
+            def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
+                for bucket in used:
+                    self.part.before_use(bucket)
 
-                module.register_forward_pre_hook(before)
+            module.register_forward_pre_hook(before)

@@ -116,9 +116,9 @@ class _Shift:
         self._tally.begin()
         for epoch in range(start // length, self._job.learning.epochs):
             done, stopped = self._epoch(epoch, max(start, epoch * length))
+            self._learner.replica.part.settle()
             if stopped:
                 return done, True
-            self._learner.replica.part.settle()
             self._desk.epoch_done(epoch, self.state(done))
             if epoch + 1 < self._job.learning.epochs:
                 self._learner.replica.part.catch_up()

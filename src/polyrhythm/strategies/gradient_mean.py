@@ -41,13 +41,17 @@ class GradientMean:
         whole = self._flat.gradients_and_tail
         self._under_way.append(self._group.start_all_reduce(whole[place.start : place.stop]))
 
-    def finish(self) -> tuple[float, bool]:
+    def finish(self, step: Step) -> tuple[float, bool]:
         """Waits for all buckets, starting those that nobody has.
+
+        Args:
+            step: as in `begin`; may weigh less if no bucket has been started.
 
         Returns:
             The weight that the mean stands for, and whether any member wants to stop. Without any weight there
             is no mean, and the gradients are zero.
         """
+        self._step = step
         if self._group.size == 1:
             return self._step.weight, self._step.stop
         for bucket in range(len(self._under_way), len(self._flat.buckets)):

@@ -100,7 +100,8 @@ class WorkerPart:
 
     The training loop calls it in this order:
 
-        start ─▶ ( begin  before_use(b)… forward  bucket_ready(b)… backward  gradients_ready )… ─▶ settle ─▶ catch_up ─▶ … ─▶ end
+        start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
+              ─▶ settle ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end
 
     Attributes:
         staleness: how many gradients were applied at which staleness, where this side knows it.
@@ -139,8 +140,10 @@ class WorkerPart:
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """All gradients are final: exchange and update.
 
+        Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
+
         Args:
-            step: as it was given to `begin`.
+            step: as it was given to `begin`; may weigh less if no bucket has been announced.
             learning_rate: the one to update with.
 
         Returns:

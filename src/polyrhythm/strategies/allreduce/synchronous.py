@@ -74,7 +74,7 @@ class SynchronousWorker(WorkerPart):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Averages what is left, and updates this worker's own copy."""
-        weight, stop = self._mean.finish()
+        weight, stop = self._mean.finish(step)
         if weight > 0:  # else everyone sat the step out, as float16 makes them do
             self._optimizer.step(self._flat.gradients, learning_rate)
             self.staleness[0] += 1

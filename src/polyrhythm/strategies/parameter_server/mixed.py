@@ -128,7 +128,7 @@ class MixedWorker(WorkerPart):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Averages, exchanges through the leader, and shares the answer."""
-        weight, wish = self._mean.finish()
+        weight, wish = self._mean.finish(step)
         stop = False
         if self._servers is not None:
             pushed = Step(step.number, weight, wish)

@@ -1,0 +1,149 @@
+"""A replica tells its strategy what happens, in order."""
+
+import pytest
+import torch
+from torch import nn
+
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.roles import replica as module
+from polyrhythm.roles.pace import DrawnPace, LivePace
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.strategy import Step, WorkerPart
+from polyrhythm.training.flat_parameters import FlatParameters
+
+
+class Diary(WorkerPart):
+    """Notes every call."""
+
+    hears_buckets = True
+    hears_use = True
+
+    def __init__(self, setting):
+        super().__init__()
+        self.lines = []
+        self.gradients = []
+        self.flat = setting.flat
+
+    def begin(self, step):
+        self.lines.append(f"begin {step.number}")
+
+    def before_use(self, bucket):
+        self.lines.append(f"use {bucket}")
+
+    def bucket_ready(self, bucket):
+        self.lines.append(f"ready {bucket}")
+        place = self.flat.buckets[bucket]
+        self.gradients.append(self.flat.gradients_and_tail[place.start : place.stop].clone())
+
+    def gradients_ready(self, step, learning_rate):
+        self.lines.append(f"done {step.number} at {learning_rate}")
+        return step.stop
+
+
+class Diarist:
+    """A strategy of diaries."""
+
+    def worker(self, setting):
+        return Diary(setting)
+
+
+class Twice(nn.Module):
+    """Uses its first layer twice and its last never."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.never = (nn.Linear(3, 3, bias=False) for _ in range(3))
+
+    def forward(self, pictures):
+        return self.second(self.first(self.first(pictures)))
+
+
+@pytest.fixture(autouse=True)
+def _a_bucket_a_layer(monkeypatch):
+    monkeypatch.setattr(module, "FlatParameters", lambda model: FlatParameters(model, bucket_bytes=36))
+
+
+def make(model, pace=None, announce=True):
+    time = VirtualTime()
+    network = SimulatedCluster(time, ConstantNetwork(time), 2).communicator(0)
+    world = World(network, Cast((0, 1)), pace or LivePace())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Replica(model, optimizer, Diarist(), world, announce=announce)
+
+
+def learn(made, step):
+    made.begin(step)
+    made.model(torch.ones(2, 3)).sum().backward()
+    return made.finish(0.5)
+
+
+def test_hooks_announce_buckets_in_order_with_final_gradients():
+    torch.manual_seed(0)
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)))
+    reference = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    reference.load_state_dict(made.model.state_dict())
+    reference(torch.ones(2, 3)).sum().backward()
+    assert learn(made, Step(7, stop=True)) is True
+    assert made.part.lines == ["begin 7", "use 1", "use 0", "ready 0", "ready 1", "done 7 at 0.5"]
+    assert torch.equal(made.part.gradients[0][:9], reference[1].weight.grad.reshape(-1))
+    assert torch.equal(made.part.gradients[1], reference[0].weight.grad.reshape(-1))
+    assert torch.equal(made.flat.gradients, torch.zeros(18))
+
+
+def test_a_layer_used_twice_is_ready_once_and_one_never_used_holds_those_after_it_back():
+    made = make(Twice())
+    for number in range(2):
+        assert learn(made, Step(number)) is False
+    uses = ["use 2", "use 2", "use 1"]
+    # bucket 0 is the layer that is never used: nothing may be announced before it
+    assert made.part.lines == ["begin 0", *uses, "done 0 at 0.5", "begin 1", *uses, "done 1 at 0.5"]
+
+
+def test_several_backward_passes_in_a_step_announce_nothing():
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)), announce=False)
+    learn(made, Step(0))
+    made.announce(0)
+    assert not any(line.startswith("ready") for line in made.part.lines)
+
+
+def test_a_drawn_pace_announces_by_itself():
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False)), DrawnPace(VirtualTime(), lambda: 0.1))
+    made.begin(Step(0))
+    made.model(torch.ones(2, 3)).sum().backward()
+    assert made.part.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
+    made.use(0)
+    made.announce(0)
+    assert made.part.lines == ["begin 0", "use 0", "ready 0"]
+
+
+def test_shares_of_buckets_add_up_and_leave_the_tail_out():
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)))
+    assert made.bucket_shares == [27 / 36, 9 / 36]
+
+
+def test_what_is_not_trained_becomes_worker_0s():
+    time = VirtualTime()
+    cluster = SimulatedCluster(time, ConstantNetwork(time), 2)
+    models = [nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    for number, model in enumerate(models):
+        model[0].running_mean.fill_(number + 1.0)
+        model[0].num_batches_tracked.fill_(number + 5)
+        model[1].requires_grad_(False)
+    trained = models[1][2].weight.detach().clone()
+
+    def play(rank):
+        world = World(cluster.communicator(rank), Cast((0, 1)))
+        optimizer = torch.optim.SGD(models[rank][2].parameters(), lr=0.1)
+        Replica(models[rank], optimizer, Diarist(), world, announce=True).share_untrained()
+
+    for rank in range(2):
+        time.spawn(f"worker {rank}", lambda rank=rank: play(rank))
+    time.run()
+    assert models[1][0].running_mean.tolist() == [1.0, 1.0]
+    assert models[1][0].num_batches_tracked == 5
+    assert torch.equal(models[1][1].weight, models[0][1].weight)
+    assert torch.equal(models[1][2].weight, trained)

@@ -1,0 +1,104 @@
+"""The worker's end of push and pull, against servers that answer by hand."""
+
+import torch
+from torch import nn
+
+from polyrhythm.communication.message import Kind, Message, unpack_json
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+CAST = Cast((0, 1), (2, 3))
+
+
+class Sent:
+    """A handle that counts how often it is waited for."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def wait(self):
+        self.waits += 1
+
+
+class Script:
+    """A network that notes what is sent and receives what it was told to."""
+
+    def __init__(self, answers):
+        self.sent = []
+        self.handles = []
+        self._answers = dict(answers)
+
+    def send(self, to, message):
+        self.sent.append((to, message))
+
+    def start_send(self, to, message):
+        self.sent.append((to, message))
+        self.handles.append(Sent())
+        return self.handles[-1]
+
+    def receive(self, source):
+        return source, self._answers[source]
+
+
+def setting(answers):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)  # 5 numbers: shards of 2 and 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = FlatParameters(model)
+    network = Script(answers)
+    return (
+        network,
+        flat,
+        PushPull(WorkerSetting(network, None, CAST, flat, OptimizerPlan.of(optimizer, flat))),
+    )
+
+
+def answer(values, version, step, stop=False):
+    return Message(Kind.PARAMETERS, torch.tensor(values), version=version, step=step, stop=stop)
+
+
+def test_every_server_gets_its_shard_and_its_part_of_the_plan():
+    network, flat, ends = setting({})
+    ends.initialise()
+    assert [(to, message.kind) for to, message in network.sent] == [
+        (2, Kind.CONFIGURE), (2, Kind.PARAMETERS), (3, Kind.CONFIGURE), (3, Kind.PARAMETERS),
+    ]  # fmt: skip
+    assert [unpack_json(message.tensor)["spans"][0]["stop"] for _, message in network.sent[::2]] == [2, 3]
+    assert torch.equal(torch.cat([message.tensor for _, message in network.sent[1::2]]), flat.vector)
+
+
+def test_a_pull_overwrites_the_vector_and_gives_the_least_step():
+    network, flat, ends = setting({2: answer([1.0, 2.0], 7, 4), 3: answer([3.0, 4.0, 5.0], 9, 3)})
+    assert ends.pull() == 3
+    assert flat.vector.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [(message.kind, message.stop) for _, message in network.sent] == [(Kind.PULL, False)] * 2
+    ends.pull(final=True)
+    assert [message.stop for _, message in network.sent[2:]] == [True, True]
+
+
+def test_a_push_says_which_version_its_gradient_was_computed_from():
+    network, flat, ends = setting({2: answer([1.0, 2.0], 7, 4), 3: answer([3.0, 4.0, 5.0], 9, 4, stop=True)})
+    ends.pull()
+    flat.gradients.copy_(torch.arange(5.0))
+    assert ends.push_and_pull(Step(4, stop=True), 0.5, 0.01) is True
+    pushes = [message for _, message in network.sent[2:]]
+    assert [(p.kind, p.version, p.step, p.weight, p.learning_rate, p.stop) for p in pushes] == [
+        (Kind.PUSH, 7, 4, 0.5, 0.01, True),
+        (Kind.PUSH, 9, 4, 0.5, 0.01, True),
+    ]
+    assert [push.tensor.tolist() for push in pushes] == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    assert [handle.waits for handle in network.handles] == [1, 1]
+
+
+def test_nobody_has_to_stop_unless_a_server_says_so():
+    _, _, ends = setting({2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)})
+    assert ends.push_and_pull(Step(0), 1.0, 0.1) is False
+
+
+def test_all_servers_hear_who_leaves():
+    network, _, ends = setting({})
+    ends.leave()
+    assert [(to, message.kind) for to, message in network.sent] == [(2, Kind.LEAVE), (3, Kind.LEAVE)]

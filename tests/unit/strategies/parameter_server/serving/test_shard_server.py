@@ -1,0 +1,241 @@
+"""A server by hand-written messages, without any network."""
+
+import json
+from itertools import permutations
+
+import pytest
+import torch
+
+from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+
+PUSHERS = (0, 2, 5)  # ranks; the gates number them 0, 1, 2
+START = torch.tensor([1.0, 2.0, 3.0])
+
+
+def sgd(momentum=0.0):
+    return OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5, "momentum": momentum}),), 0.5)
+
+
+def server(consistency, pushers=PUSHERS, plan=None, start=START):
+    made = ShardServer(pushers, consistency)
+    assert made.on_message(pushers[0], Message(Kind.CONFIGURE, pack_json((plan or sgd()).to_json()))) == []
+    assert made.on_message(pushers[0], Message(Kind.PARAMETERS, start.clone())) == []
+    return made
+
+
+def push(values, version=0, step=0, weight=1.0, rate=0.5, stop=False):
+    gradient = torch.tensor(values) if isinstance(values, list) else values
+    return Message(
+        Kind.PUSH, gradient, version=version, step=step, weight=weight, learning_rate=rate, stop=stop
+    )
+
+
+def answered(replies):
+    return {rank: (message.tensor.tolist(), message.version, message.step) for rank, message in replies}
+
+
+class TestSynchronous:
+    def test_nobody_is_answered_before_the_last_gradient(self):
+        made = server(Synchronous())
+        assert made.on_message(5, push([4.0, 0.0, 0.0])) == []
+        assert made.on_message(0, push([0.0, 2.0, 0.0])) == []
+        replies = made.on_message(2, push([2.0, 1.0, 6.0]))
+        new = [1.0 - 0.5 * 2, 2.0 - 0.5 * 1, 3.0 - 0.5 * 2]  # minus rate times the mean
+        assert answered(replies) == dict.fromkeys((0, 2, 5), (new, 1, 1))
+        assert made.version == 1
+        assert made.staleness == {0: 3}
+
+    def test_the_order_of_arrival_does_not_change_a_bit(self):
+        generator = torch.Generator().manual_seed(0)
+        gradients = {rank: torch.randn(101, generator=generator) * 10.0**rank for rank in PUSHERS}
+        plan = OptimizerPlan("SGD", (Span(0, 101, {"lr": 0.1}),), 0.1)
+        in_rank_order = torch.zeros(101) - 0.1 * ((gradients[0] + gradients[2]) + gradients[5]) / 3
+        results = []
+        for order in permutations(PUSHERS):
+            made = server(Synchronous(), plan=plan, start=torch.zeros(101))
+            for rank in order:
+                made.on_message(rank, push(gradients[rank], rate=0.1))
+            results.append(made.values)
+        assert all(torch.equal(results[0], result) for result in results)
+        torch.testing.assert_close(results[0], in_rank_order)
+        other_order = (gradients[5] + gradients[2]) + gradients[0]
+        assert not torch.equal((gradients[0] + gradients[2]) + gradients[5], other_order), (
+            "the order does matter"
+        )
+
+    def test_ragged_batches_count_for_their_samples(self):
+        made = server(Synchronous())
+        made.on_message(0, push([8.0, 0.0, 1.0], weight=1.0))
+        made.on_message(2, push([0.0, 8.0, 1.0], weight=0.5))
+        made.on_message(5, push([0.0, 0.0, 1.0], weight=0.25))
+        torch.testing.assert_close(made.values, START - 0.5 * torch.tensor([8 / 1.75, 4 / 1.75, 1.0]))
+
+    def test_an_empty_batch_takes_part_and_counts_for_nothing(self):
+        made = server(Synchronous())
+        made.on_message(0, push([2.0, 2.0, 2.0], weight=0.5))
+        made.on_message(2, push([float("nan")] * 3, weight=0.0))
+        replies = made.on_message(5, push([4.0, 4.0, 4.0], weight=0.5))
+        assert answered(replies)[2] == ([-0.5, 0.5, 1.5], 1, 1)
+        assert made.staleness == {0: 2}
+
+    def test_only_empty_batches_change_nothing_but_are_answered(self):
+        made = server(Synchronous())
+        replies = [made.on_message(rank, push([0.0] * 3, weight=0.0)) for rank in PUSHERS]
+        assert replies[:2] == [[], []]
+        assert answered(replies[2]) == dict.fromkeys(PUSHERS, (START.tolist(), 0, 1))
+        assert made.version == 0
+        assert made.staleness == {}
+
+    def test_a_pusher_that_leaves_is_not_waited_for(self):
+        made = server(Synchronous())
+        made.on_message(0, push([2.0, 0.0, 0.0]))
+        made.on_message(2, push([4.0, 0.0, 0.0]))
+        assert answered(made.on_message(5, Message(Kind.LEAVE))) == dict.fromkeys(
+            (0, 2), ([-0.5, 2.0, 3.0], 1, 1)
+        )
+        made.on_message(0, push([0.0, 2.0, 0.0], version=1, step=1))
+        assert sorted(answered(made.on_message(2, push([0.0, 2.0, 0.0], version=1, step=1)))) == [0, 2]
+
+    def test_the_wish_to_stop_reaches_everyone_at_the_same_step(self):
+        made = server(Synchronous())
+        made.on_message(0, push([0.0] * 3))
+        made.on_message(2, push([0.0] * 3, stop=True))
+        replies = made.on_message(5, push([0.0] * 3))
+        assert [message.stop for _, message in replies] == [True] * 3
+
+
+class TestAsynchronous:
+    def test_every_gradient_is_an_update_and_staleness_counts_by_hand(self):
+        made = server(Asynchronous())
+        read = {}
+        stale = []
+        for rank, step in [(0, 0), (2, 0), (0, 1), (5, 0), (5, 1), (2, 1)]:
+            stale.append(made.version - read.get(rank, 0))
+            [(to, answer)] = made.on_message(
+                rank, push([1.0, 0.0, -1.0], version=read.get(rank, 0), step=step)
+            )
+            assert (to, answer.step) == (rank, step + 1)
+            read[rank] = answer.version
+        assert stale == [0, 1, 1, 3, 0, 3]
+        assert made.staleness == {0: 2, 1: 2, 3: 2}
+        assert made.version == 6
+        assert made.values.tolist() == [1.0 - 3.0, 2.0, 3.0 + 3.0]
+
+    def test_momentum_lives_on_the_server(self):
+        made = server(Asynchronous(), plan=sgd(momentum=0.5))
+        made.on_message(0, push([4.0, 0.0, 0.0]))  # buffer 4
+        made.on_message(2, push([0.0, 0.0, 0.0]))  # buffer 2
+        made.on_message(5, push([1.0, 0.0, 0.0]))  # buffer 2
+        assert made.values.tolist() == [1.0 - 0.5 * (4 + 2 + 2), 2.0, 3.0]
+
+    def test_the_pushers_learning_rate_is_used(self):
+        made = server(Asynchronous())
+        made.on_message(0, push([1.0, 1.0, 1.0], rate=0.25))
+        assert made.values.tolist() == [0.75, 1.75, 2.75]
+
+    def test_a_repeated_step_is_answered_and_not_applied_again(self):
+        made = server(Asynchronous())
+        made.on_message(2, push([1.0, 0.0, 0.0]))
+        [(to, answer)] = made.on_message(2, push([1.0, 0.0, 0.0]))
+        assert (to, answer.tensor.tolist(), answer.version, answer.step) == (2, [0.5, 2.0, 3.0], 1, 1)
+        assert made.staleness == {0: 1}
+
+    def test_an_empty_batch_is_answered_and_counts_its_step(self):
+        made = server(Asynchronous())
+        assert answered(made.on_message(5, push([float("nan")] * 3, weight=0.0))) == {
+            5: (START.tolist(), 0, 1)
+        }
+        assert made.version == 0
+
+    def test_a_ragged_batch_is_no_smaller_step(self):
+        made = server(Asynchronous())
+        made.on_message(0, push([2.0, 0.0, 0.0], weight=0.25))
+        assert made.values.tolist() == [0.0, 2.0, 3.0]
+
+    def test_the_wish_to_stop_spreads(self):
+        made = server(Asynchronous())
+        [(_, before)] = made.on_message(0, push([0.0] * 3))
+        made.on_message(2, push([0.0] * 3, stop=True))
+        [(_, after)] = made.on_message(0, push([0.0] * 3, step=1))
+        assert (before.stop, after.stop) == (False, True)
+
+
+def test_a_pull_before_there_are_parameters_is_answered_later():
+    made = ShardServer(PUSHERS, Asynchronous())
+    assert made.on_message(5, Message(Kind.PULL)) == []
+    assert made.on_message(2, Message(Kind.PULL)) == []
+    assert made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json()))) == []
+    replies = made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
+    assert [rank for rank, _ in replies] == [5, 2]
+    assert answered(replies)[5] == (START.tolist(), 0, 0)
+    assert answered(made.on_message(0, Message(Kind.PULL))) == {0: (START.tolist(), 0, 0)}
+
+
+@pytest.mark.parametrize("consistency", [Asynchronous(), Synchronous()], ids=str)
+def test_the_final_parameters_come_when_all_have_left(consistency):
+    made = server(consistency)
+    assert made.on_message(5, Message(Kind.LEAVE)) == []
+    assert made.on_message(0, Message(Kind.LEAVE)) == []
+    assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
+    assert not made.done
+    assert answered(made.on_message(2, Message(Kind.LEAVE))) == {0: (START.tolist(), 0, 0)}
+    assert made.done
+
+
+def test_the_final_parameters_come_at_once_if_all_have_left_already():
+    made = server(Asynchronous())
+    for rank in PUSHERS:
+        assert made.on_message(rank, Message(Kind.LEAVE)) == []
+    assert not made.done
+    assert answered(made.on_message(0, Message(Kind.PULL, stop=True))) == {0: (START.tolist(), 0, 0)}
+    assert made.done
+
+
+@pytest.mark.parametrize("consistency", [Asynchronous(), Synchronous()], ids=str)
+def test_state_goes_round_in_the_middle_of_a_run(consistency):
+    first = server(consistency, plan=sgd(momentum=0.5))
+    for step in range(2):
+        for rank in PUSHERS:
+            first.on_message(rank, push([1.0, -1.0, float(rank)], version=first.version, step=step))
+    tensors, facts = unpack_tensors(pack_tensors(*first.state()))  # as it travels and lies on disk
+    assert facts == json.loads(json.dumps(facts))
+    second = ShardServer(PUSHERS, consistency)
+    second.load_state((tensors, facts))
+    second.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd(momentum=0.5).to_json())))
+    assert second.on_message(2, Message(Kind.PULL)) == []
+    resumed = second.on_message(0, Message(Kind.PARAMETERS, torch.full((3,), 99.0)))
+    assert answered(resumed) == {2: (first.values.tolist(), first.version, 2)}
+    for rank in PUSHERS:
+        message = push([0.5, 0.0, 0.0], version=first.version, step=2)
+        before, after = first.on_message(rank, message), second.on_message(rank, message)
+        assert answered(before) == answered(after)
+    assert torch.equal(first.values, second.values)
+    assert (first.version, first.staleness) == (second.version, second.staleness)
+    assert second.on_message(2, push([1.0, 1.0, 1.0], step=1))[0][1].tensor.tolist() == first.values.tolist()
+
+
+def test_a_stranger_is_named():
+    made = server(Asynchronous())
+    with pytest.raises(RunError, match=r"^a server heard PUSH from rank 1, which pushes nothing here$"):
+        made.on_message(1, push([0.0] * 3))
+
+
+def test_a_message_that_makes_no_sense_is_named():
+    made = server(Asynchronous())
+    with pytest.raises(RunError, match=r"^a server cannot do anything with DIFFERENCE from rank 2$"):
+        made.on_message(2, Message(Kind.DIFFERENCE, torch.zeros(3)))
+    with pytest.raises(RunError, match=r"^a PUSH came without its tensor$"):
+        made.on_message(2, Message(Kind.PUSH))
+    with pytest.raises(RunError, match=r"^a CONFIGURE came without its tensor$"):
+        made.on_message(2, Message(Kind.CONFIGURE))
+
+
+def test_a_plan_of_an_unknown_class_is_refused():
+    made = ShardServer(PUSHERS, Asynchronous())
+    with pytest.raises(RequestError, match=r"names 'LBFGS', which is none of ours"):
+        made.on_message(0, Message(Kind.CONFIGURE, pack_json({"kind": "LBFGS", "spans": [], "rate": 0.1})))
