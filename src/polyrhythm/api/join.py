@@ -1,0 +1,76 @@
+"""Joining a run from a script with a training loop of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+from polyrhythm.api.group import Group
+from polyrhythm.communication.transports.torch_distributed.transport import Rank, connect
+from polyrhythm.config.assemble import strategy_from
+from polyrhythm.errors import RequestError
+from polyrhythm.launch.cores import available_cores, use_threads
+from polyrhythm.launch.meeting import meet, started_by_run
+from polyrhythm.launch.torchrun import started_by_torchrun
+from polyrhythm.roles.server import serve
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+
+def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:
+    """Joins the run that this process has been started for.
+
+        with polyrhythm.join("parameter_server(servers=2)") as group:
+            model, optimizer = group.distribute(model, optimizer)
+            for x, y in group.shard(loader):
+                criterion(model(x), y).backward()
+                optimizer.step(); optimizer.zero_grad()
+
+    Started by `polyrhythm run --workers 2 script.py`, by `torchrun --nproc-per-node 4 script.py` (two of the four then
+    serve), or by `python script.py`, which is a run of one worker. In a process that is a server this call serves
+    until all workers have left, and then ends the process.
+
+    Args:
+        strategy: a spec, or a strategy; the same in all processes.
+        threads: compute threads of this worker; None shares a host's cores out, and leaves a worker alone as it is.
+
+    Returns:
+        This worker's group, to be used in a `with`.
+
+    Raises:
+        RequestError: no such strategy, too few processes for it, or another one than rank 0's.
+        RunError: the others cannot be reached.
+    """
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads must be at least 1 (given {threads})")
+    chosen = strategy if isinstance(strategy, Strategy) else strategy_from(strategy)
+    rendezvous, cast = meet(chosen)
+    home, network = connect(rendezvous)
+    world = World(network, cast)
+    if not world.is_worker:
+        _serve(chosen, world, home)
+    if threads is None and started_by_torchrun() and not started_by_run():
+        # torchrun leaves every rank one thread; `polyrhythm run` has shared the cores out already.
+        threads = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if threads is not None:
+        use_threads(threads)
+    return Group(chosen, world, home)
+
+
+def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
+    """Serves, and ends the process: a `with` cannot skip its body, and the rest of the script is not for a server."""
+    status = 0
+    try:
+        use_threads(1)
+        serve(strategy, world)
+        home.close()
+    except BaseException:
+        status = 1
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # SystemExit would run the script's own `except` and `finally` blocks, which would speak of a training that this
+    # process has not done.
+    os._exit(status)

@@ -1,0 +1,27 @@
+"""`polyrhythm run`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
+"""How to register the verb: what follows the script is the script's own."""
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="A Python script that calls polyrhythm.join.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", help="How many workers; servers come on top.")] = 2,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Compute threads of a worker [default: its share of the cores]."),
+    ] = None,
+) -> None:
+    """Run a script with a training loop of your own on several workers of this machine."""
+    from polyrhythm.launch.script import run_script
+
+    run_script(script, arguments or [], workers=workers, threads=threads)

@@ -1,0 +1,64 @@
+"""Waiting for other ranks: as long as it takes, but never without a word."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from polyrhythm.errors import RunError
+
+SPEAK_AFTER_S = 30.0
+
+
+def await_key(store: Any, key: str, awaited: str) -> str:
+    """Waits until somebody has set a key of the store; says every half minute whom it waits for.
+
+    Args:
+        store: where the ranks meet.
+        key: to be set by another rank.
+        awaited: who must do what, for people, such as `rank 0 to join`.
+
+    Returns:
+        The key's text.
+
+    Raises:
+        RunError: the store is gone.
+    """
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=SPEAK_AFTER_S))
+            return bytes(store.get(key)).decode()
+        except dist.DistStoreError:  # it took too long; a lost connection is a DistNetworkError
+            _say(f"still waiting for {awaited}")
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RunError(f"the store is gone while waiting for {awaited}: {reason}") from None
+
+
+@contextmanager
+def speaking_up(text: Callable[[], str], after_s: float = SPEAK_AFTER_S) -> Iterator[None]:
+    """Says what it is waiting for, once, if the body takes long.
+
+    Args:
+        text: gives the words, on a thread of its own; nothing is said if they are empty.
+        after_s: seconds of silence.
+    """
+    timer = threading.Timer(after_s, lambda: _say(text()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # it holds what `text` does, which must not be freed by a thread that Python's exit cuts short
+
+
+def _say(text: str) -> None:
+    if text:
+        print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

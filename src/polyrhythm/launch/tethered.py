@@ -1,0 +1,33 @@
+"""Becomes a command that does not outlive its launcher, however the launcher ends.
+
+Run by path, without Polyrhythm's own imports, which would cost every rank a second:
+
+    python -I -S tethered.py LAUNCHER_PID COMMAND…
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(launcher: int, command: list[str]) -> None:
+    """Asks the kernel (Linux) to end this process with its launcher, and becomes the command; never returns.
+
+    Args:
+        launcher: process that started this one.
+        command: path of a program, and its arguments.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # holds beyond execv
+    if os.getppid() != launcher:  # it has ended before the kernel knew
+        os._exit(1)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

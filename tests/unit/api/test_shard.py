@@ -1,0 +1,75 @@
+"""A worker's share of a stream, epochs, and how much a step counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from polyrhythm.api.shard import EveryNth, Shard
+from polyrhythm.api.step_weight import StepWeight
+
+
+class Weighted:
+    """Batches 0, 1, 2 of every epoch, with weights 1, 1 and 0.5."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
+        yield from [((epoch, 0), 1.0), ((epoch, 1), 1.0), ((epoch, 2), 0.5)]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(11))
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_each_takes_every_nth_and_all_stop_after_the_last_whole_round(worker: int) -> None:
+    share = EveryNth(range(11), worker, 3)
+    assert list(share.epoch(0)) == [(worker, 1.0), (worker + 3, 1.0), (worker + 6, 1.0)]
+    assert len(share) == 3
+
+
+def test_iterable_data_sets_are_streams_of_batches() -> None:
+    share = EveryNth(DataLoader(Stream(), batch_size=2), 1, 2)
+    assert [batch.tolist() for batch, _ in share.epoch(0)] == [[2, 3], [6, 7], [10]]
+    with pytest.raises(TypeError, match="len"):
+        len(EveryNth(iter([1, 2]), 0, 1))
+
+
+def test_every_iteration_is_the_next_epoch() -> None:
+    began: list[int] = []
+    shard = Shard(Weighted(), StepWeight(), lambda: began.append(1))
+    assert len(shard) == 3
+    assert [list(shard), list(shard)] == [[(epoch, step) for step in range(3)] for epoch in range(2)]
+    assert (shard.epoch, len(began)) == (2, 2)
+    shard.epoch = 7
+    assert next(iter(shard)) == (7, 0)
+
+
+def test_a_step_weighs_the_mean_of_its_batches() -> None:
+    weight = StepWeight()
+    shard = Shard(Weighted(), weight, lambda: None)
+    taken = []
+    for _, step in shard:
+        if step != 1:  # the second step has two batches
+            taken.append(weight.take())
+    assert taken == [1.0, 0.75]
+    assert weight.take() == 1.0
+
+
+def test_a_validation_pass_inside_an_epoch_does_not_count() -> None:
+    weight = StepWeight()
+    training, validation = (Shard(Weighted(), weight, lambda: None) for _ in range(2))
+    taken = []
+    for _, step in training:
+        if step == 2:
+            for _, seen in validation:
+                if seen == 1:
+                    break
+        taken.append(weight.take())
+    assert taken == [1.0, 1.0, 0.5]
