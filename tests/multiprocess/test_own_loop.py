@@ -95,14 +95,14 @@ def check_example(printed: str, workers: int, epochs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "failure", "words", "echo"),
+    ("strategy", "failure", "words"),
     [
-        ("synchronous", "body", "left with status 1", "RunError"),
-        ("parameter_server", "killed", "was killed by SIGKILL", "PeerLost"),
+        ("synchronous", "body", "left with status 1"),
+        ("parameter_server", "killed", "was killed by SIGKILL"),
     ],
 )
 def test_a_worker_that_fails_ends_the_others_soon(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, failure: str, words: str, echo: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], strategy: str, failure: str, words: str
 ) -> None:
     started = time.monotonic()
     with pytest.raises(RunError, match=rf"^worker 1 \(rank 1\) {words}$"):
@@ -110,5 +110,5 @@ def test_a_worker_that_fails_ends_the_others_soon(
     assert time.monotonic() - started < 60
     printed = capfd.readouterr().err
     assert ("worker 1 has had enough" in printed) == (failure == "body")
-    assert re.search(rf"^polyrhythm\.errors\.{echo}: .* is gone", printed, re.MULTILINE)
+    assert re.search(r"^polyrhythm\.\S+: .*rank( 1)? is gone", printed, re.MULTILINE)
     assert saved(tmp_path) == []
