@@ -1,0 +1,257 @@
+"""Tiny jobs for every strategy, and the plain torch loop that they are measured against."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.sharding import batch_indices, epoch_order
+from polyrhythm.events import CheckpointSaved, Event
+from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.simulation.run import Surroundings, simulate
+from polyrhythm.specs import build, choices
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.strategy import Strategy
+
+OPTIMIZERS = "polyrhythm.training.optimizers"
+SCHEDULES = "polyrhythm.training.schedules"
+CLASSES = 3
+SIDE = 4
+
+# Beside every strategy's defaults, which are found by themselves.
+VARIATIONS = [
+    "parameter_server(servers=3)",
+    "parameter_server(consistency=synchronous)",
+    "parameter_server(servers=2, consistency=synchronous, placement=dedicated)",
+    "mixed(replicas=1)",
+    "mixed(replicas=3, servers=2)",
+    "mixed(replicas=2, consistency=synchronous)",
+]
+
+
+def strategies() -> list[str]:
+    """Gives the spec of every strategy, found by itself, and of some variations."""
+    return [*(name for family in FAMILIES for name in choices(family)), *VARIATIONS]
+
+
+def strategy(spec: str) -> Strategy:
+    """Builds a strategy."""
+    built = build("strategy", spec, *FAMILIES)
+    assert isinstance(built, Strategy)
+    return built
+
+
+def in_step(workers: int) -> list[str]:
+    """Gives the specs of those strategies in which so many workers go in step."""
+    return [spec for spec in strategies() if strategy(spec).in_step(workers)]
+
+
+def out_of_step(workers: int) -> list[str]:
+    """Gives the specs of the other strategies."""
+    return [spec for spec in strategies() if spec not in in_step(workers)]
+
+
+def blobs(train: int = 53, test: int = 40) -> Dataset:
+    """Makes pictures of three classes that overlap a little."""
+    generator = torch.Generator().manual_seed(7)
+    centres = torch.randn(CLASSES, 1, SIDE, SIDE, generator=generator)
+
+    def split(count: int) -> TensorSplit:
+        labels = torch.randint(CLASSES, (count,), generator=generator)
+        noise = torch.randn(count, 1, SIDE, SIDE, generator=generator)
+        return TensorSplit(centres[labels] + noise, labels)
+
+    return Dataset("blobs", split(train), split(test), ("a", "b", "c"), (1, SIDE, SIDE), default_epochs=2)
+
+
+def perceptron() -> nn.Module:
+    """Makes a network of 16 inputs, 5 hidden units and 3 outputs: 103 parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+PARAMETERS = 103
+
+
+def with_dropout() -> nn.Module:
+    """Makes a network that draws random numbers in every step."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(SIDE * SIDE, 6), nn.Dropout(0.4), nn.ReLU(), nn.Linear(6, CLASSES)
+    )
+
+
+def with_batch_norm() -> nn.Module:
+    """Makes a small convolutional network with batch normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.BatchNorm2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2 * SIDE * SIDE, CLASSES),
+    )
+
+
+def make_job(
+    spec: str,
+    workers: int = 1,
+    *,
+    model: Callable[[], nn.Module] = perceptron,
+    dataset: Dataset | None = None,
+    folder: Path | None = None,
+    checkpoints: int = 2,
+    dtype: torch.dtype = torch.float32,
+    **learning: Any,
+) -> Job:
+    """Makes a job of two short epochs; `learning` overrides the fields of `Learning`, specs as text."""
+    chosen: dict[str, Any] = {
+        "optimizer": "sgd",
+        "schedule": "cosine",
+        "epochs": 2,
+        "batch_size": 4,
+        "seed": 3,
+    }
+    chosen |= learning
+    chosen["optimizer"] = build("optimizer", chosen["optimizer"], OPTIMIZERS)
+    chosen["schedule"] = build("schedule", chosen["schedule"], SCHEDULES)
+    return Job(
+        strategy=strategy(spec),
+        workers=workers,
+        dataset=dataset or blobs(),
+        make_model=lambda: model().to(dtype),
+        model_name=model.__name__,
+        learning=Learning(**chosen),
+        keeping=Keeping(folder=folder, checkpoints=checkpoints),
+    )
+
+
+def resumed(job: Job) -> Job:
+    """Gives the job that goes on from the newest checkpoint."""
+    return replace(job, keeping=replace(job.keeping, resume=True))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a simulated run left.
+
+    Attributes:
+        events: in their order.
+        models: the replicas, worker 0's first.
+    """
+
+    events: list[Event]
+    models: list[nn.Module]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The figures of the run."""
+        return result_of(self.events)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the final parameters."""
+        return str(self.result["parameters_sha256"])
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The leader's step at each checkpoint."""
+        return [event.step for event in self.events if isinstance(event, CheckpointSaved)]
+
+
+def result_of(events: list[Event]) -> dict[str, Any]:
+    """Gives the figures that a run ended with."""
+    record = events[-1].to_json()
+    assert record["event"] == "RunEnded"
+    result: dict[str, Any] = record["result"]
+    return result
+
+
+def simulated(job: Job, surroundings: Surroundings | None = None) -> Trained:
+    """Runs a job in virtual time and keeps its replicas."""
+    models: list[nn.Module] = []
+
+    def make() -> nn.Module:
+        models.append(job.make_model())
+        return models[-1]
+
+    return Trained(simulate(replace(job, make_model=make), surroundings), models)
+
+
+def uneven(worker: int) -> float:
+    """Step times that never meet: worker 0 is the quickest."""
+    return 0.01 * (1 + 0.37 * worker)
+
+
+def vector_of(model: nn.Module) -> Tensor:
+    """Gives a model's parameters as one vector, in their order."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def sha256_of(vector: Tensor) -> str:
+    """Gives the digest of a vector's bytes."""
+    return hashlib.sha256(vector.numpy().tobytes()).hexdigest()
+
+
+def saved_vector(folder: Path) -> Tensor:
+    """Reads the parameters that a run saved, in the order of `perceptron`."""
+    weights = load_file(folder / "model.safetensors")
+    return torch.cat([weights[name].reshape(-1) for name in ("1.weight", "1.bias", "3.weight", "3.bias")])
+
+
+def batch(job: Job, epoch: int, step: int, worker: int = 0, workers: int = 1) -> tuple[Tensor, Tensor]:
+    """Gives the pictures and labels of one worker's batch."""
+    train = job.dataset.train
+    order = epoch_order(len(train), epoch, job.learning.seed)
+    indices = batch_indices(order, step, worker, workers, job.learning.batch_size)
+    return train.images(indices), train.labels[indices]
+
+
+def cosine(job: Job, step: int, total: int) -> float:
+    """Gives the learning rate of a step: half a cosine wave over the run."""
+    return job.learning.optimizer.lr * ((1 + cos(pi * (step / total))) / 2)
+
+
+def plain_loop(
+    job: Job, together: int = 1, each: Callable[[nn.Module], None] = lambda model: None
+) -> nn.Module:
+    """Trains one model in plain torch, without anything of ours but the shuffle and the optimiser's class.
+
+    Args:
+        job: what to learn; its strategy is not looked at.
+        together: how many workers' batches make one batch of this loop.
+        each: called with the model after every step.
+    """
+    learning, train = job.learning, job.dataset.train
+    torch.manual_seed(learning.seed)
+    model = job.make_model()
+    dtype = next(model.parameters()).dtype
+    optimizer = learning.optimizer.create(model.parameters())
+    size = learning.batch_size * together
+    starts = range(0, len(train), size)
+    step = 0
+    for epoch in range(learning.epochs):
+        order = epoch_order(len(train), epoch, learning.seed)
+        for start in starts:
+            indices = order[start : start + size]
+            for group in optimizer.param_groups:
+                group["lr"] = cosine(job, step, len(starts) * learning.epochs)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(train.images(indices).to(dtype)), train.labels[indices])
+            loss.backward()
+            optimizer.step()
+            each(model)
+            step += 1
+    return model
+
+
+def stop_at(seconds: float, step_s: Callable[[int], float] = uneven) -> Surroundings:
+    """Gives surroundings in which everyone is asked to stop at a virtual time."""
+    return Surroundings(step_s=step_s, stop_at_s=seconds)

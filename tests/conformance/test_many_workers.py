@@ -1,0 +1,129 @@
+"""What every strategy owes with several workers: agreement, repeatability, learning, and the dtype that it got."""
+
+import pytest
+import torch
+
+from conformance.jobs import (
+    in_step,
+    make_job,
+    out_of_step,
+    sha256_of,
+    simulated,
+    strategies,
+    strategy,
+    uneven,
+    vector_of,
+    with_dropout,
+)
+from polyrhythm.data.open import open_data
+from polyrhythm.errors import RequestError
+from polyrhythm.models.create import create_model
+from polyrhythm.simulation.run import Surroundings
+
+UNEVEN = Surroundings(step_s=uneven)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_data("digits")
+
+
+def test_in_step_and_out_of_step_are_told_apart():
+    assert {"synchronous", "parameter_server(consistency=synchronous)", "mixed(replicas=3, servers=2)"} <= {
+        *in_step(3)
+    }
+    assert {"parameter_server", "mixed", "mixed(replicas=1)"} <= {*out_of_step(3)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers"), [(spec, count) for count in (2, 3, 5) for spec in in_step(count)]
+)
+def test_replicas_agree_where_they_go_in_step(spec, workers):
+    trained = simulated(make_job(spec, workers), UNEVEN)
+    vectors = [vector_of(model) for model in trained.models]
+    assert len(vectors) == workers
+    assert all(torch.equal(vectors[0], vector) for vector in vectors)
+    assert trained.sha256 == sha256_of(vectors[0])
+
+
+@pytest.mark.parametrize("spec", out_of_step(3))
+def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
+    trained = simulated(make_job(spec, 3), UNEVEN)
+    quickest, middle, slowest = (vector_of(model) for model in trained.models)
+    assert trained.sha256 == sha256_of(quickest)
+    assert torch.equal(quickest, slowest)  # whose gradient was the last
+    assert strategy(spec).name == "mixed" or not torch.equal(quickest, middle)
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_same_seed_same_trace(spec):
+    job = make_job(spec, 3, model=with_dropout)
+    first, second = (simulated(job, UNEVEN) for _ in range(2))
+    assert first.events == second.events
+    other = simulated(make_job(spec, 3, model=with_dropout, seed=4), UNEVEN)
+    assert other.sha256 != first.sha256
+
+
+@pytest.mark.parametrize("spec", in_step(3))
+def test_in_step_the_result_does_not_depend_on_timing(spec):
+    even, other = (simulated(make_job(spec, 3), around) for around in (Surroundings(), UNEVEN))
+    assert even.sha256 == other.sha256
+    assert even.result["seconds"] < other.result["seconds"]
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_dtype_is_kept(spec):
+    trained = simulated(make_job(spec, 3, dtype=torch.float64), UNEVEN)
+    assert {vector_of(model).dtype for model in trained.models} == {torch.float64}
+    assert trained.sha256 == sha256_of(vector_of(trained.models[0]))
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_every_gradient_is_counted_once(spec):
+    workers, job = 3, make_job(spec, 3)
+    built = strategy(spec)
+    histogram = simulated(job, UNEVEN).result["staleness"]["histogram"]
+    steps = 2 * 5  # 53 images, 12 a step
+    pushers = workers if "parameter_server" in spec else -(-workers // getattr(built, "replicas", workers))
+    assert sum(histogram.values()) == steps * pushers * max(1, built.server_count)
+    assert (set(histogram) == {"0"}) == built.in_step(workers)
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_learns_with_the_defaults(spec, digits):
+    job = make_job(
+        spec,
+        3,
+        dataset=digits,
+        epochs=digits.default_epochs,
+        batch_size=64,
+        seed=0,
+        model=lambda: create_model("mlp", classes=10, image_shape=digits.image_shape),
+    )
+    assert simulated(job).result["test_top1"] >= 0.9
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_more_servers_than_parameters_are_refused(spec):
+    if not strategy(spec).server_count:
+        with pytest.raises(RequestError, match=r"^unknown key of strategy|takes no keys"):
+            strategy(f"{spec}(servers=2)")
+        return
+    name = spec.partition("(")[0]
+    with pytest.raises(
+        RequestError, match="104 servers cannot share a model of 103 parameters: ask for at most 103"
+    ):
+        simulated(make_job(f"{name}(servers=104)", 2))
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_a_loss_that_is_not_finite_is_named(spec):
+    with pytest.raises(RequestError) as caught:
+        simulated(make_job(spec, 2, optimizer="sgd(lr=1e38)"))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "the loss is nan at step" in text or "the loss is inf at step" in text
+    assert "learning rate 1e+38" in text or "learning rate 9" in text
+    assert "worker" in text
+    assert "rank" in text
+    assert "lower the learning rate" in text

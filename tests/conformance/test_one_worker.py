@@ -1,0 +1,79 @@
+"""One worker of any strategy is plain torch, bit for bit: same parameters as a loop that knows none of ours."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from conformance.jobs import (
+    OPTIMIZERS,
+    PARAMETERS,
+    make_job,
+    plain_loop,
+    sha256_of,
+    simulated,
+    strategies,
+    strategy,
+    vector_of,
+    with_batch_norm,
+)
+from polyrhythm.specs import choices
+from polyrhythm.training.flat_parameters import FlatParameters
+
+OPTIMISERS = [
+    *choices(OPTIMIZERS),
+    "sgd(momentum=0, weight_decay=0.01)",
+    "sgd(lr=0.1, nesterov=True)",
+    "rmsprop(momentum=0.9, centered=True)",
+    "adam(lr=0.01, amsgrad=True, weight_decay=0.01)",
+    "tf1_rmsprop(momentum=0.9, weight_decay=0.0001)",
+]
+
+
+@cache
+def by_hand(optimizer, dtype):
+    return vector_of(plain_loop(make_job("synchronous", optimizer=optimizer, dtype=dtype, batch_size=8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
+@pytest.mark.parametrize("spec", strategies())
+def test_one_worker_is_plain_torch(spec, optimizer, dtype):
+    trained = simulated(make_job(spec, optimizer=optimizer, dtype=dtype, batch_size=8))
+    found = vector_of(trained.models[0])
+    assert found.dtype == dtype
+    assert torch.equal(found, by_hand(optimizer, dtype))
+    assert trained.sha256 == sha256_of(found)
+
+
+def test_the_plain_loop_moves_every_parameter():
+    job = make_job("synchronous")
+    torch.manual_seed(job.learning.seed)
+    start = vector_of(job.make_model())
+    assert start.shape == (PARAMETERS,)
+    assert (by_hand("sgd", torch.float32) != start).all()
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_one_worker_in_many_buckets(spec, monkeypatch):
+    monkeypatch.setattr("polyrhythm.roles.replica.FlatParameters", partial(FlatParameters, bucket_bytes=16))
+    trained = simulated(make_job(spec, batch_size=8))
+    assert torch.equal(vector_of(trained.models[0]), by_hand("sgd", torch.float32))
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_one_worker_with_batch_norm_and_a_ragged_batch(spec):
+    job = make_job(spec, model=with_batch_norm)
+    reference = plain_loop(job)
+    found = simulated(job).models[0]
+    assert torch.equal(vector_of(found), vector_of(reference))
+    for name, value in reference.named_buffers():
+        assert torch.equal(dict(found.named_buffers())[name], value), name
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_steps_and_images_are_those_of_the_data(spec):
+    result = simulated(make_job(spec)).result
+    assert (result["steps"], result["epochs"], result["workers"]) == (28, 2.0, 1)  # 53 images, batches of 4
+    assert result["servers"] == strategy(spec).server_count
+    assert set(result["staleness"]["histogram"]) == {"0"}

@@ -1,0 +1,198 @@
+"""A run that was interrupted and goes on: where workers go in step, to the same bits as if nothing had happened."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.jobs import (
+    OPTIMIZERS,
+    blobs,
+    in_step,
+    make_job,
+    out_of_step,
+    perceptron,
+    plain_loop,
+    resumed,
+    sha256_of,
+    simulated,
+    stop_at,
+    strategies,
+    strategy,
+    uneven,
+    vector_of,
+    with_batch_norm,
+    with_dropout,
+)
+from polyrhythm.errors import RequestError
+from polyrhythm.events import RunStarted
+from polyrhythm.roles.archive import FOLDER, Archive
+from polyrhythm.simulation.run import Surroundings
+from polyrhythm.specs import choices
+from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
+
+WORKERS = 3
+STEPS_PER_EPOCH = 5  # 53 images, 12 a step
+UNEVEN = Surroundings(step_s=uneven)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Gives new folders."""
+    numbers = iter(range(100))
+
+    def make():
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        return folder
+
+    return make
+
+
+def interrupted_and_resumed(job, folder, stop_s):
+    """Stops a job at a virtual time and takes it up again; gives both halves."""
+    kept = replace(job, keeping=replace(job.keeping, folder=folder))
+    first = simulated(kept, stop_at(stop_s))
+    if first.events[-1].outcome == "done":
+        return first, first
+    return first, simulated(resumed(kept), UNEVEN)
+
+
+@pytest.mark.parametrize("spec", in_step(WORKERS))
+def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folders):
+    job = make_job(spec, WORKERS)
+    whole = simulated(job, UNEVEN)
+    stopped_at = set()
+    for stop_s in [0.0, *(0.009 + 0.0175 * number for number in range(8))]:
+        first, second = interrupted_and_resumed(job, folders(), stop_s)
+        assert first.events[-1].outcome == "interrupted"
+        assert second.events[-1].outcome == "done"
+        assert second.sha256 == whole.sha256, stop_s
+        stopped_at.add(first.checkpoint_steps[-1])
+    assert STEPS_PER_EPOCH in stopped_at
+    assert {1, 2, 7} <= stopped_at
+
+
+@pytest.mark.parametrize("optimizer", choices(OPTIMIZERS))
+@pytest.mark.parametrize("spec", strategies())
+def test_one_worker_resumes_with_all_state_of_every_optimiser(spec, optimizer, folders):
+    job = make_job(spec, optimizer=optimizer, batch_size=8)  # one worker repeats itself, in step or not
+    _, second = interrupted_and_resumed(job, folders(), 0.043)
+    assert torch.equal(vector_of(second.models[0]), vector_of(plain_loop(job)))
+
+
+@pytest.mark.parametrize("stop_s", [0.004, 0.031, 0.058, 0.085])
+@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+def test_out_of_step_every_gradient_is_applied_exactly_once(spec, stop_s, folders):
+    job = make_job(spec, WORKERS, dataset=blobs(train=48))  # 4 full steps an epoch
+    first, second = interrupted_and_resumed(job, folders(), stop_s)
+    assert first.events[-1].outcome == "interrupted"
+    assert second.events[-1].outcome == "done"
+    built = strategy(spec)
+    pushers = built.updates_per_step(WORKERS)
+    applied = sum(second.result["staleness"]["histogram"].values())
+    assert applied == 8 * pushers * built.server_count
+    assert second.sha256 == sha256_of(vector_of(second.models[0]))
+
+
+@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+def test_an_asynchronous_checkpoint_holds_all_state(spec, folders):
+    folder = folders()
+    simulated(make_job(spec, WORKERS, folder=folder, optimizer="adam"), stop_at(0.058))
+    tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
+    servers = strategy(spec).server_count
+    assert len(facts["servers"]) == servers
+    assert sum(tensors[f"server.{index}.values"].numel() for index in range(servers)) == 103
+    for index, server in enumerate(facts["servers"]):
+        assert server["version"] == sum(server["staleness"].values()) == sum(server["steps"])
+        assert tensors[f"server.{index}.optimizer.state.0.step"] == server["version"]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            shape = tensors[f"server.{index}.optimizer.state.0.{moment}"].shape
+            assert shape == tensors[f"server.{index}.values"].shape
+    assert {int(worker) for worker in facts["workers"]} == set(range(WORKERS))
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_staleness_counts_go_on_after_a_resume(spec, folders):
+    job = make_job(spec, WORKERS, dataset=blobs(train=48))
+    whole = simulated(job, UNEVEN).result["staleness"]["histogram"]
+    _, second = interrupted_and_resumed(job, folders(), 0.058)
+    assert sum(second.result["staleness"]["histogram"].values()) == sum(whole.values())
+
+
+@pytest.mark.parametrize("stop_s", [0.03, 0.07])
+@pytest.mark.parametrize("spec", in_step(WORKERS))
+def test_dropout_draws_the_same_after_a_resume(spec, stop_s, folders):
+    job = make_job(spec, WORKERS, model=with_dropout)
+    _, second = interrupted_and_resumed(job, folders(), stop_s)
+    assert second.sha256 == simulated(job, UNEVEN).sha256
+
+
+@pytest.mark.parametrize("stop_s", [0.03, 0.075])
+@pytest.mark.parametrize("spec", in_step(WORKERS))
+def test_every_worker_gets_its_own_batch_norm_statistics_back(spec, stop_s, folders):
+    job = make_job(spec, WORKERS, model=with_batch_norm)
+    whole = simulated(job, UNEVEN)
+    _, second = interrupted_and_resumed(job, folders(), stop_s)
+    assert second.sha256 == whole.sha256
+    for expected, found in zip(whole.models, second.models, strict=True):
+        for name, value in expected.named_buffers():
+            assert torch.equal(dict(found.named_buffers())[name], value), name
+    assert second.result["test_loss"] == whole.result["test_loss"]
+
+
+@pytest.mark.parametrize("spec", in_step(WORKERS))
+def test_the_weight_average_survives_a_resume(spec, folders):
+    whole_folder, folder = folders(), folders()
+    job = make_job(spec, WORKERS, weight_average=0.9)
+    whole = simulated(replace(job, keeping=replace(job.keeping, folder=whole_folder)), UNEVEN)
+    _, second = interrupted_and_resumed(job, folder, 0.07)
+    expected, found = (load_file(each / "model.safetensors") for each in (whole_folder, folder))
+    assert set(expected) == set(found)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert second.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_a_longer_run_goes_on_from_the_last_epoch_of_a_shorter_one(spec, folders):
+    folder = folders()
+    simulated(make_job(spec, WORKERS, folder=folder, schedule="constant", epochs=1))
+    second = simulated(resumed(make_job(spec, WORKERS, folder=folder, schedule="constant", epochs=2)))
+    started = next(event for event in second.events if isinstance(event, RunStarted))
+    assert started.start_epoch in ((1,) if strategy(spec).in_step(WORKERS) else (0, 1))
+    if strategy(spec).in_step(WORKERS):
+        assert second.sha256 == simulated(make_job(spec, WORKERS, schedule="constant", epochs=2)).sha256
+
+
+def test_a_checkpoint_of_another_job_is_refused(folders):
+    folder = folders()
+    simulated(make_job("synchronous", 2, folder=folder))
+    for other, words in [
+        (make_job("synchronous", 3, folder=folder), "workers 2, not 3"),
+        (make_job("parameter_server", 2, folder=folder), "strategy synchronous, not parameter_server"),
+        (make_job("synchronous", 2, folder=folder, seed=4), "seed 3, not 4"),
+        (make_job("synchronous", 2, folder=folder, batch_size=5), "batch size 4, not 5"),
+        (make_job("synchronous", 2, folder=folder, model=with_dropout), "model perceptron, not with_dropout"),
+        (make_job("synchronous", 2, folder=folder, optimizer="adam"), "optimizer sgd, not adam"),
+    ]:
+        with pytest.raises(RequestError, match=f"was trained with {words}: resume with that"):
+            simulated(resumed(other))
+
+
+def test_only_the_newest_checkpoints_stay(folders):
+    folder = folders()
+    job = make_job("synchronous", 1, folder=folder, epochs=4, model=perceptron)
+    trained = simulated(job)
+    assert trained.checkpoint_steps == [14, 28, 42, 56]
+    assert sorted(path.name for path in (folder / FOLDER).iterdir()) == [
+        "step-00000042.safetensors",
+        "step-00000056.safetensors",
+    ]
+    assert Archive(job).load().step == 56
+
+
+def test_a_folder_without_a_checkpoint_is_refused(folders):
+    folder = folders()
+    with pytest.raises(RequestError, match=r"there is no checkpoint in .*: start the run anew"):
+        simulated(resumed(make_job("synchronous", 1, folder=folder)))

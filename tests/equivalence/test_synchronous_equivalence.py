@@ -1,0 +1,64 @@
+"""Synchronous strategies are one large batch, and are each other."""
+
+import pytest
+import torch
+
+from conformance.jobs import blobs, in_step, make_job, plain_loop, simulated, uneven, vector_of
+from polyrhythm.simulation.run import Surroundings
+
+UNEVEN = Surroundings(step_s=uneven)
+RAGGED = {  # workers: images of which the last step of an epoch takes less than it could
+    2: 53,  # 5 in the last step of 8: 3 and 2
+    3: 53,  # 5 in the last step of 12: 2, 2, 1
+    4: 50,  # 2 in the last step of 16: 1, 1, and two empty batches
+}
+CASES = [(spec, workers) for workers in RAGGED for spec in in_step(workers)]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)", "tf1_rmsprop(momentum=0.9)"])
+@pytest.mark.parametrize(("spec", "workers"), CASES)
+def test_n_workers_are_one_worker_with_a_batch_n_times_as_large(spec, workers, optimizer):
+    data = blobs(train=RAGGED[workers])
+    job = make_job(spec, workers, dataset=data, dtype=torch.float64, optimizer=optimizer)
+    expected = vector_of(plain_loop(job, together=workers))
+    for model in simulated(job, UNEVEN).models:
+        torch.testing.assert_close(vector_of(model), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_an_unweighted_mean_would_be_seen():
+    """The ragged step is what tells a weighted mean from a mean of means, so it must matter."""
+    job = make_job("synchronous", 3, dtype=torch.float64)
+    dropped = make_job("synchronous", 3, dtype=torch.float64, dataset=blobs(train=48))
+    ragged, full = (vector_of(plain_loop(each, together=3)) for each in (job, dropped))
+    assert (ragged - full).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, 7])  # of these, only fourths have exact weights in binary
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_the_synchronous_server_has_the_bits_of_all_reduce(servers, workers, dtype, batch_size):
+    shared = {"dtype": dtype, "batch_size": batch_size, "optimizer": "sgd(weight_decay=0.001)"}
+    reduced = simulated(make_job("synchronous", workers, **shared), UNEVEN)
+    spec = f"parameter_server(servers={servers}, consistency=synchronous)"
+    served = simulated(make_job(spec, workers, **shared), UNEVEN)
+    assert served.sha256 == reduced.sha256
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+@pytest.mark.parametrize("consistency", ["asynchronous", "synchronous"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_mixed_with_one_group_has_the_bits_of_all_reduce(workers, consistency, batch_size):
+    reduced = simulated(make_job("synchronous", workers, batch_size=batch_size), UNEVEN)
+    spec = f"mixed(replicas={workers}, servers=2, consistency={consistency})"
+    grouped = simulated(make_job(spec, workers, batch_size=batch_size), UNEVEN)
+    assert grouped.sha256 == reduced.sha256
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_mixed_with_one_replica_has_the_trace_of_the_asynchronous_server(servers):
+    alone = simulated(make_job(f"parameter_server(servers={servers})", 3), UNEVEN)
+    grouped = simulated(make_job(f"mixed(replicas=1, servers={servers})", 3), UNEVEN)
+    for figure in ("parameters_sha256", "staleness", "seconds", "test_loss", "bytes_sent_per_step"):
+        assert grouped.result[figure] == alone.result[figure], figure
+    assert alone.result["staleness"]["max"] > 0

@@ -1,0 +1,175 @@
+"""Strategies over real processes: the same jobs as in simulation, and what happens when a process fails."""
+
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conformance.jobs import (
+    PARAMETERS,
+    blobs,
+    make_job,
+    result_of,
+    resumed,
+    saved_vector,
+    simulated,
+    strategy,
+    vector_of,
+)
+from conformance.jobs import with_dropout as with_relu
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import CheckpointSaved, Evaluated
+from polyrhythm.launch.local import run_local
+
+BIT_EQUAL = [  # two summands commute, and servers add up in their pushers' order
+    ("synchronous", 2),
+    ("parameter_server(servers=2, consistency=synchronous)", 3),
+    ("mixed(replicas=2, consistency=synchronous)", 3),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_child_is_left():
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def run(job, emit=lambda event: None):
+    """Runs a job in real processes; gives its events."""
+    events = []
+
+    def hear(event):
+        events.append(event)
+        emit(event)
+
+    run_local(job, hear, threads=1)
+    return events
+
+
+@pytest.mark.parametrize(("spec", "workers"), BIT_EQUAL)
+def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
+    job = make_job(spec, workers, model=with_relu, weight_average=0.9)
+    virtual, real = (
+        simulated(job).result,
+        result_of(run(job)),
+    )  # first here: what it imports, children need not
+    for figure in (
+        "parameters_sha256",
+        "test_loss",
+        "test_top1",
+        "steps",
+        "epochs",
+        "staleness",
+        "workers",
+        "servers",
+    ):
+        assert real[figure] == virtual[figure], figure
+    assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-12)
+
+
+def test_all_reduce_of_three_equals_the_simulation_to_rounding(tmp_path):
+    job = make_job("synchronous", 3, folder=tmp_path, checkpoints=0)
+    result = result_of(run(job))
+    torch.testing.assert_close(
+        saved_vector(tmp_path), vector_of(simulated(job).models[0]), rtol=1e-4, atol=1e-5
+    )
+    all_reduced = (
+        10 * 3 * (2 * (PARAMETERS + 2) * 4 * 2 // 3)
+    )  # 10 steps of 3 workers; the library's messages have no header
+    assert result["bytes_sent_per_step"] * 30 == pytest.approx(all_reduced)
+
+
+@pytest.mark.parametrize("spec", ["parameter_server(servers=2)", "mixed"])
+def test_out_of_step_real_processes_apply_every_gradient_once(spec, tmp_path):
+    job = make_job(spec, 3, dataset=blobs(train=240), folder=tmp_path, checkpoints=0, epochs=4)
+    result = result_of(run(job))
+    built = strategy(spec)
+    applied = sum(result["staleness"]["histogram"].values())
+    assert applied == 80 * built.updates_per_step(3) * built.server_count
+    assert result["steps"] == 80
+    assert result["test_top1"] > 0.6  # three classes: a third by chance
+    assert torch.isfinite(saved_vector(tmp_path)).all()
+    if spec != "mixed":
+        assert result["bytes_sent_per_step"] == 2 * (PARAMETERS * 4 + 2 * 64)
+
+
+def test_a_killed_worker_is_named_within_seconds(tmp_path):
+    killed_at = []
+
+    def kill(event):
+        if isinstance(event, Evaluated) and not killed_at:
+            [victim] = [child for child in multiprocessing.active_children() if child.name.endswith("rank 1")]
+            killed_at.append(time.monotonic())
+            os.kill(victim.pid, signal.SIGKILL)
+
+    job = make_job("synchronous", 3, folder=tmp_path, epochs=10_000)
+    with pytest.raises(RunError) as caught:
+        run(job, kill)
+    assert time.monotonic() - killed_at[0] < 8
+    assert "worker 1 (rank 1) was killed by SIGKILL" in str(caught.value)
+    assert "--resume" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_killed_server_is_named_within_seconds():
+    def kill(event):
+        for child in multiprocessing.active_children():
+            if isinstance(event, Evaluated) and child.name.endswith("rank 2"):
+                os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(RunError, match=r"server 0 \(rank 2\) was killed by SIGKILL"):
+        run(make_job("parameter_server", 2, epochs=10_000), kill)
+
+
+def test_a_loss_that_is_not_finite_names_step_rank_and_rate():
+    with pytest.raises(RequestError) as caught:
+        run(make_job("parameter_server", 2, model=with_relu, optimizer="sgd(lr=1e20)", schedule="constant"))
+    text = str(caught.value)
+    assert "at step" in text
+    assert "(rank " in text
+    assert "learning rate 1e+20" in text
+    assert "lower the learning rate" in text
+    assert "\n" not in text
+
+
+def test_a_run_that_was_asked_to_stop_resumes_to_the_same_bits(tmp_path):
+    job = make_job("synchronous", 2, dataset=blobs(train=400), folder=tmp_path, epochs=6, model=with_relu)
+    whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
+
+    def ask_to_stop(event):
+        if isinstance(event, Evaluated) and event.epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    events = run(job, ask_to_stop)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert events[-1].outcome == "interrupted"
+    saved = [event for event in events if isinstance(event, CheckpointSaved)]
+    assert 2 * 50 < saved[-1].step < 6 * 50
+    assert result_of(events)["steps"] == saved[-1].step
+    assert result_of(run(resumed(job)))["parameters_sha256"] == whole.sha256
+
+
+def test_an_asynchronous_run_that_was_asked_to_stop_goes_on_and_applies_every_gradient_once(tmp_path):
+    job = make_job("parameter_server(servers=2)", 3, dataset=blobs(train=480), folder=tmp_path, epochs=4)
+
+    def ask_to_stop(event):
+        if isinstance(event, Evaluated) and event.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run(job, ask_to_stop)[-1].outcome == "interrupted"
+    result = result_of(run(resumed(job)))
+    assert sum(result["staleness"]["histogram"].values()) == 160 * 3 * 2
+    assert result["steps"] == 160
