@@ -62,8 +62,9 @@ def train(
             model.zero_grad()
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def optimizer_of(model: nn.Sequential) -> torch.optim.Optimizer:
+    groups = [{"params": model[2].parameters(), "lr": 0.05}, {"params": model[0].parameters()}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
 def plain_parameters(workers: int) -> Tensor:

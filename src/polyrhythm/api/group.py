@@ -79,12 +79,6 @@ class Group:
         """
         if self._replica is not None:
             raise RequestError("a group distributes one model: put several into one nn.Module")
-        rates = {float(group["lr"]) for group in optimizer.param_groups}
-        servers = len(self._world.cast.servers)
-        if servers > 1 and len(rates) > 1:  # each server knows only the groups of its shard
-            raise RequestError(
-                f"{servers} servers cannot keep the ratio of {len(rates)} learning rates: use one server or one rate"
-            )
         self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
         made = DistributedOptimizer(optimizer, self._replica, self._weight, str(self._strategy))
         if self.leads and self._world.cast.servers:
