@@ -1,9 +1,9 @@
 """Polyrhythm trains image classifiers on several workers: in step, out of step, or mixed.
 
-    import polyrhythm
+import polyrhythm
 
-    run = polyrhythm.train(data="digits", model="mlp", strategy="parameter_server(servers=2)", workers=3)
-    print(run.figures["test_top1"])
+run = polyrhythm.train(data="digits", model="mlp", strategy="parameter_server(servers=2)", workers=3)
+print(run.figures["test_top1"])
 """
 
 from __future__ import annotations
@@ -13,15 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyrhythm.api.evaluate import evaluate
+    from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
     from polyrhythm.api.strategies import strategies
     from polyrhythm.api.train import Run, train
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
 
-__all__ = ["PolyrhythmError", "RequestError", "Run", "RunError", "evaluate", "join", "strategies", "train"]
+__all__ = [
+    "Group",
+    "PolyrhythmError",
+    "RequestError",
+    "Run",
+    "RunError",
+    "evaluate",
+    "join",
+    "strategies",
+    "train",
+]
 
 _HOMES = {
     "evaluate": "polyrhythm.api.evaluate",
+    "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",

@@ -33,10 +33,6 @@ class PeerLost(RunError):
         self.rank = rank
 
 
-class CollectiveBroken(RunError):
-    """A collective could not end, because some rank is gone; nobody here knows which."""
-
-
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     """Makes the error for a name that nobody knows; offers the near ones, or all if there are few."""
     names = sorted(known)

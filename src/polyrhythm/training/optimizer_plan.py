@@ -86,9 +86,15 @@ class OptimizerPlan:
         for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key not in _NOT_THE_RULE}
             for parameter in group["params"]:
+                if not parameter.requires_grad:  # frozen: torch's own optimisers pass over it too
+                    continue
                 if parameter not in places:
                     raise RequestError("the optimiser trains a parameter that the model does not have")
                 spans.append(Span(*places[parameter], options))
+        if not spans:
+            raise RequestError(
+                "the optimiser has nothing to train: every parameter that it was given is frozen"
+            )
         joined = _joined(sorted(spans, key=lambda span: span.start))
         return cls(kind, joined, float(joined[0].options["lr"]))
 

@@ -239,3 +239,20 @@ def test_a_parameter_of_another_model_is_refused():
 def test_a_plan_that_names_no_optimiser_of_ours_is_refused(record, message):
     with pytest.raises(RequestError, match=f"^{message}$"):
         OptimizerPlan.from_json(record)
+
+
+def test_frozen_parameters_are_passed_over_as_torch_does():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = FlatParameters(model)
+    plan = OptimizerPlan.of(optimizer, flat)
+    assert [(span.start, span.stop) for span in plan.spans] == [(0, 4)]
+
+
+def test_an_optimiser_of_frozen_parameters_only_is_refused():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(RequestError, match="nothing to train"):
+        OptimizerPlan.of(optimizer, FlatParameters(model))

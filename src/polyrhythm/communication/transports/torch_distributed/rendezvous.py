@@ -13,6 +13,7 @@ import torch.distributed as dist
 from polyrhythm.errors import RequestError, RunError
 
 LOOPBACK = "127.0.0.1"
+_BACKLOG = 4096
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -44,12 +45,26 @@ def host_store(port: int = 0) -> dist.TCPStore:
     Raises:
         RequestError: the port is in use.
     """
-    try:
-        return dist.TCPStore(LOOPBACK, port, None, is_master=True, timeout=_PATIENCE, wait_for_workers=False)
-    except (RuntimeError, dist.DistError):
-        raise RequestError(
-            f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one"
-        ) from None
+    # Left to itself the store would listen on every interface.
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+        except OSError:
+            raise RequestError(
+                f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one"
+            ) from None
+        listener.listen(_BACKLOG)
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            LOOPBACK,
+            port,
+            None,
+            is_master=True,
+            timeout=_PATIENCE,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
 
 def local(rank: int, size: int, port: int) -> Rendezvous:
