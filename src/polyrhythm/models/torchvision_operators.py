@@ -29,9 +29,9 @@ def define_missing_operators() -> torch.library.Library | None:
     """
     if "torchvision" in sys.modules or _compiled_library_loads():
         return None
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
+        library.define(schema)
     return library
 
 
@@ -42,7 +42,7 @@ def _compiled_library_loads() -> bool:
     for folder in folders or []:
         for file in (*Path(folder).glob("_C*.so"), *Path(folder).glob("_C*.pyd")):
             try:
-                torch.ops.load_library(file)  # type: ignore[no-untyped-call]
+                torch.ops.load_library(file)
             except OSError:
                 continue
             return True

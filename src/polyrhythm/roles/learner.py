@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -75,6 +76,15 @@ class Learner:
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Gives this worker's batches of an epoch, from step `start` of it on."""
         return self._loader.epoch(epoch, start)
+
+    @property
+    def loss_scale(self) -> dict[str, Any]:
+        """The scale of float16 losses and its history, JSON-able; empty where nothing is scaled."""
+        return self._precision.state_dict()
+
+    @loss_scale.setter
+    def loss_scale(self, state: dict[str, Any]) -> None:
+        self._precision.load_state_dict(state)
 
     def step(self, batch: Batch, number: int) -> Outcome:
         """Learns from a batch.

@@ -89,6 +89,7 @@ def work(job: Job, world: World) -> None:
     start = 0
     if restored is not None:
         restored.give_back(learner.replica)
+        learner.loss_scale = restored.loss_scale
         start = restored.account.step
     shift = _Shift(job, world, learner, desk)
     step, stopped = shift.run(learner.replica.part.start(start))
@@ -139,7 +140,7 @@ class _Shift:
             stopped=stopped,
             final=final,
         )
-        return WorkerState.of(replica, account)
+        return WorkerState.of(replica, account, self._learner.loss_scale)
 
     def _epoch(self, epoch: int, step: int) -> tuple[int, bool]:
         self._tally.begin_epoch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -53,19 +53,27 @@ class WorkerState:
         buffers: its batch-norm statistics.
         part: tensors of its strategy part.
         part_facts: the rest of its strategy part.
+        loss_scale: of float16; empty where nothing is scaled.
     """
 
     account: Account
     buffers: dict[str, Tensor]
     part: dict[str, Tensor]
     part_facts: dict[str, Any]
+    loss_scale: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, replica: Replica, account: Account) -> WorkerState:
+    def of(cls, replica: Replica, account: Account, loss_scale: dict[str, Any]) -> WorkerState:
         """Takes a replica's state; parts that are the same on all workers come from worker 0 only."""
         tensors, facts = ({}, {}) if replica.part.replicated and account.worker > 0 else replica.part.state()
         buffers = {name: value.detach().cpu().clone() for name, value in replica.buffers.items()}
-        return cls(account, buffers, {name: value.cpu().clone() for name, value in tensors.items()}, facts)
+        return cls(
+            account,
+            buffers,
+            {name: value.cpu().clone() for name, value in tensors.items()},
+            facts,
+            loss_scale,
+        )
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
@@ -76,7 +84,9 @@ class WorkerState:
             }
             for prefix in (_BUFFER, _PART)
         }
-        return cls(Account(**facts["account"]), chosen[_BUFFER], chosen[_PART], facts["part"])
+        return cls(
+            Account(**facts["account"]), chosen[_BUFFER], chosen[_PART], facts["part"], facts["loss_scale"]
+        )
 
     @classmethod
     def from_message(cls, message: Message) -> WorkerState:
@@ -93,7 +103,7 @@ class WorkerState:
 
     def facts(self) -> dict[str, Any]:
         """All that is not a tensor, JSON-able."""
-        return {"account": asdict(self.account), "part": self.part_facts}
+        return {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
 
     def message(self) -> Message:
         """Packs the state to be sent."""

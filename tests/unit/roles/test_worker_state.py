@@ -57,6 +57,7 @@ def same(first, second):
     return (
         first.account == second.account
         and first.part_facts == second.part_facts
+        and first.loss_scale == second.loss_scale
         and first.tensors().keys() == second.tensors().keys()
         and all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
     )
@@ -64,7 +65,7 @@ def same(first, second):
 
 def test_a_state_is_a_copy():
     own = replica(seed=3)
-    state = WorkerState.of(own, account())
+    state = WorkerState.of(own, account(), {})
     own.buffers["0.running_mean"].zero_()
     own.part.momentum.zero_()
     assert state.buffers["0.running_mean"].tolist() == [3.0, 1.0]
@@ -72,14 +73,14 @@ def test_a_state_is_a_copy():
 
 
 def test_a_state_goes_through_a_message():
-    state = WorkerState.of(replica(seed=3), account(2))
+    state = WorkerState.of(replica(seed=3), account(2), {"scale": 8.0})
     message = state.message()
     assert message.kind is Kind.STATE
     assert same(WorkerState.from_message(message), state)
 
 
 def test_a_state_is_given_back_whole():
-    state = WorkerState.of(replica(seed=3), account())
+    state = WorkerState.of(replica(seed=3), account(), {})
     other = replica(seed=9)
     other.part.momentum, other.part.clock = torch.zeros(2), 0
     state.give_back(other)
@@ -90,7 +91,7 @@ def test_a_state_is_given_back_whole():
 
 
 def test_what_is_the_same_everywhere_comes_from_worker_0_alone():
-    states = {worker: WorkerState.of(replica(Same(), seed=worker), account(worker)) for worker in range(2)}
+    states = {worker: WorkerState.of(replica(Same(), seed=worker), account(worker), {}) for worker in range(2)}
     assert states[0].part.keys() == {"momentum"}
     assert states[1].part == {}
     snapshot = Snapshot(epoch=1, step=5, seconds=2.0, parameters=torch.zeros(3), workers=states)
@@ -101,7 +102,7 @@ def test_what_is_the_same_everywhere_comes_from_worker_0_alone():
 
 
 def test_a_snapshot_goes_through_tensors_and_facts():
-    states = {worker: WorkerState.of(replica(seed=worker), account(worker)) for worker in range(12)}
+    states = {worker: WorkerState.of(replica(seed=worker), account(worker), {}) for worker in range(12)}
     servers = [({"values": torch.full((2,), float(index))}, {"version": index}) for index in range(11)]
     average = {"value": torch.ones(3), "updates": torch.tensor(4)}
     snapshot = Snapshot(1, 5, 2.5, torch.arange(3.0), states, servers, average)
@@ -116,6 +117,6 @@ def test_a_snapshot_goes_through_tensors_and_facts():
 
 
 def test_buffers_are_averaged_and_counters_are_worker_0s():
-    mean = mean_buffers([WorkerState.of(replica(seed=worker), account(worker)) for worker in (1, 2, 6)])
+    mean = mean_buffers([WorkerState.of(replica(seed=worker), account(worker), {}) for worker in (1, 2, 6)])
     assert mean["0.running_mean"].tolist() == [3.0, 1.0]
     assert mean["0.num_batches_tracked"] == 1
