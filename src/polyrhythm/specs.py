@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import ast
 import importlib
+import keyword
 import pkgutil
+import re
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from polyrhythm.errors import RequestError, unknown
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_RESERVED = re.compile(
+    rf"""'[^']*'|"[^"]*"|\b({"|".join({*keyword.kwlist} - {"True", "False", "None"})})\b"""
+)
+"""What Python keeps for itself, such as `async`; quoted texts come first, as they may hold anything."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +60,40 @@ def parse(text: str) -> Spec:
         RequestError: the text is not of the form `name` or `name(key=value, …)`.
     """
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+        node = ast.parse(_RESERVED.sub(_unreserved, text.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)") from None
     if isinstance(node, ast.Name):
-        return Spec(node.id)
+        return Spec(_name(node.id))
     if isinstance(node, ast.Call):
         return _call(node, text)
     raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)")
 
 
+def _unreserved(found: re.Match[str]) -> str:
+    """Lets a reserved word pass for a name, so that whoever wrote `async` is offered `asynchronous`."""
+    return f"{found[1]}_" if found[1] else found[0]
+
+
+def _name(identifier: str) -> str:
+    return identifier.rstrip("_") if keyword.iskeyword(identifier.rstrip("_")) else identifier
+
+
 def _call(node: ast.Call, text: str) -> Spec:
     if not isinstance(node.func, ast.Name) or node.args or any(word.arg is None for word in node.keywords):
         raise RequestError(f"cannot read {text!r}: every value needs its key, as in name(key=value)")
-    return Spec(node.func.id, {str(word.arg): _value(word.value, text) for word in node.keywords})
+    arguments: dict[str, Any] = {}
+    for word in node.keywords:
+        key = _name(str(word.arg))
+        if key in arguments:
+            raise RequestError(f"cannot read {text!r}: {key} is given twice")
+        arguments[key] = _value(word.value, text)
+    return Spec(_name(node.func.id), arguments)
 
 
 def _value(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Name):
-        return {"true": True, "false": False, "none": None}.get(node.id, node.id)
+        return {"true": True, "false": False, "none": None}.get(node.id, _name(node.id))
     if isinstance(node, ast.Call):
         return _call(node, text)
     if isinstance(node, ast.List | ast.Tuple):
@@ -134,11 +155,18 @@ def build(what: str, spec: str | Spec, *packages: str) -> Config:
     Raises:
         RequestError: unknown name or key, or a value out of its range.
     """
-    parsed = parse(spec) if isinstance(spec, str) else spec
+    parsed = _parsed(what, spec)
     known = {name: kind for package in packages for name, kind in choices(package).items()}
     if parsed.name not in known:
         raise unknown(what, parsed.name, known)
     return validated(f"{what} {parsed.name}", known[parsed.name], parsed.arguments)
+
+
+def _parsed(what: str, spec: str | Spec) -> Spec:
+    try:
+        return parse(spec) if isinstance(spec, str) else spec
+    except RequestError as error:
+        raise RequestError(f"{what}: {error}") from None
 
 
 def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
@@ -147,6 +175,8 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         if key not in kind.model_fields:
             keys = kind.model_fields
             raise unknown(f"key of {where}", key, keys) if keys else RequestError(f"{where} takes no keys")
+    for key, value in values.items():
+        _check_number(f"{where}: {key}", kind.model_fields[key].annotation, value)
     try:
         return kind(**values)
     except ValidationError as error:
@@ -161,6 +191,18 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         ) from None
 
 
+def _check_number(what: str, annotation: Any, value: Any) -> None:
+    """Refuses what pydantic would take for a number although nobody can have meant one: `true`, 2.0 workers."""
+    kinds = get_args(annotation) or (annotation,)
+    if float in kinds:
+        if isinstance(value, bool):
+            raise RequestError(f"{what} should be a number (given {value})")
+    elif int in kinds:
+        digits = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
+        if isinstance(value, bool | float) or (isinstance(value, str) and not digits):
+            raise RequestError(f"{what} should be a whole number (given {value!r})")
+
+
 def chosen(what: str, *packages: str) -> BeforeValidator:
     """Lets a field's value be a spec itself.
 
@@ -168,6 +210,8 @@ def chosen(what: str, *packages: str) -> BeforeValidator:
     """
 
     def convert(value: Any) -> Any:
-        return build(what, value, *packages) if isinstance(value, str | Spec) else value
+        if isinstance(value, Config):
+            return value
+        return build(what, value if isinstance(value, Spec) else str(value), *packages)
 
     return BeforeValidator(convert)

@@ -74,6 +74,8 @@ def _known(path: Path) -> dict[str, Any]:
         raise RequestError(f"there is no {path}: name a run folder or a file of weights")
     if path.is_dir():
         if not (path / MODEL_FILE).is_file():
+            if not (path / CONFIG_FILE).is_file():
+                raise RequestError(f"{path} is no run folder: name one, or a file of weights")
             raise RequestError(
                 f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
             )

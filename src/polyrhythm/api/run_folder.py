@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,15 +57,25 @@ def create(folder: Path, config: RunConfig, job: Job) -> None:
     Raises:
         RequestError: it cannot be written.
     """
+    existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_recipe(_settled(config, job), folder / CONFIG_FILE)
         text = json.dumps(_environment(config, job), indent=2) + "\n"
         (folder / "environment.json").write_text(text, encoding="utf-8")
     except OSError as error:
+        if not existed:
+            discard(folder)
         raise RequestError(
             f"cannot write into {folder}: {error.strerror}; name another folder with --out"
         ) from None
+
+
+def discard(folder: Path) -> None:
+    """Removes a new run's folder: its run has not started."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # others' runs are in there, or it is not ours
+        RUNS.rmdir()
 
 
 def _settled(config: RunConfig, job: Job) -> RunConfig:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
+from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.report import write_report
@@ -71,20 +73,27 @@ def train(
         RequestError: something in the request is wrong; nothing has been written.
         RunError: the run failed.
     """
-    config = _configuration(recipe, resume, options)
-    under_torchrun = torchrun.started_by_torchrun()
-    if under_torchrun:
-        config = _with_torchruns_workers(config, options)
-    folder = _folder(config, out, resume)
-    job = assemble(
-        config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None)
-    )
-    if resume is not None:
-        _check_resumable(job)
-    if under_torchrun:
+    _check_importable()
+    with leader_speaks():
+        config = _configuration(recipe, resume, options)
+        if started_by_torchrun():
+            config = _with_torchruns_workers(config, options)
+        folder = _folder(config, out, resume)
+        job = assemble(
+            config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None)
+        )
+        if resume is not None:
+            _check_resumable(job)
+    if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)
     return _train_here(job, config, observers, start_method)
+
+
+def _check_importable() -> None:
+    """Refuses to train while a spawned worker imports the script that has called us; multiprocessing knows."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RequestError('workers import this script anew: call train below `if __name__ == "__main__":`')
 
 
 def _configuration(
@@ -136,9 +145,7 @@ def _check_port(port: int) -> None:
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
-    assert job.keeping.folder is not None
-    run_folder.create(job.keeping.folder, config, job)
-    with _Told(job.keeping.folder, config, observers) as told:
+    with _told(job, config, observers) as told:
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
         run_local(job, told.on_event, port=config.port, threads=config.threads, start_method=method)
@@ -156,14 +163,28 @@ def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunCo
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
     job = dataclasses.replace(job, device=torchrun.device_of(job.device))
-    if not torchrun.leads():
+    if not leads():
         torchrun.run_under_torchrun(job, lambda event: None, config.threads)
         return None
-    assert job.keeping.folder is not None
-    run_folder.create(job.keeping.folder, config, job)
-    with _Told(job.keeping.folder, config, observers) as told:
+    with _told(job, config, observers) as told:
         torchrun.run_under_torchrun(job, told.on_event, config.threads)
     return told.run()
+
+
+@contextmanager
+def _told(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[_Told]:
+    """Makes the run folder, and removes it again if the request proves wrong before anything has happened."""
+    folder = job.keeping.folder
+    assert folder is not None
+    run_folder.create(folder, config, job)
+    told = _Told(folder, config, observers)
+    try:
+        with told:
+            yield told
+    except (RequestError, KeyboardInterrupt):
+        if not told.begun and not job.keeping.resume:
+            run_folder.discard(folder)
+        raise
 
 
 class _Told:
@@ -177,6 +198,10 @@ class _Told:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
 
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
+
+    @property
+    def begun(self) -> bool:
+        return self._last is not None
 
     def on_event(self, event: Event) -> None:
         self._last = event
@@ -193,7 +218,8 @@ class _Told:
         with ExitStack() as stack:  # each is closed, even if another fails
             for observer in self._observers:
                 stack.callback(observer.close)
-        write_report(self._folder)
+        if self.begun:
+            write_report(self._folder)
 
     def run(self) -> Run:
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated, Any, NoReturn
@@ -9,9 +10,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polyrhythm.cli.evaluate import evaluate
+from polyrhythm.cli.replay import replay
+from polyrhythm.cli.run import CONTEXT, run
+from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
 from polyrhythm.errors import PolyrhythmError, RequestError
+from polyrhythm.launch.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -21,12 +26,14 @@ app = typer.Typer(
     name="polyrhythm",
     help="Train image classifiers on several workers: in step, out of step, or mixed.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command()(train)
 app.command()(evaluate)
 app.command()(strategies)
+app.command()(replay)
+app.command(context_settings=CONTEXT)(run)
+app.command()(simulate)
 
 
 def _show_version(wanted: bool) -> None:
@@ -48,7 +55,13 @@ def polyrhythm(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs a verb and leaves with its status: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted."""
-    sys.exit(_status(arguments))
+    status = _status(arguments)
+    if status and started_by_torchrun():
+        # A rank that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _status(arguments: list[str] | None) -> int:
@@ -63,8 +76,12 @@ def _status(arguments: list[str] | None) -> int:
 
 def _said(error: Exception) -> int:
     """Says what went wrong, on one line if somebody can mend it; gives the exit status."""
+    if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
+        linger()
+        return REQUEST_WRONG
     if isinstance(error, USAGE_ERROR):
-        return _fail(" ".join(error.format_message().split()), REQUEST_WRONG)
+        text = " ".join(error.format_message().split()).removesuffix(".")
+        return _fail(f"{text}; see polyrhythm --help", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     if isinstance(error, PolyrhythmError):

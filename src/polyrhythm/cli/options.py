@@ -49,19 +49,15 @@ def _options() -> list[inspect.Parameter]:
             show_default=False,
             metavar=_metavar(info.annotation),
         )
-        annotation: Any = Annotated[_type(info.annotation) | None, option]
+        # All but flags are texts here, so that the command line and recipes have one set of checks and messages.
+        annotation: Any = Annotated[(bool if info.annotation is bool else str) | None, option]
         made.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )
     return made
 
 
-def _type(annotation: Any) -> Any:
-    """Gives the type that the command line parses: objects are for Python programs, texts stand for them here."""
+def _metavar(annotation: Any) -> str | None:
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in annotation.__args__ if part is not type(None))
-    return str if annotation is Any else annotation
-
-
-def _metavar(annotation: Any) -> str | None:
-    return {int: "N", float: "X", str: "TEXT", bool: None}[_type(annotation)]
+    return {int: "N", float: "X", bool: None}.get(annotation, "TEXT")

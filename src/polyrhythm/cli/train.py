@@ -34,6 +34,9 @@ def train(
     observer = progress_for(sys.stderr)
     try:
         run = train_run(recipe, out=out, resume=resume, observers=[observer], start_method="fork", **options)
+    except KeyboardInterrupt:  # before there was anything to save, or for the second time
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         observer.close()
     if run is None:

@@ -60,13 +60,19 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     Precision.choose(config.precision, device)
     make_loss(config.label_smoothing)
     optimizer = _made(
-        "optimizer", config.optimizer or _default_optimizer(strategy, config.workers), OPTIMIZERS
+        "optimizer",
+        _default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer,
+        OPTIMIZERS,
     )
     schedule = _made("schedule", config.schedule, SCHEDULES)
     assert isinstance(optimizer, OptimizerConfig)
     assert isinstance(schedule, Schedule)
     transform = build_chain(config.augment)
     dataset = open_data(config.data, image_size=config.image_size, skip_unreadable=config.skip_unreadable)
+    if config.workers > len(dataset.train):
+        raise RequestError(
+            f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"
+        )
     make_model = model_maker(config.model, dataset, config.weights)
     _try_out(make_model, optimizer, strategy)
     learning = Learning(
@@ -123,9 +129,8 @@ def name_of(thing: Any) -> str:
 def _make_model(
     model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None
 ) -> nn.Module:
-    if isinstance(model, nn.Module):
-        model = copy.deepcopy(model)
-    made = create_model(model, classes=classes, image_shape=image_shape)
+    chosen = copy.deepcopy(model) if isinstance(model, nn.Module) else str(model)
+    made = create_model(chosen, classes=classes, image_shape=image_shape)
     if weights is not None:
         load_weights(made, Path(weights))
     return made

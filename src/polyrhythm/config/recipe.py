@@ -45,7 +45,7 @@ def configure(*layers: dict[str, Any]) -> RunConfig:
 
 def write_recipe(config: RunConfig, path: Path) -> None:
     """Writes a configuration as a recipe that gives the same run again."""
-    values = {key: _plain(value) for key, value in config.model_dump().items()}
+    values = {key: _plain(getattr(config, key)) for key in type(config).model_fields}
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 

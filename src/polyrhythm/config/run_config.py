@@ -38,7 +38,7 @@ class RunConfig(BaseModel):
     schedule: Any = Field(
         default="cosine", description="Of the learning rate, for example cosine(warmup_epochs=1)."
     )
-    seed: int = Field(default=0, ge=0, description="Fixes everything that can be fixed.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
     weights: str | None = Field(
         default=None, description="A file (safetensors or state dict) or a run folder to start from."
     )

@@ -6,6 +6,7 @@ The child tells its launcher, one JSON object a message: {"event": …} for the 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -18,7 +19,9 @@ from multiprocessing.connection import Connection
 from polyrhythm.communication.transports.torch_distributed.rendezvous import local
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
 from polyrhythm.events import Event
+from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.signals import ASKING
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import Cast
@@ -37,9 +40,12 @@ def child_main(job: Job, cast: Cast, rank: int, threads: int, pipe: Connection) 
         threads: compute threads of a worker.
         pipe: to the launcher, which first sends the port of the store.
     """
+    gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
+    ask_names_briefly()
     stop = StopWish()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
     signal.signal(signal.SIGTERM, lambda *_: stop.wish())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 
     def emit(event: Event) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,8 +19,9 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, from_json
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN, child_main
 from polyrhythm.launch.cores import available_cores, threads_for_worker
-from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.launch.signals import asked_to_stop, held_back
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import Cast
 
 _GRACE_S = 2.0
@@ -39,7 +42,12 @@ class _Child:
 
 
 def run_local(
-    job: Job, emit: Callable[[Event], None], *, port: int = 0, threads: int | None = None, start_method: str = "fork"
+    job: Job,
+    emit: Callable[[Event], None],
+    *,
+    port: int = 0,
+    threads: int | None = None,
+    start_method: str = "fork",
 ) -> None:
     """Runs a job on this host, one process a rank; returns when it is over.
 
@@ -52,40 +60,59 @@ def run_local(
             or `spawn`.
 
     Raises:
-        RequestError: the port is in use, or a rank found the request wrong.
+        RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
         RunError: a rank failed or died.
     """
     servers = job.strategy.server_count
     cast = Cast(tuple(range(job.workers)), tuple(range(job.workers, job.workers + servers)))
     threads = threads or threads_for_worker(available_cores(), job.workers, job.strategy)
-    children = _start(job, cast, threads, start_method)
+    children: list[_Child] = []
+    stop = StopWish()
+
+    def ask() -> None:
+        stop.wish()
+        _signal(children, signal.SIGTERM)
+
     try:
-        store = host_store(port)  # after the children were forked: they must not inherit its thread
-        for child in children:
-            child.pipe.send_bytes(str(store.port).encode())
-        with asked_to_stop(lambda: _signal(children, signal.SIGTERM)):
-            _watch(children, cast, emit)
+        with asked_to_stop(ask):
+            with held_back():  # by the children, until they know what to do then
+                _start(children, job, cast, threads, start_method)
+            if stop.wished:  # when there were only some of them
+                ask()
+            store = host_store(port)  # after the children were forked: they must not inherit its thread
+            for child in children:
+                with suppress(BrokenPipeError):  # it has died already, as will be seen
+                    child.pipe.send_bytes(str(store.port).encode())
+            _watch(children, cast, job, emit)
     finally:
-        _signal(children, signal.SIGKILL)
-        for child in children:
-            child.process.join()
+        with held_back():  # somebody impatient may interrupt again
+            _signal(children, signal.SIGKILL)
+            for child in children:
+                child.process.join()
 
 
-def _start(job: Job, cast: Cast, threads: int, start_method: str) -> list[_Child]:
+def _start(children: list[_Child], job: Job, cast: Cast, threads: int, start_method: str) -> None:
     context = multiprocessing.get_context(start_method)
-    children = []
     for rank in range(cast.size):
         ours, theirs = context.Pipe()
         process = context.Process(  # type: ignore[attr-defined]
-            target=child_main, args=(job, cast, rank, threads, theirs), name=f"polyrhythm rank {rank}", daemon=True
+            target=child_main,
+            args=(job, cast, rank, threads, theirs),
+            name=f"polyrhythm rank {rank}",
+            daemon=True,
         )
-        process.start()
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # spawn sends the job to the child
+            raise RequestError(
+                f"workers cannot be given the data or the model ({error}): define classes and functions at the top "
+                "of a module, not inside functions"
+            ) from None
         theirs.close()
         children.append(_Child(rank, process, ours))
-    return children
 
 
-def _watch(children: list[_Child], cast: Cast, emit: Callable[[Event], None]) -> None:
+def _watch(children: list[_Child], cast: Cast, job: Job, emit: Callable[[Event], None]) -> None:
     """Passes events on until all children have left; raises if one did not leave well."""
     give_up_at: float | None = None
     while any(child.open for child in children):
@@ -99,7 +126,7 @@ def _watch(children: list[_Child], cast: Cast, emit: Callable[[Event], None]) ->
         if give_up_at is None and any(child.failed for child in children):
             give_up_at = time.monotonic() + _GRACE_S
     if any(child.failed for child in children):
-        raise _verdict(children, cast)
+        raise _verdict(children, cast, job)
 
 
 def _hear(child: _Child, emit: Callable[[Event], None]) -> None:
@@ -116,20 +143,25 @@ def _hear(child: _Child, emit: Callable[[Event], None]) -> None:
         child.error, child.kind, child.failed = record["error"], record["kind"], True
 
 
-def _verdict(children: list[_Child], cast: Cast) -> Exception:
+def _verdict(children: list[_Child], cast: Cast, job: Job) -> Exception:
     """Chooses the failure that explains the others: a lost peer is only an echo of one."""
+    folder = f" {job.keeping.folder}" if job.keeping.folder is not None else ""
     failed = [child for child in children if child.failed]
     for child in failed:
         if child.kind == REQUEST:
             return RequestError(child.error)
+    for child in failed:  # one that was killed could not say so, and the others' collectives broke
+        status = child.process.exitcode
+        if not child.kind and status is not None:
+            how = (
+                f"was killed by {signal.Signals(-status).name}"
+                if status < 0
+                else f"left with status {status}"
+            )
+            return RunError(f"{_name(child.rank, cast)} {how}; continue with --resume{folder}")
     for child in failed:
         if child.kind in (RUN, BUG):
             return RunError(f"{_name(child.rank, cast)}: {child.error}")
-    for child in failed:
-        status = child.process.exitcode
-        if not child.kind and status is not None:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
-            return RunError(f"{_name(child.rank, cast)} {how}; continue with --resume")
     assert failed[0].kind == PEER
     return RunError(f"{_name(failed[0].rank, cast)}: {failed[0].error}")
 

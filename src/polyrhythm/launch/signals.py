@@ -12,6 +12,16 @@ ASKING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
+def held_back() -> Iterator[None]:
+    """Holds SIGINT and SIGTERM back in this thread, and in the processes that it starts meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def asked_to_stop(ask: Callable[[], None]) -> Iterator[None]:
     """Calls `ask` at the first SIGINT or SIGTERM; a second SIGINT interrupts at once, as usual.
 

@@ -11,22 +11,16 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.rank import run_rank
 from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.launch.spokesman import leads as leads
+from polyrhythm.launch.spokesman import started_by_torchrun as started_by_torchrun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import Cast, cast_for
 from polyrhythm.strategies.strategy import Strategy
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is a rank that torchrun (or something that speaks like it) has started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
-
-
-def leads() -> bool:
-    """Whether this process is rank 0."""
-    return os.environ.get("RANK") == "0"
 
 
 def workers_of(strategy: Strategy) -> int:
@@ -49,7 +43,7 @@ def cast_of(strategy: Strategy, rendezvous: Rendezvous) -> Cast:
     """Gives every rank its role, after all have said on which host they are."""
     store = rendezvous.store
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
-    hosts = [int(store.get(f"host/{rank}")) for rank in range(rendezvous.size)]
+    hosts = [int(await_key(store, f"host/{rank}", f"rank {rank} to join")) for rank in range(rendezvous.size)]
     return cast_for(hosts, strategy.server_count, strategy.server_placement)
 
 
@@ -61,6 +55,7 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
         emit: takes the run's events; called on rank 0 only.
         threads: compute threads of each worker; None shares the host's cores out.
     """
+    ask_names_briefly()
     rendezvous = from_environment()
     cast = cast_of(job.strategy, rendezvous)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

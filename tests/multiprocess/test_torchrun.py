@@ -1,0 +1,182 @@
+"""`polyrhythm train` as torchrun starts it: on one host, and on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import PATIENCE_S, POLYRHYTHM, Started, are_gone, environment, shell
+from polyrhythm.events import CheckpointSaved, RunEnded, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TRAIN = ["train", "--data", "digits", "--model", "mlp", "--json"]
+
+
+def torchrun(processes: int, *options: str) -> list[str]:
+    return [
+        *TORCHRUN,
+        *(f"--nproc-per-node={processes}", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
+        *("--no-python", POLYRHYTHM, *TRAIN, *options),
+    ]
+
+
+def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def complaints(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("error: ")]
+
+
+def test_two_workers_and_a_server(tmp_path: Path) -> None:
+    synchronous = ["--strategy", "parameter_server(servers=1, consistency=synchronous)", "--epochs", "2"]
+    done = run(tmp_path, torchrun(3, *synchronous, "--out", "torchrun"))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["workers"], figures["servers"], figures["steps"]) == (2, 1, 24)
+    assert (tmp_path / "torchrun" / "model.safetensors").is_file()
+    (local,) = shell(tmp_path, [*TRAIN, *synchronous, "--workers", "2", "--out", "local"])
+    for key in ("parameters_sha256", "test_loss", "train_loss", "bytes_sent_per_step", "staleness"):
+        assert figures[key] == local.figures[key], key
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--data", "digit"], "error: unknown data 'digit': did you mean digits?"),
+        (
+            ["--wrokers", "2"],
+            "error: No such option: --wrokers (Possible options: --workers); see polyrhythm --help",
+        ),
+    ],
+)
+def test_a_wrong_request_is_said_once(options: list[str], complaint: str, tmp_path: Path) -> None:
+    done = run(tmp_path, torchrun(2, *options))
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert complaints(done.stderr) == [complaint]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_in_the_middle_leaves_in_order(tmp_path: Path) -> None:
+    hot = [
+        "--model",
+        "lenet5(widths=[4, 8])",
+        "--optimizer",
+        "sgd(lr=1e20)",
+        "--strategy",
+        "parameter_server",
+    ]
+    done = run(tmp_path, torchrun(3, *hot, "--out", "run"))
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert any("the loss is " in line and "learning rate" in line for line in complaints(done.stderr))
+    assert "terminate called" not in done.stderr
+    assert "Fatal Python error" not in done.stderr
+    end = read_events(tmp_path / "run" / "events.jsonl")[-1]
+    assert isinstance(end, RunEnded)
+    assert end.outcome == "failed"
+
+
+def test_sigterm_to_torchrun_leaves_a_checkpoint(tmp_path: Path) -> None:
+    long = ["--batch-size", "3", "--epochs", "5", "--out", "run"]
+    started = Started(torchrun(2, *long), tmp_path, tmp_path / "run")
+    try:
+        started.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
+        ranks = started.children()
+        started.process.terminate()
+        result = started.result()
+    finally:
+        started.process.kill()
+    assert result.status != 0
+    assert "interrupted; continue with: polyrhythm train --resume run" in result.err
+    assert "terminate called" not in result.err
+    assert len(ranks) == 2
+    assert are_gone(ranks)
+    *_, saved, end = read_events(started.run / "events.jsonl")
+    assert isinstance(end, RunEnded)
+    assert end.outcome == "interrupted"
+    assert isinstance(saved, CheckpointSaved)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
+class TestTwoHosts:
+    """Two network namespaces with a cable between them."""
+
+    def test_workers_and_servers_on_both(self, tmp_path: Path, hosts: list[str]) -> None:
+        agents = [self._agent(number, host, tmp_path) for number, host in enumerate(hosts)]
+        ends = [agent.communicate(timeout=PATIENCE_S) for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], ends
+        figures = [json.loads(out) for out, _ in ends if out]
+        assert len(figures) == 1, "rank 0 alone prints the figures"
+        assert (figures[0]["workers"], figures[0]["servers"], figures[0]["steps"]) == (2, 2, 24)
+        assert sum(figures[0]["staleness"]["histogram"].values()) == 2 * 2 * 24
+        for host in hosts:  # a worker and a server on each: gradients and parameters crossed the cable
+            assert _received_bytes(host) > 24 * figures[0]["bytes_sent_per_step"] / 4
+
+    def _agent(self, number: int, host: str, folder: Path) -> subprocess.Popen[str]:
+        command = [
+            *(
+                "ip",
+                "netns",
+                "exec",
+                host,
+                *TORCHRUN,
+                "--nnodes=2",
+                "--nproc-per-node=2",
+                f"--node-rank={number}",
+            ),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.1:29400", "--rdzv-id=test"),
+            *(f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr=10.78.0.{number + 1}"),
+            *("--no-python", POLYRHYTHM, *TRAIN, "--epochs", "2", "--out", "run"),
+            *("--strategy", "parameter_server(servers=2)"),
+        ]
+        return subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    @pytest.fixture
+    def hosts(self) -> Iterator[list[str]]:
+        names = [f"torchrun-{os.getpid()}-{side}" for side in (1, 2)]
+        cable = [f"tr{os.getpid()}{side}" for side in (1, 2)]
+        try:
+            for name in names:
+                _ip("netns", "add", name)
+            _ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+            for side, (name, end) in enumerate(zip(names, cable, strict=True), start=1):
+                _ip("link", "set", end, "netns", name)
+                _ip("-n", name, "link", "set", end, "name", "cable")
+                _ip("-n", name, "address", "add", f"10.78.0.{side}/24", "dev", "cable")
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "link", "set", "cable", "up")
+            yield names
+        finally:
+            for name, end in zip(names, cable, strict=True):
+                for words in (("netns", "delete", name), ("link", "delete", end)):
+                    with suppress(subprocess.CalledProcessError):
+                        _ip(*words)
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def _received_bytes(host: str) -> int:
+    found = json.loads(_ip("-n", host, "-s", "-j", "link", "show", "dev", "cable"))
+    return int(found[0]["stats64"]["rx"]["bytes"])

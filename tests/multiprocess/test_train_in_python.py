@@ -1,0 +1,74 @@
+"""`polyrhythm.train` in a script, with objects of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from multiprocess.commands import PATIENCE_S, environment
+from polyrhythm.reporting.event_log import read_events
+
+SCRIPT = """
+import json
+
+import torch
+from torch import nn
+
+import polyrhythm
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, images):
+        return self.body(images)
+
+def part(count, seed):
+    images = torch.rand(count, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
+    return images, images.mean(dim=(2, 3)).argmax(dim=1)
+
+{guard}
+    torch.manual_seed(0)
+    data = (part(600, 1), part(90, 2))
+    run = polyrhythm.train(
+        data=data, model=Net(), strategy="{strategy}", workers=2, epochs=20, batch_size=16,
+        optimizer="adam(lr=0.01)", out="run",
+    )
+    print(json.dumps({{"outcome": run.outcome, "folder": str(run.folder), **run.figures}}))
+"""
+
+
+def start(folder: Path, guard: str, strategy: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(guard=guard, strategy=strategy))
+    return subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_a_script_trains_its_own_model_on_its_own_tensors(tmp_path: Path) -> None:
+    done = start(tmp_path, 'if __name__ == "__main__":', "mixed(replicas=1)")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["outcome"], found["folder"], found["model"]) == ("done", "run", "Net")
+    assert (found["workers"], found["servers"], found["epochs"]) == (2, 1, 20)
+    assert found["test_top1"] > 0.9  # of three classes: the brightest channel
+    assert read_events(tmp_path / "run" / "events.jsonl")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert "model: <your own Net>" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    done = start(tmp_path, "if True:", "synchronous")
+    assert done.returncode == 1
+    assert "RunError: worker 0 (rank 0) left with status 1" in done.stderr
+    assert 'call train below `if __name__ == "__main__":`' in done.stderr

@@ -1,0 +1,63 @@
+"""What `polyrhythm.train` refuses in Python, and what it leaves when it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyrhythm
+from polyrhythm.api import train as api_train
+from polyrhythm.errors import RunError
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"workers": True}, "workers should be a whole number (given True)"),
+        ({"workers": 2.0}, "workers should be a whole number (given 2.0)"),
+        ({"workers": "two"}, "workers should be a whole number (given 'two')"),
+        ({"batch_size": 0}, "batch_size should be greater than or equal to 1 (given 0)"),
+        ({"wrokers": 1}, "unknown key of the run 'wrokers': did you mean workers?"),
+        ({"data": 3}, "data is a int: give a (train, test) pair"),
+        ({"data": (1, 2)}, "a part of data is a int"),
+        ({"strategy": 3}, "strategy: cannot read '3'"),
+        ({"model": 3}, "cannot read '3'"),
+    ],
+)
+def test_wrong_values_are_refused(values: dict[str, Any], complaint: str, empty: Path) -> None:
+    with pytest.raises(polyrhythm.RequestError) as refusal:
+        polyrhythm.train(**{"data": "digits", "model": "mlp", **values})
+    assert complaint in str(refusal.value)
+    assert not list(empty.iterdir())
+
+
+def test_nothing_stays_of_a_run_that_a_rank_refused_before_it_started(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise polyrhythm.RequestError("it is wrong")
+
+    monkeypatch.setattr(api_train, "run_local", refuse)
+    with pytest.raises(polyrhythm.RequestError, match="it is wrong"):
+        polyrhythm.train(data="digits", model="mlp")
+    assert not list(empty.iterdir())
+
+
+def test_a_failure_before_the_start_is_not_hidden_by_the_report(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("worker 0 (rank 0) was killed by SIGKILL")
+
+    monkeypatch.setattr(api_train, "run_local", fail)
+    with pytest.raises(RunError, match="was killed by SIGKILL"):
+        polyrhythm.train(data="digits", model="mlp", out="run")
+    assert (empty / "run" / "config.yaml").is_file()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from polyrhythm.cli.main import _status
+from polyrhythm.config.run_config import RunConfig
+
+WITHOUT_TORCH = """
+import sys
+from polyrhythm.cli.main import _status
+status = _status({arguments!r})
+heavy = [name for name in ("torch", "numpy", "sklearn", "plotly", "tensorboard") if name in sys.modules]
+sys.exit(f"imported {{heavy}}" if heavy else status)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_comes_in_less_than_a_second_and_without_torch(arguments: list[str]) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = WITHOUT_TORCH.format(arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    # of the processor's time: others may be using this machine
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_a_wrong_verb_is_found_without_torch() -> None:
+    code = WITHOUT_TORCH.format(arguments=["trian"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: No such command 'trian'. Did you mean 'train'?; see polyrhythm --help\n",
+    )
+
+
+def test_every_field_of_a_recipe_is_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in RunConfig.model_fields:
+        assert f"--{name.replace('_', '-')} " in text
+
+
+def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _status(["strategies", "--json"]) == 0
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert {"synchronous", "parameter_server", "mixed"} <= found.keys()
+    for entry in found.values():
+        assert isinstance(entry["year"], int)
+        assert str(entry["year"]) in entry["paper"]
+    assert (found["mixed"]["family"], found["mixed"]["year"]) == ("parameter_server", 2017)
+
+
+def test_one_strategy_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _status(["strategies", "mixed"]) == 0
+    text = capsys.readouterr().out
+    assert "Campos" in text
+    assert "key replicas" in text
+    assert "default 2" in text
