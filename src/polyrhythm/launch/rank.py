@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from polyrhythm.communication.around import RecordingCommunicator
+from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.events import Event
@@ -29,7 +31,9 @@ def run_rank(
         emit: takes the run's events, on the leader.
     """
     home, network = connect(rendezvous)
-    world = World(network, cast, stop=stop, emit=emit)
+    arrivals = Arrivals()
+    recorded = RecordingCommunicator(network, arrivals)
+    world = World(recorded, cast, stop=stop, emit=emit, arrivals=arrivals)
     if world.is_worker:
         use_threads(threads)
         work(job, world)

@@ -102,15 +102,7 @@ class Archive:
         assert job.keeping.folder is not None
         self._folder: Path = job.keeping.folder / FOLDER
         self._keep = job.keeping.checkpoints
-        self._identity = {
-            "strategy": str(job.strategy),
-            "workers": job.workers,
-            "data": job.dataset.name,
-            "model": job.model_name,
-            "optimizer": str(job.learning.optimizer),
-            "batch size": job.learning.batch_size,
-            "seed": job.learning.seed,
-        }
+        self._identity = identity(job)
 
     def save(self, snapshot: Snapshot) -> str:
         """Writes a checkpoint and removes old ones; gives its path inside the run folder."""
@@ -136,6 +128,19 @@ class Archive:
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         return Snapshot.of(tensors, facts)
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """Gives what tells a job from others, JSON-able."""
+    return {
+        "strategy": str(job.strategy),
+        "workers": job.workers,
+        "data": job.dataset.name,
+        "model": job.model_name,
+        "optimizer": str(job.learning.optimizer),
+        "batch size": job.learning.batch_size,
+        "seed": job.learning.seed,
+    }
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import CheckpointSaved, Evaluated, Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles import result
@@ -12,6 +13,7 @@ from polyrhythm.roles.archive import Archive, Snapshot
 from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.presentation import Presentation
+from polyrhythm.roles.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import World
@@ -57,6 +59,8 @@ class Leader:
     def begin(self, epoch: int) -> None:
         """Says that training starts."""
         job, cast = self._job, self._world.cast
+        if job.keeping.folder is not None:  # of what this run goes on from
+            (job.keeping.folder / ARRIVALS_FILE).unlink(missing_ok=True)
         self._started_at = self._world.clock.now()
         self._emit(
             RunStarted(
@@ -119,7 +123,20 @@ class Leader:
             if self._job.keeping.folder is not None:
                 self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
         outcome = "interrupted" if stopped else "done"
+        self._keep_arrivals(outcome)
         self._emit(RunEnded(time_s=0, outcome=outcome, result=self._result(trained_s)))
+
+    def _keep_arrivals(self, outcome: str) -> None:
+        """Writes down whom every rank has heard, so that the run can be replayed."""
+        folder = self._job.keeping.folder
+        if folder is None or self._world.arrivals is None:
+            return
+        cast = self._world.cast
+        told = {cast.workers[state.account.worker]: state.account.arrivals for state in self._states()}
+        told |= {rank: report["arrivals"] for rank, report in self._others.reports.items()}
+        ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
+        digest = result.digest(self._replica.flat.vector)
+        recording_of(self._job, cast, ranks, outcome=outcome, parameters_sha256=digest).write(folder)
 
     def _states(self) -> list[WorkerState]:
         states = self._others.states

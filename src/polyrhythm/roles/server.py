@@ -48,6 +48,8 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         if event is not None:
             control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
     report = {"staleness": dict(part.staleness), "version": part.version, "bytes_sent": bytes_sent}
+    if world.arrivals is not None:
+        report["arrivals"] = world.arrivals.to_json()
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
 
 

@@ -106,6 +106,7 @@ class _Shift:
         self._job = job
         self._learner = learner
         self._desk = desk
+        self._arrivals = world.arrivals
         self._started_at = 0
         self._tally = Tally(learner.worker, world.clock)
 
@@ -139,6 +140,7 @@ class _Shift:
             staleness={str(key): count for key, count in replica.part.staleness.items()},
             stopped=stopped,
             final=final,
+            arrivals=self._arrivals.to_json() if final and self._arrivals else {},
         )
         return WorkerState.of(replica, account, self._learner.loss_scale)
 

@@ -30,6 +30,7 @@ class Account:
             knows it.
         stopped: whether the worker was stopped early.
         final: whether the worker has left.
+        arrivals: whom it has heard, as `Arrivals` writes it, once it has left; empty if nothing was noted.
     """
 
     worker: int
@@ -42,6 +43,7 @@ class Account:
     staleness: dict[str, int]
     stopped: bool = False
     final: bool = False
+    arrivals: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.clock import Clock
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.events import Event
@@ -40,6 +41,7 @@ class World:
         pace: how computing passes time.
         stop: whether someone wants to stop.
         emit: takes the run's events; called on the leader only.
+        arrivals: whom this rank has heard, where the network notes it.
     """
 
     network: Communicator
@@ -47,6 +49,7 @@ class World:
     pace: Pace = field(default_factory=LivePace)
     stop: StopWish = field(default_factory=StopWish)
     emit: Callable[[Event], None] = _ignore
+    arrivals: Arrivals | None = None
 
     @property
     def clock(self) -> Clock:

@@ -1,0 +1,40 @@
+"""`polyrhythm replay`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json
+
+DIFFERS = 1
+
+
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that has ended.")],
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Play a run again in the simulator, bit for bit; leaves with 1 if it differs."""
+    from polyrhythm.api.replay import replay as replay_run
+
+    found = replay_run(run)
+    if json:
+        print_json(found)
+    else:
+        _say(found)
+    if not found["same"]:
+        raise typer.Exit(DIFFERS)
+
+
+def _say(found: dict[str, Any]) -> None:
+    digests, difference = found["parameters_sha256"], found["first_difference"]
+    if found["same"]:
+        print(f"the same, bit for bit: {digests['replayed']}")
+        print(f"played      {found['messages']:,} messages in {found['seconds']:.1f} s")
+        return
+    print(f"differs at {difference['where']}: {difference['text']}")
+    for cause in difference["possible_causes"]:
+        print(f"may be due to {cause}")
+    print(f"recorded    {digests['recorded']}")
+    print(f"replayed    {digests['replayed'] or 'came to no end'}")

@@ -1,0 +1,161 @@
+"""Recordings made in the simulator itself, where one seed of delays is one real run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from conformance.jobs import in_step, make_job, out_of_step, result_of
+from polyrhythm.communication.around import Around, RecordingCommunicator
+from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Message
+from polyrhythm.events import Event
+from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.recording import Recording, recording_of
+from polyrhythm.simulation.replay import replay, stage
+from polyrhythm.strategies.cast import Cast
+
+WORKERS = 4
+
+
+class Erratic(Around):
+    """Takes its time before every message."""
+
+    def __init__(self, inner: Communicator, seed: int) -> None:
+        super().__init__(inner)
+        self._chance = random.Random(f"{seed}/{inner.rank}")
+
+    def start_send(self, to: int, message: Message) -> Handle:
+        """Starts to send, later."""
+        self.clock.sleep(self._chance.uniform(0.0, 0.1))
+        return super().start_send(to, message)
+
+
+def _job(spec: str) -> Job:
+    return replace(make_job(spec, WORKERS), keeping=Keeping(checkpoints=0))
+
+
+def _cast(job: Job) -> Cast:
+    servers = job.strategy.server_count
+    return Cast(tuple(range(WORKERS)), tuple(range(WORKERS, WORKERS + servers)))
+
+
+@cache
+def _recorded(spec: str, seed: int = 0) -> Recording:
+    job, noted, events = _job(spec), dict[int, Arrivals](), list[Event]()
+    cast = _cast(job)
+
+    def surround(rank: int, network: Communicator) -> Communicator:
+        noted[rank] = Arrivals()
+        return RecordingCommunicator(Erratic(network, seed), noted[rank])
+
+    stage(job, cast, surround, events.append)
+    return recording_of(
+        job, cast, noted, outcome="done", parameters_sha256=result_of(events)["parameters_sha256"]
+    )
+
+
+def _undirected(spec: str) -> str:
+    job, events = _job(spec), list[Event]()
+    stage(job, _cast(job), lambda rank, network: network, events.append)
+    return str(result_of(events)["parameters_sha256"])
+
+
+def _tampered(recording: Recording, rank: int, change: Callable[[Arrivals], None]) -> Recording:
+    ranks = {number: Arrivals.from_json(entry.to_json()) for number, entry in recording.ranks.items()}
+    change(ranks[rank])
+    return replace(recording, ranks=ranks)
+
+
+@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+def test_an_asynchronous_run_comes_out_the_same_bit_for_bit(spec: str) -> None:
+    recording = _recorded(spec)
+    found = replay(_job(spec), recording)
+    assert found.difference is None
+    assert found.parameters_sha256 == recording.parameters_sha256
+    assert found.messages == recording.messages > 20
+    assert _undirected(spec) != recording.parameters_sha256  # so the order did matter
+
+
+@pytest.mark.parametrize("spec", in_step(WORKERS))
+def test_a_run_in_step_comes_out_the_same_bit_for_bit(spec: str) -> None:
+    found = replay(_job(spec), _recorded(spec))
+    assert found.difference is None
+    assert found.parameters_sha256 == _recorded(spec).parameters_sha256
+
+
+def test_two_runs_differ_and_each_is_replayed_as_it_was() -> None:
+    spec = "parameter_server"
+    recordings = [_recorded(spec, seed) for seed in (1, 2)]
+    assert len({recording.parameters_sha256 for recording in recordings}) == 2
+    for recording in recordings:
+        assert replay(_job(spec), recording).parameters_sha256 == recording.parameters_sha256
+
+
+def test_a_swapped_pair_is_found_where_it_is() -> None:
+    spec = "parameter_server(servers=3)"
+    recording, rank = _recorded(spec), WORKERS + 1
+    sources = recording.ranks[rank].sources
+    place = next(number for number in range(12, len(sources)) if sources[number] != sources[number + 1])
+
+    def swap(arrivals: Arrivals) -> None:
+        arrivals.sources[place], arrivals.sources[place + 1] = sources[place + 1], sources[place]
+
+    found = replay(_job(spec), _tampered(recording, rank, swap))
+    assert found.difference is not None
+    assert (found.difference.rank, found.difference.message) == (rank, place)
+    assert found.difference.source == sources[place + 1]
+    assert found.parameters_sha256 != recording.parameters_sha256
+
+
+def test_an_order_that_leads_nowhere_is_a_difference() -> None:
+    recording = _recorded("parameter_server")
+
+    def repeat(arrivals: Arrivals) -> None:
+        arrivals.sources[0] = 3  # which pulls only once before the server has parameters
+
+    found = replay(_job("parameter_server"), _tampered(recording, WORKERS, repeat))
+    assert found.parameters_sha256 is None
+    assert found.difference is not None
+    assert (found.difference.rank, found.difference.message) == (WORKERS, 0)
+
+
+def test_a_recording_that_is_too_short_is_a_difference() -> None:
+    recording = _recorded("parameter_server")
+    length = recording.messages - 1
+
+    def shorten(arrivals: Arrivals) -> None:
+        arrivals.sources.pop()
+        arrivals.checks.pop()
+
+    found = replay(_job("parameter_server"), _tampered(recording, WORKERS, shorten))
+    assert found.difference is not None
+    assert (
+        found.difference.text == f"rank {WORKERS} waits for more than the {length} messages of the recording"
+    )
+
+
+def test_a_recording_that_is_too_long_is_a_difference() -> None:
+    recording = _recorded("parameter_server")
+
+    def lengthen(arrivals: Arrivals) -> None:
+        arrivals.sources.append(1)
+        arrivals.checks.append(1)
+
+    found = replay(_job("parameter_server"), _tampered(recording, WORKERS, lengthen))
+    assert found.difference is not None
+    assert (found.difference.rank, found.difference.message) == (WORKERS, recording.messages)
+    assert found.difference.text == f"rank {WORKERS} heard 1 messages more"
+
+
+def test_other_parameters_at_the_end_are_a_difference() -> None:
+    recording = replace(_recorded("synchronous"), parameters_sha256="0" * 64)
+    found = replay(_job("synchronous"), recording)
+    assert found.difference is not None
+    assert found.difference.text == "after the last recorded message the parameters differ"
+    assert found.summed_ranks == WORKERS
