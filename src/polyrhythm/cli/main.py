@@ -11,7 +11,6 @@ import typer
 
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.replay import replay
-from polyrhythm.cli.replay import replay
 from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
@@ -32,7 +31,6 @@ app = typer.Typer(
 app.command()(train)
 app.command()(evaluate)
 app.command()(strategies)
-app.command()(replay)
 app.command()(replay)
 app.command(context_settings=CONTEXT)(run)
 app.command()(simulate)
