@@ -7,7 +7,17 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from polyrhythm.errors import RunError
+from polyrhythm.errors import PeerLost
+
+UNKNOWN_RANK = -1
+
+
+class CollectiveBroken(PeerLost):
+    """A rank that a collective needs is gone; the library does not say which, so `rank` is `UNKNOWN_RANK`."""
+
+    def __init__(self, reason: str) -> None:
+        super(PeerLost, self).__init__(f"a collective broke, so a rank is gone: {reason}")
+        self.rank = UNKNOWN_RANK
 
 
 class CollectiveHandle:
@@ -36,12 +46,12 @@ class CollectiveHandle:
         """Blocks until the collective has ended.
 
         Raises:
-            RunError: it broke.
+            CollectiveBroken: a rank is gone.
         """
         if self._work is not None:
             self._end()
         if self._reason:
-            raise RunError(self._reason)
+            raise CollectiveBroken(self._reason)
 
     def _end(self) -> None:
         # In a frame of its own: the traceback of what `wait` raises must not hold the work, and so its connections.
@@ -49,7 +59,7 @@ class CollectiveHandle:
         try:
             work.wait()
         except RuntimeError as error:
-            reason = f"a collective broke, so a rank is gone: {str(error).splitlines()[0]}"
+            reason = _essence(str(error))
         else:
             if self._finish is not None and self._work is not None:
                 self._finish()
@@ -94,11 +104,11 @@ class GlooCollectives:
             finish: called when it has ended well.
 
         Raises:
-            RunError: an earlier one broke.
+            CollectiveBroken: an earlier one broke.
         """
         with self._lock:  # every rank must start its collectives in the same order
             if self._group is None:
-                raise RunError(self._reason)
+                raise CollectiveBroken(self._reason)
             handle = CollectiveHandle(operation(self._group), finish, self._let_go)
             self._handles.add(handle)
         return handle
@@ -110,3 +120,9 @@ class GlooCollectives:
         for handle in handles:  # each holds the group's connections open
             handle.let_go(reason)
         del group
+
+
+def _essence(text: str) -> str:
+    """Takes the first sentence of the library's message, without its place in the library."""
+    sentence = text.splitlines()[0].partition(". ")[0]
+    return sentence.partition("] ")[2] if sentence.startswith("[/") else sentence

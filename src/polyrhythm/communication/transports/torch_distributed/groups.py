@@ -54,6 +54,9 @@ class Groups:
         options = _gloo_options()
         options._devices = [self._device]
         options._timeout = patience
+        # One after the other: a group cannot be let go while a collective of it waits, and one that starts after
+        # another has failed fails too.
+        options._threads = 1
         with self.connection() as store:
             return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 

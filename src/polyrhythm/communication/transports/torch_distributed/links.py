@@ -70,23 +70,23 @@ class SendHandle:
             self._waiter.start()
         return self._ended
 
-    def wait(self) -> None:
+    def wait(self, patience: timedelta = FOREVER) -> None:
         """Blocks until the message has left.
 
         Raises:
-            PeerLost: the receiver is gone.
+            PeerLost: the receiver is gone, or takes longer than `patience`; the link is of no use then.
         """
-        self._end()
+        self._end(patience)
         if self._broken:
             raise PeerLost(self._to, "sending to it")
 
-    def _end(self) -> None:
+    def _end(self, patience: timedelta = FOREVER) -> None:
         with self._ending:
             if self._ended:
                 return
             try:
                 for work in self._works:
-                    work.wait(FOREVER)
+                    work.wait(patience)
             except RuntimeError:
                 self._broken = True
             self._works, self._kept, self._ended = [], (), True
@@ -134,7 +134,7 @@ class OutgoingLink:
     def close(self, patience_s: float) -> None:
         """Tells the receiver that nothing more will come, and waits for its goodbye."""
         with suppress(PeerLost):  # who is gone needs not be told
-            self.start_send(Message(Kind.CLOSE), 0).wait()
+            self.start_send(Message(Kind.CLOSE), 0).wait(timedelta(seconds=patience_s))
         self._watcher.join(patience_s)
 
     def _watch(self, lose: Callable[[int], None]) -> None:
@@ -186,6 +186,13 @@ class IncomingLinks:
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
 
+    def wait_for_last_words(self, source: int, patience_s: float) -> None:
+        """Returns when all that a sender sent before it left has been delivered, if that is soon."""
+        deadline = time.monotonic() + patience_s
+        for reader in list(self._readers):
+            if reader.name == _reader_name(source):
+                reader.join(max(0.0, deadline - time.monotonic()))
+
     def _accept(self) -> None:
         while True:
             try:
@@ -196,7 +203,7 @@ class IncomingLinks:
                 return
             source, number = map(int, invitation.split())
             reader = threading.Thread(
-                target=self._read, args=(source, number), name=f"from {source}", daemon=True
+                target=self._read, args=(source, number), name=_reader_name(source), daemon=True
             )
             self._readers.append(reader)
             reader.start()
@@ -230,6 +237,10 @@ class IncomingLinks:
             with suppress(RuntimeError):
                 goodbye = torch.zeros(1, dtype=torch.uint8)
                 group.send([goodbye], _SENDER, _GOODBYE_TAG).wait(_GOODBYE_PATIENCE)
+
+
+def _reader_name(source: int) -> str:
+    return f"from {source}"
 
 
 def _joined(rank: int) -> str:

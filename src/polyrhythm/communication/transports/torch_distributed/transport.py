@@ -32,6 +32,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import PeerLost
 
 _CLOSING_PATIENCE_S = 10.0
+_LAST_WORDS_PATIENCE_S = 0.5
 _MEETING_INTERVAL_S = 0.02
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
@@ -80,7 +81,7 @@ class Rank:
             raise PeerLost(to, "sending to it")
         with self._opening:
             if to not in self._outgoing:
-                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous, to, self._lose)
+                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous, to, self._lose_receiver)
             self.bytes_sent += message.nbytes
         return self._outgoing[to].start_send(message, context)
 
@@ -142,6 +143,11 @@ class Rank:
         with self._news:
             self._inbox.put(context, source, message)
             self._news.notify_all()
+
+    def _lose_receiver(self, rank: int) -> None:
+        # What it sent before it left comes first; but who only stopped listening may never leave.
+        self._incoming.wait_for_last_words(rank, _LAST_WORDS_PATIENCE_S)
+        self._lose(rank)
 
     def _lose(self, rank: int) -> None:
         with self._news:
