@@ -94,10 +94,14 @@ def main() -> None:
     pairs = [(bare.run(steps), ours.run(steps)) for _ in range(chosen.rounds)]
     ratios = [mine / theirs for theirs, mine in pairs]
     per_step = [1e6 * statistics.median(column) / steps for column in zip(*pairs, strict=True)]
-    print(f"{chosen.model} on {chosen.data}, batch 64, {chosen.threads} thread(s), {chosen.rounds} rounds of {steps} steps")
+    print(
+        f"{chosen.model} on {chosen.data}, batch 64, {chosen.threads} thread(s), {chosen.rounds} rounds of {steps} steps"
+    )
     print(f"bare torch loop   {per_step[0]:9.1f} us a step (median)")
     print(f"polyrhythm        {per_step[1]:9.1f} us a step (median)")
-    print(f"ratio             {statistics.median(ratios):9.4f} (median; {min(ratios):.4f} to {max(ratios):.4f})")
+    print(
+        f"ratio             {statistics.median(ratios):9.4f} (median; {min(ratios):.4f} to {max(ratios):.4f})"
+    )
     home.close()
 
 

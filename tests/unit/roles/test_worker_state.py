@@ -91,7 +91,9 @@ def test_a_state_is_given_back_whole():
 
 
 def test_what_is_the_same_everywhere_comes_from_worker_0_alone():
-    states = {worker: WorkerState.of(replica(Same(), seed=worker), account(worker), {}) for worker in range(2)}
+    states = {
+        worker: WorkerState.of(replica(Same(), seed=worker), account(worker), {}) for worker in range(2)
+    }
     assert states[0].part.keys() == {"momentum"}
     assert states[1].part == {}
     snapshot = Snapshot(epoch=1, step=5, seconds=2.0, parameters=torch.zeros(3), workers=states)
