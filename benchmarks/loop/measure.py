@@ -95,7 +95,8 @@ def main() -> None:
     ratios = [mine / theirs for theirs, mine in pairs]
     per_step = [1e6 * statistics.median(column) / steps for column in zip(*pairs, strict=True)]
     print(
-        f"{chosen.model} on {chosen.data}, batch 64, {chosen.threads} thread(s), {chosen.rounds} rounds of {steps} steps"
+        f"{chosen.model} on {chosen.data}, batch 64, {chosen.threads} thread(s), "
+        f"{chosen.rounds} rounds of {steps} steps"
     )
     print(f"bare torch loop   {per_step[0]:9.1f} us a step (median)")
     print(f"polyrhythm        {per_step[1]:9.1f} us a step (median)")
