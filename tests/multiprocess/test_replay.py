@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from multiprocess.commands import Result, shell
 from polyrhythm.api.replay import replay
@@ -105,21 +106,32 @@ def test_a_swapped_pair_is_reported_with_its_place(runs: Runs, tmp_path: Path) -
     people, machine = shell(tmp_path, ["replay", "run"], ["replay", "run", "--json"])
     assert (people.status, machine.status) == (1, 1)
     found = json.loads(machine.out)
-    where = f"server 1 (rank 4), message {place}"
+    where = f"at server 1 (rank 4), message {place}"
     assert found["same"] is False
     assert found["first_difference"]["where"] == where
     assert found["first_difference"]["source"] == sources[place]
-    assert people.out.startswith(f"differs at {where}: PUSH of step ")
+    assert found["first_difference"]["kind"] in ("PUSH", "PULL", "LEAVE")
+    assert people.out.startswith(f"differs {where}: {found['first_difference']['text']}\n")
 
 
-def test_sums_of_three_may_be_equal_to_rounding_only_and_then_it_says_so(runs: Runs) -> None:
+def test_sums_of_three_are_equal_to_rounding_only_and_it_says_so(runs: Runs) -> None:
     found = replay(runs.folder / "three sums")
-    digests = found["parameters_sha256"]
-    assert found["same"] == (digests["recorded"] == digests["replayed"])
-    if not found["same"]:
-        assert found["first_difference"]["possible_causes"][0].startswith(
-            "sums over 3 ranks, which gloo adds"
-        )
+    assert found["same"] is False
+    assert found["first_difference"]["text"] == "the parameters differ, and no message does"
+    assert found["first_difference"]["possible_causes"][0].startswith("sums over 3 ranks, which gloo adds")
+
+
+def test_a_replay_leaves_a_run_folder_where_one_is_asked_for(runs: Runs, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    assert replay(runs.folder / "mixed", out=out)["same"] is True
+    assert {path.name for path in out.iterdir()} == {
+        *("config.yaml", "environment.json", "events.jsonl", "model.safetensors", "report.html"),
+    }
+    saved, trained = (load_file(run / "model.safetensors") for run in (out, runs.folder / "mixed"))
+    assert saved.keys() == trained.keys()
+    assert all(torch.equal(saved[name], trained[name]) for name in saved)
+    with pytest.raises(RequestError, match="already holds another run"):
+        replay(runs.folder / "mixed", out=out)
 
 
 def test_the_command_says_that_it_is_the_same(runs: Runs) -> None:

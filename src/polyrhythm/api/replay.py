@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 
+from polyrhythm.api import run_folder
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Replay
@@ -22,20 +26,20 @@ from polyrhythm.simulation.script import Difference
 from polyrhythm.strategies.cast import Cast
 
 
-def replay(run: str | Path) -> dict[str, Any]:
+def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
     """Plays a run again in the simulator, with every rank hearing the others in the recorded order.
-
-    Nothing is written to disk.
 
     Args:
         run: a run folder.
+        out: a new or empty folder for what the replay leaves (events in virtual seconds, model, report); None leaves
+            nothing on disk.
 
     Returns:
         JSON-able: `run`, `same` (bit for bit), `parameters_sha256` (`recorded` and `replayed`, the latter None if the
         replay came to no end), `messages` (played), `first_difference` (None, or where and what), `seconds`.
 
     Raises:
-        RequestError: the folder holds no run that can be replayed.
+        RequestError: the folder holds no run that can be replayed, or `out` is in use.
     """
     started_at = time.perf_counter()
     folder = Path(run)
@@ -43,9 +47,10 @@ def replay(run: str | Path) -> dict[str, Any]:
         raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the run to replay")
     recording = read_recording(folder)
     _check_whole(folder, recording)
-    job = _job(folder, recording)
+    config = _config(folder, recording)
+    job = _job(folder, config, recording)
     with _threads(recording.threads):
-        found = play(job, recording)
+        found = play(job, recording) if out is None else _play_into(Path(out), config, job, recording)
     return {
         "run": str(folder),
         "same": found.difference is None,
@@ -68,19 +73,39 @@ def _check_whole(folder: Path, recording: Recording) -> None:
         )
 
 
-def _job(folder: Path, recording: Recording) -> Job:
-    """Makes the job that was recorded; its checkpoints are off."""
+def _config(folder: Path, recording: Recording) -> RunConfig:
     values = read_recipe(folder / CONFIG_FILE)
     for key, value in values.items():
         if str(value).startswith("<your own"):
             raise RequestError(f"{folder} was trained with {key} {value}, which only your program has")
-    job = assemble(configure(values, {"device": recording.device}), Keeping())
+    return configure(values, {"device": recording.device})
+
+
+def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
+    """Makes the job that was recorded; its checkpoints are off."""
+    job = assemble(config, Keeping(checkpoints=0))
     for key, value in recorded_job(job).items():
         if recording.job.get(key) != value:
             raise RequestError(
                 f"{folder} was recorded with {key} {recording.job.get(key)}, its {CONFIG_FILE} says {value}"
             )
     return dataclasses.replace(job, ahead=0)
+
+
+def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> Replay:
+    """Plays, and leaves a run folder."""
+    out = run_folder.choose(out, "replay")
+    run_folder.create(out, config, job)
+    log = EventLog(out / "events.jsonl")
+    try:
+        found = play(
+            dataclasses.replace(job, keeping=Keeping(folder=out, checkpoints=0)), recording, log.on_event
+        )
+    finally:
+        log.close()
+    if found.parameters_sha256 is not None:  # else there may be nothing to report
+        write_report(out)
+    return found
 
 
 @contextmanager
@@ -103,12 +128,12 @@ def _described(difference: Difference, found: Replay, recording: Recording) -> d
 
 
 def _where(difference: Difference, cast: Cast) -> str:
-    number = f"message {difference.message:,}"
-    if difference.rank in cast.servers:
-        return f"server {cast.servers.index(difference.rank)} (rank {difference.rank}), {number}"
-    if difference.rank in cast.workers:
-        return f"worker {cast.workers.index(difference.rank)} (rank {difference.rank}), {number}"
-    return f"after {difference.message:,} messages"
+    if difference.rank < 0:
+        return f"after {difference.message:,} messages"
+    role, ranks = ("server", cast.servers) if difference.rank in cast.servers else ("worker", cast.workers)
+    return (
+        f"at {role} {ranks.index(difference.rank)} (rank {difference.rank}), message {difference.message:,}"
+    )
 
 
 def _causes(found: Replay, recording: Recording) -> list[str]:

@@ -13,12 +13,16 @@ DIFFERS = 1
 
 def replay(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run that has ended.")],
+    out: Annotated[
+        str | None,
+        typer.Option(help="A new or empty folder for the replay's events, model and report (default: none)."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Play a run again in the simulator, bit for bit; leaves with 1 if it differs."""
     from polyrhythm.api.replay import replay as replay_run
 
-    found = replay_run(run)
+    found = replay_run(run, out=out)
     if json:
         print_json(found)
     else:
@@ -33,7 +37,7 @@ def _say(found: dict[str, Any]) -> None:
         print(f"the same, bit for bit: {digests['replayed']}")
         print(f"played      {found['messages']:,} messages in {found['seconds']:.1f} s")
         return
-    print(f"differs at {difference['where']}: {difference['text']}")
+    print(f"differs {difference['where']}: {difference['text']}")
     for cause in difference["possible_causes"]:
         print(f"may be due to {cause}")
     print(f"recorded    {digests['recorded']}")

@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.errors import RunError
+from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.pace import DrawnPace
@@ -72,7 +72,9 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
 
     try:
         stage(job, recording.cast, surround, hear)
-    except RunError as error:  # the order cannot be played, for example because it leads nowhere
+    except (
+        PolyrhythmError
+    ) as error:  # the order cannot be played: it leads nowhere, or the loss grows without end
         performance.notice(Difference(-1, sum(script.played for script in scripts.values()), str(error)))
     digest = digests[0] if digests else None
     performance.notice(_difference_at_end(list(scripts.values()), digest, recording))
@@ -86,7 +88,7 @@ def _difference_at_end(scripts: list[Script], digest: str | None, recording: Rec
             text = f"rank {script.rank} heard {script.left} messages more"
             return Difference(script.rank, script.played, text)
     if digest != recording.parameters_sha256:
-        return Difference(-1, recording.messages, "after the last recorded message the parameters differ")
+        return Difference(-1, recording.messages, "the parameters differ, and no message does")
     return None
 
 

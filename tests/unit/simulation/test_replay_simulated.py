@@ -157,5 +157,5 @@ def test_other_parameters_at_the_end_are_a_difference() -> None:
     recording = replace(_recorded("synchronous"), parameters_sha256="0" * 64)
     found = replay(_job("synchronous"), recording)
     assert found.difference is not None
-    assert found.difference.text == "after the last recorded message the parameters differ"
+    assert found.difference.text == "the parameters differ, and no message does"
     assert found.summed_ranks == WORKERS
