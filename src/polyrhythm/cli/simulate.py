@@ -1,0 +1,66 @@
+"""`polyrhythm simulate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.output import JSON_HELP, percent, print_json
+
+INTERRUPTED = 130
+
+
+@with_run_options
+def simulate(
+    cluster: Annotated[
+        str, typer.Option(help="A cluster file, or a ready cluster: office, spot, bsc, h100_pair, …")
+    ],
+    recipe: Annotated[
+        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute time of a step, for example exponential(mean=0.1) (default: the cluster's)."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    **options: Any,
+) -> None:
+    """Train in virtual time on a cluster that you describe: real gradients, modelled hosts and links."""
+    from polyrhythm.api.simulate import simulate as simulate_run
+    from polyrhythm.reporting.progress import progress_for
+
+    observer = progress_for(sys.stderr)
+    try:
+        run = simulate_run(
+            recipe, cluster=cluster, step_time=step_time, out=out, observers=[observer], **options
+        )
+    except KeyboardInterrupt:  # before there was anything to save, or for the second time
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        observer.close()
+    if run.outcome == "interrupted":
+        print(f"interrupted; what there is of the run is in {run.folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    if json:
+        print_json(run.figures)
+    else:
+        _say(run.folder, run.figures)
+
+
+def _say(folder: Any, figures: dict[str, Any]) -> None:
+    price = f", for {figures['price']:.4f} in its currency" if figures["price"] else ""
+    print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+    print(f"trained in  {figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
+    print(f"cluster     {figures['cluster']}, {figures['hosts']} hosts{price}")
+    print(f"model       {folder}/model.safetensors")
+    print(f"report      {folder}/report.html")
+    print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")

@@ -1,0 +1,103 @@
+"""Which rank runs on which host.
+
+    workers            0 … N-1 fill the hosts in order, as many on each as it has places
+    shared servers     one on every workers' host in turn, from the last host backwards, as many as it has cores
+    dedicated servers  on hosts without workers, one on each in turn, as many as it has cores
+
+Ranks are numbered as a local run numbers them (servers last), so that both learn the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.cluster import Cluster
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.placement import Placement
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a run on a cluster.
+
+    Attributes:
+        cluster: whose hosts they are.
+        cast: which ranks do what.
+        host_of: the number of each rank's host.
+    """
+
+    cluster: Cluster
+    cast: Cast
+    host_of: tuple[int, ...]
+
+    @property
+    def hosts_used(self) -> list[int]:
+        """Numbers of the hosts with a rank."""
+        return sorted(set(self.host_of))
+
+    @property
+    def price_per_hour(self) -> float:
+        """Of all hosts used."""
+        return sum(self.cluster.machines[host].price_per_hour for host in self.hosts_used)
+
+    def step_factor(self, worker: int) -> float:
+        """By how much a step of a worker is longer than on a host of speed 1 that is the workers' alone."""
+        host = self.host_of[worker]
+        machine = self.cluster.machines[host]
+        servers = sum(self.host_of[rank] == host for rank in self.cast.servers)
+        return machine.slowed_by(servers) / machine.speed
+
+
+def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) -> Layout:
+    """Places ranks on hosts.
+
+    Args:
+        cluster: the hosts.
+        workers: how many.
+        servers: how many.
+        placement: of the servers.
+
+    Raises:
+        RequestError: more ranks than places, or workers that nothing is left to compute with.
+    """
+    places = [host for host, machine in enumerate(cluster.machines) for _ in range(machine.places)]
+    if workers > len(places):
+        raise RequestError(
+            f"{workers} workers do not fit on cluster {cluster.name}: it has {len(places)} places for workers "
+            f"on {len(cluster.machines)} hosts"
+        )
+    used = places[:workers]
+    homes = _server_homes(cluster, used, servers, placement)
+    cast = Cast(tuple(range(workers)), tuple(range(workers, workers + servers)))
+    layout = Layout(cluster, cast, (*used, *homes))
+    for worker in cast.workers:
+        if layout.step_factor(worker) == float("inf"):
+            machine = cluster.machines[layout.host_of[worker]]
+            raise RequestError(
+                f"the servers on {machine.name} of cluster {cluster.name} leave its workers nothing to compute "
+                "with: use fewer servers or placement=dedicated"
+            )
+    return layout
+
+
+def _server_homes(cluster: Cluster, used: list[int], servers: int, placement: Placement) -> list[int]:
+    if placement.dedicated:
+        hosts = [host for host in range(len(cluster.machines)) if host not in used]
+    else:
+        hosts = sorted(set(used), reverse=True)
+    room = {host: cluster.machines[host].cores for host in hosts}
+    if servers > sum(room.values()):
+        where = "hosts without workers hold" if placement.dedicated else "workers' hosts hold"
+        raise RequestError(
+            f"{servers} servers do not fit on cluster {cluster.name}: the {where} {sum(room.values())}, one a core; "
+            f"use fewer {'workers or ' if placement.dedicated else ''}servers"
+            f"{' or placement=shared' if placement.dedicated else ''}"
+        )
+    homes: list[int] = []
+    while len(homes) < servers:
+        for host in hosts:
+            if room[host] and len(homes) < servers:
+                room[host] -= 1
+                homes.append(host)
+    return homes if placement.dedicated else sorted(homes)

@@ -1,0 +1,1 @@
+"""Distributions of compute time: each file is one."""

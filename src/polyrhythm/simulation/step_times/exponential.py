@@ -1,0 +1,24 @@
+"""Exponential: how long a step takes yet does not depend on how long it has taken."""
+
+from __future__ import annotations
+
+from random import Random
+
+from polyrhythm.simulation.step_time import StepTime
+from polyrhythm.training.quantities import Positive
+
+
+class Exponential(StepTime):
+    """An exponential distribution.
+
+    Attributes:
+        mean: seconds.
+    """
+
+    mean: Positive
+
+    def draw(self, generator: Random) -> float:
+        """Draws one."""
+        while (seconds := generator.expovariate(1 / self.mean)) <= 0:
+            pass
+        return seconds

@@ -1,0 +1,177 @@
+"""What every rank did when: compute, wait and send, in the Chrome trace format that Perfetto shows.
+
+The format: "Trace Event Format", Google 2016. A host is a process, a rank a thread. Computing and waiting are complete
+events ("X"); sends, of which a rank may have several under way, are asynchronous ones ("b", "e").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.communication.transports.simulated.network import Action, Network
+from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
+
+COMPUTE, WAIT = "compute", "wait"
+
+
+@dataclass
+class Span:
+    """A stretch of time of one rank.
+
+    Attributes:
+        rank: whose.
+        kind: `compute` or `wait`.
+        start_s: when it began.
+        end_s: when it ended.
+        detail: what was waited for.
+    """
+
+    rank: int
+    kind: str
+    start_s: float
+    end_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A message under way from its start until it has left."""
+
+    rank: int
+    to: int
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
+class Timeline:
+    """Collects what the ranks do.
+
+    Attributes:
+        spans: of computing and waiting, in the order of their ends.
+        sendings: in the order of their ends.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.sendings: list[Sending] = []
+        self._latest: dict[int, Span] = {}
+
+    def add(self, span: Span) -> None:
+        """Adds a span; one that goes on with what its rank has just done lengthens that."""
+        before = self._latest.get(span.rank)
+        joins = before is not None and (before.kind, before.detail, before.end_s) == (
+            span.kind,
+            span.detail,
+            span.start_s,
+        )
+        if before is not None and joins:
+            before.end_s = span.end_s
+        elif span.end_s > span.start_s:
+            self._latest[span.rank] = span
+            self.spans.append(span)
+
+    def write(self, path: Path, rank_names: dict[int, str], host_of: dict[int, tuple[int, str]]) -> None:
+        """Writes a trace file; times become microseconds.
+
+        Args:
+            path: of the file.
+            rank_names: of all ranks.
+            host_of: number and name of each rank's host.
+        """
+        records: list[dict[str, Any]] = []
+        for rank, name in rank_names.items():
+            host, host_name = host_of[rank]
+            place = {"ph": "M", "pid": host, "tid": rank}
+            records.append({**place, "name": "process_name", "args": {"name": host_name}})
+            records.append({**place, "name": "thread_name", "args": {"name": name}})
+        for span in self.spans:
+            records.append(
+                {
+                    "ph": "X",
+                    "name": span.kind,
+                    "cat": span.kind,
+                    "ts": span.start_s * 1e6,
+                    "dur": (span.end_s - span.start_s) * 1e6,
+                    "pid": host_of[span.rank][0],
+                    "tid": span.rank,
+                    "args": {"for": span.detail} if span.detail else {},
+                }
+            )
+        for number, sending in enumerate(self.sendings):
+            event = {
+                "name": f"send to {rank_names[sending.to]}",
+                "cat": "send",
+                "id": number,
+                "pid": host_of[sending.rank][0],
+                "tid": sending.rank,
+            }
+            size = {"bytes": sending.nbytes}
+            records.append({**event, "ph": "b", "ts": sending.start_s * 1e6, "args": size})
+            records.append({**event, "ph": "e", "ts": sending.end_s * 1e6})
+        text = json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}, allow_nan=False)
+        path.write_text(text, encoding="utf-8")
+
+
+class ObservedTime(VirtualTime):
+    """Virtual time that notes when the ranks' own tasks compute and wait.
+
+    Attributes:
+        ranks: the rank of every task that is noted; background work is not.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
+        self.ranks: dict[Task, int] = {}
+        self._timeline = timeline
+        self._computing: set[Task] = set()
+
+    def sleep(self, seconds: float) -> None:
+        """Parks the running task; only computing sleeps."""
+        task = self.running()
+        self._computing.add(task)
+        self._noted(task, COMPUTE, "", lambda: super(ObservedTime, self).sleep(seconds))
+        self._computing.discard(task)
+
+    def park(self, reason: str) -> None:
+        """Blocks the running task until `wake`."""
+        task = self.running()
+        if task in self._computing:
+            super().park(reason)
+        else:
+            self._noted(task, WAIT, reason, lambda: super(ObservedTime, self).park(reason))
+
+    def _noted(self, task: Task, kind: str, detail: str, block: Callable[[], None]) -> None:
+        start = self.now()
+        block()
+        if task in self.ranks:
+            self._timeline.add(Span(self.ranks[task], kind, start, self.now(), detail))
+
+
+class ObservedNetwork:
+    """A network that notes every message; implements `Network`.
+
+    Args:
+        network: moves the bytes.
+        time: the simulation's.
+        timeline: is told.
+    """
+
+    def __init__(self, network: Network, time: VirtualTime, timeline: Timeline) -> None:
+        self._network = network
+        self._time = time
+        self._timeline = timeline
+
+    def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
+        """Starts a transfer now; see `Network.transfer`."""
+        start = self._time.now()
+
+        def noted() -> None:
+            self._timeline.sendings.append(Sending(source, to, nbytes, start, self._time.now()))
+            sent()
+
+        self._network.transfer(source, to, nbytes, noted, arrived)

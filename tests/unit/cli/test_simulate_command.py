@@ -1,0 +1,97 @@
+"""`polyrhythm simulate`, from the command line to the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.cli.main import _status
+from polyrhythm.simulation.cluster_file import open_cluster
+
+TINY = ("--data", "digits", "--model", "mlp", "--epochs", "1", "--batch-size", "128")
+Refusal = Callable[..., str]
+
+WRONG = {
+    "no cluster": ([], "Missing option '--cluster'; see polyrhythm --help"),
+    "cluster": (["--cluster", "ofice"], "unknown cluster 'ofice': did you mean office?"),
+    "file": (["--cluster", "no.yaml"], "cannot read the cluster file no.yaml: No such file or directory"),
+    "workers": (
+        ["--cluster", "office", "--workers", "5"],
+        "5 workers do not fit on cluster office: it has 4 places for workers on 4 hosts",
+    ),
+    "step time": (
+        ["--cluster", "office", "--step-time", "gauss(mean=1)"],
+        "unknown step time 'gauss': there are constant, empirical, exponential",
+    ),
+    "strategy": (["--cluster", "office", "--strategy", "sync"], "unknown strategy 'sync'"),
+    "port": (["--cluster", "office", "--port", "1"], "leave --port out"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_request_is_one_line(refused: Refusal, arguments: list[str], message: str) -> None:
+    assert message in refused("simulate", *TINY, *arguments)
+
+
+def _simulate(out: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status = _status(["simulate", *TINY, "--out", str(out), "--json", *arguments])
+    printed, said = capfd.readouterr()
+    assert status == 0, said
+    read: dict[str, Any] = json.loads(printed)
+    return read
+
+
+def test_it_leaves_what_train_leaves_and_a_timeline(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    arguments = ("--cluster", "ut_austin", "--step-time", "constant(seconds=2)", "--workers", "3")
+    figures = _simulate(folder, capfd, *arguments)
+    assert {path.name for path in folder.iterdir()} >= {
+        "checkpoints",
+        "cluster.yaml",
+        "config.yaml",
+        "environment.json",
+        "events.jsonl",
+        "model.safetensors",
+        "report.html",
+        "trace.json",
+    }
+    assert figures["steps"] == 4  # 1438 images, 3 times 128 a step
+    assert 8.0 < figures["seconds"] < 8.5  # virtual ones
+    assert figures["images_per_s"] == pytest.approx(1438 / 8, rel=0.05)
+    assert figures["cluster"] == "ut_austin"
+    assert figures["hosts"] == 3
+    assert figures["price"] == pytest.approx(3 * 0.19 * figures["seconds"] / 3600, rel=1e-12)
+    last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
+    assert last["result"] == figures
+    cluster = open_cluster(folder / "cluster.yaml")
+    assert str(cluster.step_time) == "constant(seconds=2.0)"
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    computed = {
+        rank: sum(event["dur"] for event in events if event["name"] == "compute" and event["tid"] == rank)
+        for rank in range(3)
+    }
+    assert computed == pytest.approx({0: 8e6, 1: 8e6, 2: 8e6}, rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--cluster", "spot", "--strategy", "parameter_server(servers=2)", "--workers", "4")
+    first, second = (_simulate(tmp_path / name, capfd, *arguments) for name in ("one", "two"))
+    assert {**first, "run": ""} == {**second, "run": ""}
+    traces = [(tmp_path / name / "trace.json").read_bytes() for name in ("one", "two")]
+    assert traces[0] == traces[1]
+    other = _simulate(tmp_path / "three", capfd, *arguments, "--seed", "1")
+    assert other["seconds"] != first["seconds"]
+
+
+def test_people_are_told_where_it_ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _status(["simulate", *TINY, "--out", str(tmp_path / "run"), "--cluster", "office"]) == 0
+    printed, _ = capfd.readouterr()
+    assert "virtual s at" in printed
+    assert "cluster     office, 2 hosts" in printed
+    assert "trace.json" in printed

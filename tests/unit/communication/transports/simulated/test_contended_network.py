@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork, Route
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+
+ALPHA, BANDWIDTH = 0.25, 1024.0  # powers of two, so that times are exact
+
+
+def _star(hosts: int) -> Callable[[int, int], Route]:
+    """Every rank has a NIC: link `rank` to send, link `hosts + rank` to receive."""
+    return lambda source, to: Route((source, hosts + to), ALPHA)
+
+
+class _Log:
+    """Transfers, and when each has left and arrived."""
+
+    def __init__(self, bandwidths: list[float], route: Callable[[int, int], Route]) -> None:
+        self.time = VirtualTime()
+        self.network = ContendedNetwork(self.time, bandwidths, route)
+        self.left: dict[str, float] = {}
+        self.arrived: dict[str, float] = {}
+
+    def transfer(self, name: str, source: int, to: int, nbytes: int, at_s: float = 0.0) -> None:
+        def start() -> None:
+            self.network.transfer(
+                source,
+                to,
+                nbytes,
+                lambda: self.left.update({name: self.time.now()}),
+                lambda: self.arrived.update({name: self.time.now()}),
+            )
+
+        self.time.at(at_s, start)
+
+
+def _hosts(count: int) -> _Log:
+    return _Log([BANDWIDTH] * 2 * count, _star(count))
+
+
+def test_alone_a_message_takes_alpha_plus_its_bytes() -> None:
+    log = _hosts(2)
+    log.transfer("first", 0, 1, 4096)
+    log.transfer("second", 1, 0, 3072, at_s=0.125)
+    log.time.run()
+    assert log.left == {"first": 4.0, "second": 3.125}
+    assert log.arrived == {"first": 4.25, "second": 3.375}
+
+
+def test_the_narrowest_link_of_a_way_counts() -> None:
+    log = _Log([1024.0, 256.0], lambda source, to: Route((0, 1), ALPHA))
+    log.transfer("only", 0, 1, 1024)
+    log.time.run()
+    assert log.arrived == {"only": 4.25}
+
+
+def test_two_flows_into_one_nic_take_twice_as_long() -> None:
+    log = _hosts(3)
+    log.transfer("a", 0, 2, 2048)
+    log.transfer("b", 1, 2, 2048)
+    log.time.run()
+    assert log.arrived == {"a": 4.25, "b": 4.25}
+
+
+def test_two_flows_out_of_one_nic_take_twice_as_long() -> None:
+    log = _hosts(3)
+    log.transfer("a", 0, 1, 2048)
+    log.transfer("b", 0, 2, 2048)
+    log.time.run()
+    assert log.arrived == {"a": 4.25, "b": 4.25}
+
+
+def test_sending_and_receiving_overlap() -> None:
+    log = _hosts(2)
+    log.transfer("there", 0, 1, 2048)
+    log.transfer("back", 1, 0, 2048)
+    log.time.run()
+    assert log.arrived == {"there": 2.25, "back": 2.25}
+
+
+def test_a_later_flow_slows_an_earlier_one_from_then_on() -> None:
+    log = _hosts(3)
+    log.transfer("early", 0, 2, 2048)  # half has left after 1 s; the other half then takes 2 s beside `late`
+    log.transfer("late", 1, 2, 2048, at_s=1.0)  # 1024 until 3 s, and 1024 more alone
+    log.time.run()
+    assert log.left == {"early": 3.0, "late": 4.0}
+
+
+def test_a_flow_that_is_limited_elsewhere_leaves_its_share_to_others() -> None:
+    # Hosts 0 and 1 send to host 3; host 0 sends to host 2 as well, and host 4 too: a sender's NIC has 900, a
+    # receiver's 900 and host 3's 1200. Out of 0: two flows, 450 each; the flow from 1 gets the rest of host 3's NIC.
+    bandwidths = [900.0] * 10
+    bandwidths[5 + 3] = 1200.0
+    log = _Log(bandwidths, _star(5))
+    log.transfer("0 to 3", 0, 3, 450)
+    log.transfer("0 to 2", 0, 2, 450)
+    log.transfer("1 to 3", 1, 3, 750)
+    log.time.run()
+    assert log.left == pytest.approx({"0 to 3": 1.0, "0 to 2": 1.0, "1 to 3": 1.0}, rel=1e-12)
+
+
+def test_many_flows_into_one_nic_end_together_and_once_each() -> None:
+    log = _hosts(65)
+    for source in range(64):
+        log.transfer(str(source), source, 64, 1024)
+    log.time.run()
+    assert set(log.left.values()) == {64.0}
+    assert len(log.arrived) == 64
+
+
+def test_an_empty_message_takes_alpha() -> None:
+    log = _hosts(2)
+    log.transfer("empty", 0, 1, 0)
+    log.time.run()
+    assert log.arrived == {"empty": ALPHA}
+
+
+def _reference(
+    transfers: list[tuple[float, int, int, int]], bandwidths: list[float], ways: Callable[[int, int], Route]
+) -> list[float]:
+    """Ends of all transfers, everything computed anew at every event and every rate raised by hand."""
+    left = [float(nbytes) for _, _, _, nbytes in transfers]
+    ends = [-1.0] * len(transfers)
+    starts = sorted({start for start, *_ in transfers})
+    now = 0.0
+    while min(ends) < 0:
+        live = [n for n, (start, *_) in enumerate(transfers) if start <= now and ends[n] < 0]
+        rates = _filled(live, [ways(source, to).links for _, source, to, _ in transfers], bandwidths)
+        upcoming = [start for start in starts if start > now]
+        until = min([now + left[n] / rates[n] for n in live] + upcoming)
+        for n in live:
+            left[n] -= rates[n] * (until - now)
+            if left[n] <= 1e-6:
+                ends[n] = until
+        now = until
+    return ends
+
+
+def _filled(live: list[int], links: list[tuple[int, ...]], bandwidths: list[float]) -> dict[int, float]:
+    rates: dict[int, float] = {}
+    while len(rates) < len(live):
+        shares = {}
+        for link, capacity in enumerate(bandwidths):
+            rising = [n for n in live if link in links[n] and n not in rates]
+            if rising:
+                taken = sum(rates[n] for n in live if n in rates and link in links[n])
+                shares[link] = (capacity - taken) / len(rising)
+        tightest = min(shares, key=lambda link: shares[link])
+        for n in live:
+            if n not in rates and tightest in links[n]:
+                rates[n] = shares[tightest]
+    return rates
+
+
+def _random_transfers(seed: int, hosts: int) -> list[tuple[float, int, int, int]]:
+    draw = random.Random(seed)
+    return [
+        (draw.choice([0.0, 1.0, draw.uniform(0, 5)]), *draw.sample(range(hosts), 2), draw.randint(1, 4000))
+        for _ in range(60)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_transfers_end_when_a_computation_from_scratch_says(seed: int) -> None:
+    hosts = 6
+    draw = random.Random(-seed - 1)
+    bandwidths = [draw.uniform(500, 2000) for _ in range(2 * hosts + 4)]
+
+    def way(source: int, to: int) -> Route:
+        """Three hosts a rack; what leaves a rack crosses its uplink and the other's downlink."""
+        racks = (source // 3, to // 3)
+        between = () if racks[0] == racks[1] else (2 * hosts + racks[0], 2 * hosts + 2 + racks[1])
+        return Route((source, hosts + to, *between), 0.0)
+
+    transfers = _random_transfers(seed, hosts)
+    log = _Log(bandwidths, way)
+    for number, (start, source, to, nbytes) in enumerate(transfers):
+        log.transfer(str(number), source, to, nbytes, at_s=start)
+    log.time.run()
+    ended = [log.left[str(number)] for number in range(len(transfers))]
+    assert ended == pytest.approx(_reference(transfers, bandwidths, way), rel=1e-9)
+
+
+def test_the_same_transfers_give_the_same_bits() -> None:
+    def ends() -> dict[str, float]:
+        log = _hosts(6)
+        for number, (start, source, to, nbytes) in enumerate(_random_transfers(3, 6)):
+            log.transfer(str(number), source, to, nbytes, at_s=start)
+        log.time.run()
+        return log.arrived
+
+    first, second = ends(), ends()
+    assert list(first.items()) == list(second.items())

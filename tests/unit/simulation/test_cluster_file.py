@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.cluster_file import cluster_text, open_cluster, parse_cluster, ready_clusters
+
+GOOD = """
+name: two
+hosts:
+  - {name: fast, count: 2, cores: 4}
+  - {name: slow, count: 1, speed: 0.5, nic: {latency_s: 0.001, bandwidth_bytes_per_s: 1e6}}
+nic: {latency_s: 0.0001, bandwidth_bytes_per_s: 1e8}
+inside: {latency_s: 0, bandwidth_bytes_per_s: 1e9}
+racks: {hosts: 2, oversubscription: 4}
+step_time: exponential(mean=0.1)
+slow: {1: 2.5}
+passing_slowness: [{rank: 0, from_s: 1, to_s: 2, factor: 3}]
+"""
+
+
+def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(GOOD)
+    cluster = open_cluster(path)
+    assert [machine.name for machine in cluster.machines] == ["fast", "fast", "slow"]
+    assert cluster.machines[2].nic is not None
+    assert cluster.machines[2].nic.bandwidth_bytes_per_s == 1e6
+    assert cluster.nic.bandwidth_bytes_per_s == 1e8
+    assert str(cluster.step_time) == "exponential(mean=0.1)"
+    assert cluster.slow == {1: 2.5}
+    assert cluster.passing_slowness[0].factor == 3
+
+
+def test_what_is_written_reads_back_the_same() -> None:
+    cluster = parse_cluster(GOOD, "two")
+    assert parse_cluster(cluster_text(cluster), "two") == cluster
+
+
+def test_the_ready_ones_are_all_there_and_say_where_they_come_from() -> None:
+    assert ready_clusters() == ["bsc", "deep_image", "h100_pair", "office", "spot", "ut_austin"]
+    for name in ready_clusters():
+        cluster = open_cluster(name)
+        assert cluster.name == name
+        assert cluster.source
+
+
+def test_the_papers_clusters_have_the_papers_figures() -> None:
+    bsc, deep_image = open_cluster("bsc"), open_cluster("deep_image")
+    assert [len(deep_image.machines), deep_image.machines[0].places] == [36, 4]
+    assert [len(bsc.machines), bsc.machines[0].accelerators] == [8, 4]
+    assert bsc.nic.bandwidth_bytes_per_s == deep_image.nic.bandwidth_bytes_per_s == 56e9 / 8
+    assert str(bsc.step_time) == f"constant(seconds={round(128 / 124.18, 4)})"
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (changed("inside: {latency_s: 0, bandwidth_bytes_per_s: 1e9}", ""), "cluster c: inside is missing"),
+        (changed("count: 2, ", ""), r"cluster c: hosts\[0\].count is missing"),
+        (
+            changed("count: 2", "count: 0"),
+            r"hosts\[0\].count: should be greater than or equal to 1 \(given 0\)",
+        ),
+        (changed("count: 2", "count: true"), r"hosts\[0\].count: should be a number \(given True\)"),
+        (changed("1e8", "-5"), r"nic.bandwidth_bytes_per_s: should be greater than 0 \(given -5\)"),
+        (changed("1e8", "fast"), r"nic.bandwidth_bytes_per_s: should be a valid number.*'fast'"),
+        (changed("1e8", ".inf"), "nic.bandwidth_bytes_per_s: should be a finite number"),
+        (changed("cores: 4", "core: 4"), r"unknown key of cluster c, hosts\[0\], 'core': did you mean cores"),
+        (changed("latency_s: 0.001", "latency: 1"), "'latency': did you mean latency_s"),
+        (changed("racks", "rack"), "unknown key of cluster c 'rack': did you mean racks"),
+        (changed(", oversubscription: 4", ""), "racks: give either oversubscription or uplink"),
+        (changed("exponential", "exponental"), "unknown step time 'exponental': did you mean exponential"),
+        (changed("mean=0.1", "mean=0"), "step_time: .*mean should be greater than 0"),
+        (changed("{1: 2.5}", "{1: 0}"), r"slow\[1\]|slow.1: should be greater than 0"),
+        (changed("to_s: 2", "to_s: 1"), r"passing_slowness\[0\]: to_s 1 must be later than from_s 1"),
+        ("hosts: [", "cluster c is not YAML"),
+        ("- 1", "must be lines of `key: value`"),
+        ("", "must be lines of `key: value`"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_cluster(text, "c")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_cluster_is_told_the_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="unknown cluster 'ofice': did you mean office"):
+        open_cluster("ofice")
+    with pytest.raises(RequestError, match=r"cannot read the cluster file .*none\.yaml: No such file"):
+        open_cluster(tmp_path / "none.yaml")

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.simulation.cluster import Cluster
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.wiring import Wiring
+from polyrhythm.strategies.placements.shared import Shared
+from unit.simulation.clusters import cluster
+
+NIC = {"latency_s": 0.25, "bandwidth_bytes_per_s": 1024}
+INSIDE = {"latency_s": 0.125, "bandwidth_bytes_per_s": 4096}
+
+
+def arrivals(where: Cluster, workers: int, *transfers: tuple[int, int, int]) -> list[float]:
+    """Starts transfers (from, to, bytes) all at once; gives when each arrives."""
+    time, wiring = VirtualTime(), Wiring(lay_out(where, workers, 0, Shared()))
+    network = ContendedNetwork(time, wiring.bandwidths, wiring.route)
+    arrived = [0.0] * len(transfers)
+    for number, (source, to, nbytes) in enumerate(transfers):
+
+        def note(number: int = number) -> None:
+            arrived[number] = time.now()
+
+        network.transfer(source, to, nbytes, lambda: None, note)
+    time.run()
+    return arrived
+
+
+def test_between_hosts_a_message_crosses_two_nics() -> None:
+    assert arrivals(cluster({"count": 2}, nic=NIC), 2, (0, 1, 2048)) == [2.25]
+
+
+def test_the_slower_nic_and_the_longer_latency_count() -> None:
+    slow = {"latency_s": 0.5, "bandwidth_bytes_per_s": 512}
+    assert arrivals(cluster({}, {"nic": slow}, nic=NIC), 2, (0, 1, 2048)) == [4.5]
+
+
+def test_inside_a_host_the_link_is_shared_by_all_and_the_nic_is_free() -> None:
+    where = cluster({"workers": 3}, {}, nic=NIC, inside=INSIDE)
+    assert arrivals(where, 4, (0, 1, 4096)) == [1.125]
+    assert arrivals(where, 4, (0, 1, 4096), (2, 1, 4096), (0, 3, 1024)) == [2.125, 2.125, 1.25]
+
+
+def test_ranks_of_a_host_share_its_nic() -> None:
+    where = cluster({"workers": 2}, {"workers": 2}, nic=NIC)
+    assert arrivals(where, 4, (0, 2, 1024), (1, 3, 1024)) == [2.25, 2.25]
+
+
+def test_an_oversubscribed_uplink_slows_what_leaves_the_rack_only() -> None:
+    where = cluster({"count": 8}, nic=NIC, racks={"hosts": 4, "oversubscription": 4, "latency_s": 0.5})
+    # an uplink carries 4 * 1024 / 4; three flows share it, and one stays in the rack
+    leaving = [(0, 4, 1024), (1, 5, 1024), (2, 6, 1024)]
+    assert arrivals(where, 8, *leaving, (3, 0, 1024)) == pytest.approx([3.75, 3.75, 3.75, 1.25], rel=1e-12)
+
+
+def test_up_and_down_are_links_of_their_own() -> None:
+    racks = {"hosts": 1, "uplink_bandwidth_bytes_per_s": 512}
+    assert arrivals(cluster({"count": 2}, nic=NIC, racks=racks), 2, (0, 1, 1024), (1, 0, 1024)) == [
+        2.25,
+        2.25,
+    ]
