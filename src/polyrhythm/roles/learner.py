@@ -122,7 +122,7 @@ class Learner:
         if not math.isfinite(value):
             raise RequestError(
                 f"the loss is {value} at step {step.number} of worker {self.worker} (rank {self._world.network.rank}), "
-                f"learning rate {rate:g}: lower it; checkpoints that were written are kept"
+                f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
             )
         self._precision.scale(loss).backward()
         usable = self._precision.unscale(flat.gradients)
