@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
+    from polyrhythm.api.replay import replay
+    from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
     from polyrhythm.api.train import Run, train
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
@@ -27,6 +29,8 @@ __all__ = [
     "RunError",
     "evaluate",
     "join",
+    "replay",
+    "simulate",
     "strategies",
     "train",
 ]
@@ -35,6 +39,8 @@ _HOMES = {
     "evaluate": "polyrhythm.api.evaluate",
     "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",
+    "replay": "polyrhythm.api.replay",
+    "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",
     "Run": "polyrhythm.api.train",

@@ -113,5 +113,5 @@ def test_a_strategy_that_waits_for_ever_is_named() -> None:
 
 
 def test_a_wrong_request_surfaces_from_inside() -> None:
-    with pytest.raises(RequestError, match=r"the loss is .* learning rate \S+: lower it"):
+    with pytest.raises(RequestError, match=r"the loss is .* learning rate \S+: lower the learning rate"):
         simulate(make_job("synchronous", 2, optimizer="sgd(lr=3e38)"))
