@@ -57,7 +57,7 @@ def simulate(
 
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
-    price = f", for {figures['price']:.4f} in its currency" if figures["price"] else ""
+    price = f", price {figures['price']:.4f} (in the currency of its prices)" if figures["price"] else ""
     print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     print(f"trained in  {figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
     print(f"cluster     {figures['cluster']}, {figures['hosts']} hosts{price}")

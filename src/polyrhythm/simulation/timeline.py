@@ -89,32 +89,32 @@ class Timeline:
             place = {"ph": "M", "pid": host, "tid": rank}
             records.append({**place, "name": "process_name", "args": {"name": host_name}})
             records.append({**place, "name": "thread_name", "args": {"name": name}})
-        for span in self.spans:
-            records.append(
-                {
-                    "ph": "X",
-                    "name": span.kind,
-                    "cat": span.kind,
-                    "ts": span.start_s * 1e6,
-                    "dur": (span.end_s - span.start_s) * 1e6,
-                    "pid": host_of[span.rank][0],
-                    "tid": span.rank,
-                    "args": {"for": span.detail} if span.detail else {},
-                }
-            )
+        records += [_complete(span, host_of[span.rank][0]) for span in self.spans]
         for number, sending in enumerate(self.sendings):
-            event = {
-                "name": f"send to {rank_names[sending.to]}",
-                "cat": "send",
-                "id": number,
-                "pid": host_of[sending.rank][0],
-                "tid": sending.rank,
-            }
-            size = {"bytes": sending.nbytes}
-            records.append({**event, "ph": "b", "ts": sending.start_s * 1e6, "args": size})
-            records.append({**event, "ph": "e", "ts": sending.end_s * 1e6})
+            records += _asynchronous(number, sending, host_of[sending.rank][0], rank_names[sending.to])
         text = json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}, allow_nan=False)
         path.write_text(text, encoding="utf-8")
+
+
+def _complete(span: Span, host: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.kind,
+        "cat": span.kind,
+        "ts": span.start_s * 1e6,
+        "dur": (span.end_s - span.start_s) * 1e6,
+        "pid": host,
+        "tid": span.rank,
+        "args": {"for": span.detail} if span.detail else {},
+    }
+
+
+def _asynchronous(number: int, sending: Sending, host: int, to: str) -> list[dict[str, Any]]:
+    both = {"name": f"send to {to}", "cat": "send", "id": number, "pid": host, "tid": sending.rank}
+    return [
+        {**both, "ph": "b", "ts": sending.start_s * 1e6, "args": {"bytes": sending.nbytes}},
+        {**both, "ph": "e", "ts": sending.end_s * 1e6},
+    ]
 
 
 class ObservedTime(VirtualTime):
