@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.launch.cores import computing_with
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.job import Job, Keeping
@@ -49,7 +48,7 @@ def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
     _check_whole(folder, recording)
     config = _config(folder, recording)
     job = _job(folder, config, recording)
-    with _threads(recording.threads):
+    with computing_with(recording.threads):
         found = play(job, recording) if out is None else _play_into(Path(out), config, job, recording)
     return {
         "run": str(folder),
@@ -106,17 +105,6 @@ def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> 
     if found.parameters_sha256 is not None:  # else there may be nothing to report
         write_report(out)
     return found
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Computes with so many threads: sums over several are added in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _described(difference: Difference, found: Replay, recording: Recording) -> dict[str, Any]:

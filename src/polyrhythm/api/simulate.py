@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from polyrhythm.api import run_folder
 from polyrhythm.api.train import Run, _told
@@ -17,6 +14,7 @@ from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded
+from polyrhythm.launch.cores import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.roles.job import Job, Keeping
@@ -73,7 +71,7 @@ def simulate(
     check_slowness(layout)
     folder = run_folder.choose(out, f"{strategy.name}-{name_of(config.model).split('(')[0]}-{where.name}")
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
-    with _threads(config.threads or 1):
+    with computing_with(config.threads or 1):
         return _played(layout, job, config, observers)
 
 
@@ -112,14 +110,3 @@ def _priced(layout: Layout, emit: Callable[[Event], None]) -> Callable[[Event], 
         emit(event)
 
     return pass_on
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Computes with so many threads: sums over several are added in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -32,3 +34,14 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy) -> int:
 def use_threads(count: int) -> None:
     """Computes with so many threads from now on, in this process."""
     torch.set_num_threads(count)
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Computes with so many threads for a while: sums over several are added in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
