@@ -96,12 +96,7 @@ class OptimizerPlan:
                 "the optimiser has nothing to train: every parameter that it was given is frozen"
             )
         joined = _joined(sorted(spans, key=lambda span: span.start))
-        rate = float(joined[0].options["lr"])
-        if rate == 0 and len(joined) > 1:
-            raise RequestError(
-                "the first parameters have learning rate 0, to which others have no ratio: freeze them"
-            )
-        return cls(kind, joined, rate)
+        return cls(kind, joined, float(joined[0].options["lr"]))
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:

@@ -256,10 +256,3 @@ def test_an_optimiser_of_frozen_parameters_only_is_refused():
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     with pytest.raises(RequestError, match="nothing to train"):
         OptimizerPlan.of(optimizer, FlatParameters(model))
-
-
-def test_a_first_learning_rate_of_zero_has_no_ratio_to_others():
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}]
-    with pytest.raises(RequestError, match="learning rate 0"):
-        OptimizerPlan.of(torch.optim.SGD(groups, lr=0.1), FlatParameters(model))
