@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from polyrhythm.api.replay import replay
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
-    from polyrhythm.api.train import Run, train
+    from polyrhythm.api.told import Run
+    from polyrhythm.api.train import train
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
 
 __all__ = [
@@ -43,7 +44,7 @@ _HOMES = {
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",
-    "Run": "polyrhythm.api.train",
+    "Run": "polyrhythm.api.told",
     "PolyrhythmError": "polyrhythm.errors",
     "RequestError": "polyrhythm.errors",
     "RunError": "polyrhythm.errors",

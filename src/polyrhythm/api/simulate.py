@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.api import run_folder
-from polyrhythm.api.train import Run, _told
+from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
@@ -87,7 +87,7 @@ def _played(layout: Layout, job: Job, config: RunConfig, observers: Sequence[Obs
     folder, cast = job.keeping.folder, layout.cast
     assert folder is not None
     stop, timeline = StopWish(), Timeline()
-    with _told(job, config, observers) as told:
+    with told_run(job, config, observers) as told:
         (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
         with asked_to_stop(stop.wish):
             simulate_on(layout, job, _priced(layout, told.on_event), stop=stop, timeline=timeline)

@@ -5,43 +5,24 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyrhythm.api import run_folder
+from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, name_of, strategy_from
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, RunEnded
+from polyrhythm.errors import RequestError
 from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
-from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.observer import Observer
-from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job, Keeping
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is over.
-
-    Attributes:
-        folder: all that it left.
-        outcome: `done` or `interrupted`.
-        figures: as `train --json` prints them.
-    """
-
-    folder: Path
-    outcome: str
-    figures: dict[str, Any]
 
 
 def train(
@@ -145,7 +126,7 @@ def _check_port(port: int) -> None:
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
-    with _told(job, config, observers) as told:
+    with told_run(job, config, observers) as told:
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
         run_local(job, told.on_event, port=config.port, threads=config.threads, start_method=method)
@@ -166,64 +147,9 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     if not leads():
         torchrun.run_under_torchrun(job, lambda event: None, config.threads)
         return None
-    with _told(job, config, observers) as told:
+    with told_run(job, config, observers) as told:
         torchrun.run_under_torchrun(job, told.on_event, config.threads)
     return told.run()
-
-
-@contextmanager
-def _told(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[_Told]:
-    """Makes the run folder, and removes it again if the request proves wrong before anything has happened."""
-    folder = job.keeping.folder
-    assert folder is not None
-    run_folder.create(folder, config, job)
-    told = _Told(folder, config, observers)
-    try:
-        with told:
-            yield told
-    except (RequestError, KeyboardInterrupt):
-        if not told.begun and not job.keeping.resume:
-            run_folder.discard(folder)
-        raise
-
-
-class _Told:
-    """Tells all observers of a run, and writes the report at its end, however it ended."""
-
-    def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
-        self._folder = folder
-        self._last: Event | None = None
-        self._observers: list[Observer] = [EventLog(folder / "events.jsonl"), *observers]
-        if config.tensorboard:
-            from polyrhythm.reporting.tensorboard import TensorBoardWriter
-
-            self._observers.append(TensorBoardWriter(folder / "tensorboard"))
-
-    @property
-    def begun(self) -> bool:
-        return self._last is not None
-
-    def on_event(self, event: Event) -> None:
-        self._last = event
-        for observer in self._observers:
-            observer.on_event(event)
-
-    def __enter__(self) -> _Told:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, PolyrhythmError) and self._last is not None:
-            result = {"error": str(error).splitlines()[0]}
-            self.on_event(RunEnded(time_s=self._last.time_s, outcome="failed", result=result))
-        with ExitStack() as stack:  # each is closed, even if another fails
-            for observer in self._observers:
-                stack.callback(observer.close)
-        if self.begun:
-            write_report(self._folder)
-
-    def run(self) -> Run:
-        assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
-        return Run(self._folder, self._last.outcome, self._last.result)
 
 
 def prepare_process() -> None:

@@ -1,0 +1,103 @@
+"""A run being told to its observers, from its folder to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.api import run_folder
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.errors import PolyrhythmError, RequestError
+from polyrhythm.events import Event, RunEnded
+from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.observer import Observer
+from polyrhythm.reporting.report import write_report
+from polyrhythm.roles.job import Job
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over.
+
+    Attributes:
+        folder: all that it left.
+        outcome: `done` or `interrupted`.
+        figures: as `train --json` prints them.
+    """
+
+    folder: Path
+    outcome: str
+    figures: dict[str, Any]
+
+
+@contextmanager
+def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[Told]:
+    """Makes the run folder, and removes it again if the request proves wrong before anything has happened.
+
+    Args:
+        job: with the folder to be.
+        config: written into it.
+        observers: are told every event, besides the log.
+    """
+    folder = job.keeping.folder
+    assert folder is not None
+    run_folder.create(folder, config, job)
+    told = Told(folder, config, observers)
+    try:
+        with told:
+            yield told
+    except (RequestError, KeyboardInterrupt):
+        if not told.begun and not job.keeping.resume:
+            run_folder.discard(folder)
+        raise
+
+
+class Told:
+    """A run as its observers hear of it; at its end, however that is, the report is written.
+
+    Args:
+        folder: of the run.
+        config: says whether TensorBoard is wanted.
+        observers: besides the log.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
+        self._folder = folder
+        self._last: Event | None = None
+        self._observers: list[Observer] = [EventLog(folder / "events.jsonl"), *observers]
+        if config.tensorboard:
+            from polyrhythm.reporting.tensorboard import TensorBoardWriter
+
+            self._observers.append(TensorBoardWriter(folder / "tensorboard"))
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has happened yet."""
+        return self._last is not None
+
+    def on_event(self, event: Event) -> None:
+        """Tells all observers."""
+        self._last = event
+        for observer in self._observers:
+            observer.on_event(event)
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, PolyrhythmError) and self._last is not None:
+            result = {"error": str(error).splitlines()[0]}
+            self.on_event(RunEnded(time_s=self._last.time_s, outcome="failed", result=result))
+        with ExitStack() as stack:  # each is closed, even if another fails
+            for observer in self._observers:
+                stack.callback(observer.close)
+        if self.begun:
+            write_report(self._folder)
+
+    def run(self) -> Run:
+        """Gives the run, once it is over."""
+        assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
+        return Run(self._folder, self._last.outcome, self._last.result)
