@@ -182,7 +182,7 @@ class Leader:
             "workers": job.workers,
             "servers": len(self._world.cast.servers),
             "steps": accounts[0].step,
-            "epochs": round(accounts[0].step / job.steps_per_epoch, 3),
+            "epochs": _epochs(accounts[0].step, job.steps_per_epoch),
             "seconds": self._world.clock.now() - self._started_at + self._earlier_s,
             "images_per_s": images / trained_s if trained_s > 0 else 0.0,
             "train_loss": result.train_loss(accounts),
@@ -191,3 +191,8 @@ class Leader:
             "staleness": result.staleness_figures(accounts, reports),
             "parameters_sha256": result.digest(self._replica.flat.vector),
         }
+
+
+def _epochs(steps: int, length: int) -> float:
+    """Gives the epochs done, as a whole number where they are whole."""
+    return steps // length if steps % length == 0 else round(steps / length, 3)
