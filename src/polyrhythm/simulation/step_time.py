@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from random import Random
 
 from polyrhythm.data.seeding import seed_for
@@ -13,9 +14,9 @@ STEP_TIMES = "polyrhythm.simulation.step_times"
 class StepTime(Config):
     """A distribution of compute seconds; always positive."""
 
+    @abstractmethod
     def draw(self, generator: Random) -> float:
         """Draws the seconds of one step."""
-        raise NotImplementedError
 
 
 def generator_for_rank(seed: int, rank: int) -> Random:

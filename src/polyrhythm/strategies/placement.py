@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ class Placement(Config):
 
     dedicated: ClassVar[bool]
 
+    @abstractmethod
     def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
         """Chooses the ranks that are servers; rank 0 is never one.
 
@@ -20,4 +22,3 @@ class Placement(Config):
             hosts: the host of every rank.
             count: how many servers there must be, fewer than ranks.
         """
-        raise NotImplementedError

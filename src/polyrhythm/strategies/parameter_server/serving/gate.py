@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,14 +41,14 @@ class Gate(Protocol):
 class Consistency(Config):
     """A consistency's configuration, and the maker of its gates."""
 
+    @abstractmethod
     def in_step(self) -> bool:
         """Whether all pushers are at the same step at all times."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate.
 
         Args:
             pushers: how many there are.
         """
-        raise NotImplementedError
