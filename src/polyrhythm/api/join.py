@@ -13,6 +13,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import available_cores, use_threads
 from polyrhythm.launch.meeting import meet, started_by_run
+from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.torchrun import started_by_torchrun
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
@@ -46,6 +47,7 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
     chosen = strategy if isinstance(strategy, Strategy) else strategy_from(strategy)
+    ask_names_briefly()
     rendezvous, cast = meet(chosen)
     home, network = connect(rendezvous)
     world = World(network, cast)
