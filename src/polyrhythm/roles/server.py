@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.events import ServerProgress
 from polyrhythm.roles.world import LEADER, World
@@ -30,6 +31,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         assert message.tensor is not None
         part.load_state(unpack_tensors(message.tensor))
     reporter = _Reporter(index, part, world)
+    outbox = _Outbox(world.network)
     bytes_sent = 0
     while not part.done:
         source, message = world.network.receive()
@@ -39,18 +41,42 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         if message.kind is Kind.PUSH:
             reporter.begin_once()
         before = world.network.bytes_sent
-        sends = [world.network.start_send(to, reply) for to, reply in part.on_message(source, message)]
-        for send in sends:  # the parameters that are leaving must not change under way
-            send.wait()
+        outbox.send(part.on_message(source, message))
         if message.kind not in _OUTSIDE_STEPS:
             bytes_sent += world.network.bytes_sent - before
         event = reporter.event_if_due()
         if event is not None:
             control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+    outbox.flush()
     report = {"staleness": dict(part.staleness), "version": part.version, "bytes_sent": bytes_sent}
     if world.arrivals is not None:
         report["arrivals"] = world.arrivals.to_json()
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+
+
+class _Outbox:
+    """Replies that are leaving, while the server goes on receiving.
+
+    A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
+    answered again has had the answer before, so at most one reply a rank is kept.
+    """
+
+    def __init__(self, network: Communicator) -> None:
+        self._network = network
+        self._leaving: dict[int, Handle] = {}
+
+    def send(self, replies: list[tuple[int, Message]]) -> None:
+        """Starts to send."""
+        for to, reply in replies:
+            if to in self._leaving:
+                self._leaving.pop(to).wait()
+            self._leaving[to] = self._network.start_send(to, reply)
+
+    def flush(self) -> None:
+        """Waits until everything has left."""
+        for handle in self._leaving.values():
+            handle.wait()
+        self._leaving.clear()
 
 
 class _Reporter:

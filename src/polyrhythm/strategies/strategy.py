@@ -189,7 +189,17 @@ class ServerPart(Protocol):
         """Whether all workers have left."""
 
     def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
-        """Takes a message from a rank and gives the replies, with the ranks that they go to."""
+        """Takes a message from a rank and gives the replies, with the ranks that they go to.
+
+        The tensors of replies must not change afterwards: they leave while the server goes on.
+        """
+
+    def on_loss(self, rank: int) -> list[tuple[int, Message]]:
+        """A worker is gone; gives the replies that this sets free.
+
+        It may come back: a successor under the same rank begins with `PULL`. Called only where the strategy
+        `goes_on`.
+        """
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -250,6 +260,13 @@ class Strategy(Config):
     def in_step(self, workers: int) -> bool:
         """Whether all workers are at the same step at all times."""
         raise NotImplementedError
+
+    def goes_on(self, workers: int) -> bool:
+        """Whether the others go on when a worker is lost, and a successor of it may join them.
+
+        The leader's loss ends every run.
+        """
+        return False
 
     def updates_per_step(self, workers: int) -> int:
         """How many updates the parameters get while every worker takes one step."""

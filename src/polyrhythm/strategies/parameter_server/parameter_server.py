@@ -75,6 +75,10 @@ class ParameterServer(Strategy):
         """As the consistency has it."""
         return self.consistency.in_step()
 
+    def goes_on(self, workers: int) -> bool:
+        """Where nobody waits for anybody."""
+        return not self.consistency.in_step()
+
     def updates_per_step(self, workers: int) -> int:
         """One where workers go in step, else one a worker."""
         return 1 if self.consistency.in_step() else workers

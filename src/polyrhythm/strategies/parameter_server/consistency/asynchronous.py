@@ -33,6 +33,9 @@ class AsynchronousGate:
         """Changes nothing."""
         return Decision()
 
+    def join(self, pusher: int) -> None:
+        """Changes nothing."""
+
     def state(self) -> dict[str, Any]:
         """Nothing."""
         return {}

@@ -39,6 +39,10 @@ class SynchronousGate:
         self._present.discard(pusher)
         return self._decide()
 
+    def join(self, pusher: int) -> None:
+        """Waits for a pusher again."""
+        self._present.add(pusher)
+
     def state(self) -> dict[str, Any]:
         """Nothing: between steps, nothing is held."""
         return {}

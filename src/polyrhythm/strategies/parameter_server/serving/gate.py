@@ -31,6 +31,9 @@ class Gate(Protocol):
     def leave(self, pusher: int) -> Decision:
         """A pusher will push no more."""
 
+    def join(self, pusher: int) -> None:
+        """A pusher that left is back."""
+
     def state(self) -> dict[str, Any]:
         """Gives what a resumed gate needs, JSON-able."""
 

@@ -52,6 +52,7 @@ class ShardServer:
         self._left: set[int] = set()
         self._steps = [0] * len(pushers)
         self._stop = False
+        self._copy: Tensor | None = None
 
     @property
     def done(self) -> bool:
@@ -80,6 +81,14 @@ class ShardServer:
         if message.kind is Kind.LEAVE:
             return self._leave(self._pushers.index(source))
         raise RunError(f"a server cannot do anything with {message.kind.name} from rank {source}")
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count."""
+        if rank not in self._pushers:
+            return []
+        if rank in self._asking:
+            self._asking.remove(rank)
+        return self._leave(self._pushers.index(rank))
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -124,6 +133,10 @@ class ShardServer:
         if message.stop:  # the final parameters: only when nobody can change them any more
             self._final = source
             return self._finish()
+        pusher = self._pushers.index(source)
+        if pusher in self._left:  # a successor
+            self._left.remove(pusher)
+            self._gate.join(pusher)
         if self._optimizer is None:
             self._asking.append(source)
             return []
@@ -154,6 +167,7 @@ class ShardServer:
         assert self._optimizer is not None, "nobody pushes before having pulled"
         if not any(message.weight > 0 for message in gradients):  # only empty batches
             return
+        self._copy = None
         self._optimizer.step(_mean(gradients), gradients[0].learning_rate)
         for message in gradients:
             if message.weight > 0:
@@ -168,7 +182,15 @@ class ShardServer:
 
     def _answer(self, source: int) -> Reply:
         step = self._steps[self._pushers.index(source)]
-        return source, Message(Kind.PARAMETERS, self.values, version=self.version, step=step, stop=self._stop)
+        return source, Message(
+            Kind.PARAMETERS, self._shown(), version=self.version, step=step, stop=self._stop
+        )
+
+    def _shown(self) -> Tensor:
+        """Gives a copy of the values, one for all who are answered with this version: it leaves while updates go on."""
+        if self._copy is None:
+            self._copy = self.values.clone()
+        return self._copy
 
 
 def _mean(gradients: list[Message]) -> Tensor:
