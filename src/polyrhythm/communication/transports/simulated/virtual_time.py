@@ -3,12 +3,17 @@
 A task is a greenlet. Whatever would block (sleeping, receiving) parks the task and switches to the hub, which
 takes the next thing from the queue, moves the clock to its time and does it. Equal times keep the order in which
 they were queued, so that the same program gives the same trace, always.
+
+    later      a heap by time, then by the order of queueing
+    present    a line of its own, since most things follow at once: all of the heap with this time was queued before
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import greenlet
@@ -58,9 +63,10 @@ class VirtualTime:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._present: deque[Callable[[], None]] = deque()
         self._queued = 0
-        self._tasks: list[Task] = []
+        self._tasks: dict[Task, None] = {}  # in the order of their making
         self._current: Task | None = None
         self._hub = greenlet.getcurrent()
         self._waiters: dict[int, list[Task]] = {}
@@ -73,13 +79,16 @@ class VirtualTime:
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
         task = self._running()
-        self.at(self._now + seconds, lambda: self.wake(task))
+        self.at(self._now + seconds, partial(self._resume, task))
         self.park(f"{seconds:g} s to pass")
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Queues an action; it must not block."""
-        heapq.heappush(self._queue, (time_s, self._queued, action))
-        self._queued += 1
+        """Queues an action; it must not block. What should have been done before is done at the present time."""
+        if time_s <= self._now:
+            self._present.append(action)
+        else:
+            heapq.heappush(self._later, (time_s, self._queued, action))
+            self._queued += 1
 
     def spawn(self, name: str, work: Callable[[], Any], *, awaited: bool = False) -> Task:
         """Makes a task; it starts at the present time, after what is already queued for it.
@@ -90,8 +99,8 @@ class VirtualTime:
             awaited: whether an error waits to be heard by `join`, as a thread's would; else it ends the simulation.
         """
         task = Task(name, work, self._hub, awaited)
-        self._tasks.append(task)
-        self.at(self._now, lambda: self._resume(task))
+        self._tasks[task] = None
+        self.at(self._now, partial(self._resume, task))
         return task
 
     def park(self, reason: str) -> None:
@@ -107,7 +116,7 @@ class VirtualTime:
 
     def wake_soon(self, task: Task) -> None:
         """Queues a parked task for the present time; may be called by tasks."""
-        self.at(self._now, lambda: self._resume(task))
+        self.at(self._now, partial(self._resume, task))
 
     def join(self, task: Task) -> Any:
         """Waits for another task, gives its result or raises its error."""
@@ -132,8 +141,12 @@ class VirtualTime:
             Exception: the first error that a task raised and nobody joined; of an awaited task only if the others
                 cannot go on.
         """
-        while self._queue:
-            self._now, _, action = heapq.heappop(self._queue)
+        later, present = self._later, self._present
+        while later or present:
+            if later and (not present or later[0][0] <= self._now):
+                self._now, _, action = heapq.heappop(later)
+            else:
+                action = present.popleft()
             action()
         stuck = [task for task in self._tasks if not task.ended]
         if stuck and self._unheard:  # the likely cause of the standstill
@@ -155,7 +168,7 @@ class VirtualTime:
         self._current = previous
         if not task.greenlet.dead:
             return
-        self._tasks.remove(task)
+        del self._tasks[task]
         waiters = self._waiters.pop(id(task), [])
         for waiter in waiters:
             self.wake_soon(waiter)
