@@ -26,11 +26,17 @@ class Want:
 
 
 class Inbox:
-    """Messages in the order of their arrival. Knows nothing of threads or time: its owner locks or switches."""
+    """Messages in the order of their arrival. Knows nothing of threads or time: its owner locks or switches.
+
+    A rank may be lost and come back: a successor under the same number. Whoever receives from anyone hears of the loss
+    before anything that the successor sent.
+    """
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
-        self._lost: dict[int, set[int]] = {}
+        self._lost: set[int] = set()
+        self._losses: dict[int, int] = {}
+        self._told: dict[tuple[int, int], int] = {}
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
@@ -42,7 +48,7 @@ class Inbox:
         if not queue:
             return None
         for position, (source, message) in enumerate(queue):
-            if want.source is None or source == want.source:
+            if want.source == source or (want.source is None and not self._succeeds(source, want.context)):
                 del queue[position]
                 if not queue:  # tags of collectives never come again
                     del self._arrived[want.context, want.tag]
@@ -51,18 +57,37 @@ class Inbox:
 
     def lose(self, rank: int) -> None:
         """Notes that a global rank is gone."""
-        self._lost.setdefault(rank, set())
+        if rank not in self._lost:
+            self._lost.add(rank)
+            self._losses[rank] = self._losses.get(rank, 0) + 1
+
+    def regain(self, rank: int) -> None:
+        """Notes that a successor of a global rank is there; what is left of the former one's messages is dropped."""
+        self.lose(rank)  # nobody may have noticed
+        self._lost.remove(rank)
+        for key, queue in list(self._arrived.items()):
+            kept = deque(entry for entry in queue if entry[0] != rank)
+            if kept:
+                self._arrived[key] = kept
+            else:
+                del self._arrived[key]
 
     def is_lost(self, rank: int) -> bool:
-        """Tells whether a global rank is known to be gone."""
+        """Tells whether a global rank is known to be gone, and no successor is there."""
         return rank in self._lost
 
     def news_of_loss(self, want: Want) -> int | None:
-        """Gives a lost rank that this receiver must hear of: its own source always, any other member once."""
-        for rank, told in self._lost.items():
-            if want.source == rank:
+        """Gives a lost rank that this receiver must hear of: its own source while it is gone, any other member once."""
+        for rank, losses in self._losses.items():
+            if want.source == rank and rank in self._lost:
                 return rank
-            if want.source is None and rank in want.members and want.context not in told:
-                told.add(want.context)
+            known = self._told.get((want.context, rank), 0)
+            if want.source is None and rank in want.members and known < losses:
+                self._told[want.context, rank] = losses
                 return rank
         return None
+
+    def _succeeds(self, rank: int, context: int) -> bool:
+        """Whether a rank is a successor of one whose loss this context's receivers have not heard of."""
+        losses = self._losses.get(rank, 0)
+        return losses > 0 and rank not in self._lost and self._told.get((context, rank), 0) < losses

@@ -86,3 +86,51 @@ def test_what_a_lost_rank_sent_can_still_be_taken() -> None:
     inbox = _filled((7, 2, 0, 1))
     inbox.lose(2)
     assert _versions(inbox, _want(source=2)) == [(2, 1)]
+
+
+def test_a_successor_is_heard_after_the_loss_and_without_what_its_predecessor_left() -> None:
+    inbox = _filled((7, 2, 0, 1), (7, 1, 0, 2), (8, 2, 5, 3))
+    inbox.lose(2)
+    inbox.regain(2)
+    assert not inbox.is_lost(2)
+    inbox.put(7, 2, Message(Kind.PULL, version=4))
+    inbox.put(7, 1, Message(Kind.PUSH, version=5))
+    assert _versions(inbox, _want()) == [(1, 2), (1, 5)]
+    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.news_of_loss(_want()) is None
+    assert _versions(inbox, _want()) == [(2, 4)]
+    assert _versions(inbox, _want(source=2, tag=5, context=8)) == []
+
+
+def test_a_successor_brings_the_news_of_a_loss_that_nobody_noticed() -> None:
+    inbox = Inbox()
+    inbox.regain(2)
+    inbox.put(7, 2, Message(Kind.PULL, version=1))
+    assert inbox.take(_want()) is None
+    assert inbox.news_of_loss(_want()) == 2
+    assert _versions(inbox, _want()) == [(2, 1)]
+
+
+def test_who_waits_for_a_successor_alone_takes_what_it_sends() -> None:
+    inbox = Inbox()
+    inbox.lose(2)
+    assert inbox.news_of_loss(_want(source=2)) == 2
+    inbox.regain(2)
+    assert inbox.news_of_loss(_want(source=2)) is None
+    inbox.put(7, 2, Message(Kind.PULL, version=1))
+    assert _versions(inbox, _want(source=2)) == [(2, 1)]
+    assert inbox.news_of_loss(_want()) == 2  # of the first
+
+
+def test_every_loss_of_a_rank_is_told() -> None:
+    inbox = Inbox()
+    for _ in range(3):
+        inbox.lose(2)
+        assert inbox.news_of_loss(_want()) == 2
+        inbox.regain(2)
+        assert inbox.news_of_loss(_want()) is None
+    inbox.lose(2)
+    inbox.regain(2)
+    inbox.lose(2)  # twice, and nobody looked meanwhile
+    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.news_of_loss(_want()) is None
