@@ -2,68 +2,58 @@
 
 Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2.
 
-The vector is cut into one slice a rank. Every rank receives its own slice from all others, adds the slices up in
-rank order, and sends the sum to all. Bytes sent by each rank: `2 M (N-1)/N`; bit-identical on all ranks, because
-each slice is summed once.
+    rank k:  s_k = x_k[0] + x_k[1] + … + x_k[N-1]        x_k[i] is slice k of rank i's vector
+             sends s_k to all
+
+Every rank receives its own slice from all others, adds the slices up in rank order, and sends the sum to all. Bytes
+sent by each rank: `2 M (N-1)/N`; bit-identical on all ranks, because each slice is summed once. Not the butterfly of
+`recursive_doubling`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.collective import PointToPoint, SlicedCollective, receive, start_send
+from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.cost.machine import Machine, Payload
+from polyrhythm.cost.traffic import Sent
 
 
-class PointToPoint(Protocol):
-    """The part of a communicator that this collective is built from."""
+class Direct(SlicedCollective):
+    """Every rank adds up one slice in rank order and hands it out."""
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
+    def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
+        """Sends every other rank its slice; adds up its own from all, in rank order."""
+        mine, others = slices[ranks.rank], _others(ranks)
+        sends = [start_send(ranks, to, slices[to], tag) for to in others]
+        parts = {source: receive(ranks, source, tag, mine) for source in others}
+        for handle in sends:
+            handle.wait()
+        parts[ranks.rank] = mine.clone()
+        mine.copy_(parts[0])
+        for rank in range(1, ranks.size):  # in rank order: the same bits whoever arrives first
+            mine.add_(parts[rank])
 
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
+    def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
+        """Sends its slice to all, and takes theirs."""
+        others = _others(ranks)
+        sends = [start_send(ranks, to, slices[ranks.rank], tag) for to in others]
+        for source in others:
+            slices[source].copy_(receive(ranks, source, tag, slices[source]))
+        for handle in sends:
+            handle.wait()
 
-    def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send."""
+    def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
+        """Gives the time by the formula."""
+        return all_reduce.direct_s(machine, ranks, payload)
 
-    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
-
-
-def all_reduce(ranks: PointToPoint, tensor: Tensor, tag: int) -> None:
-    """Adds `tensor` up over all ranks, in place.
-
-    Args:
-        ranks: who takes part.
-        tensor: any shape and size, contiguous; changed in place.
-        tag: shared by all messages of this call and by no others under way.
-    """
-    if ranks.size == 1:
-        return
-    slices = list(torch.tensor_split(tensor.view(-1), ranks.size))
-    mine, others = slices[ranks.rank], [rank for rank in range(ranks.size) if rank != ranks.rank]
-    sends = [ranks.start_send(to, Message(Kind.VECTOR, slices[to], tag=tag)) for to in others]
-    parts = {source: _payload(ranks, source, tag) for source in others}
-    for handle in sends:
-        handle.wait()
-    parts[ranks.rank] = mine.clone()
-    mine.copy_(parts[0])
-    for rank in range(1, ranks.size):  # in rank order: the same bits whoever arrives first
-        mine.add_(parts[rank])
-    sends = [ranks.start_send(to, Message(Kind.VECTOR, mine, tag=tag)) for to in others]
-    for source in others:
-        slices[source].copy_(_payload(ranks, source, tag))
-    for handle in sends:
-        handle.wait()
+    def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
+        """Gives what one rank sends."""
+        return traffic.direct(slice_bytes, rank)
 
 
-def _payload(ranks: PointToPoint, source: int, tag: int) -> Tensor:
-    _, message = ranks.receive(source, tag)
-    assert message.tensor is not None, "a collective's message always carries its slice"
-    return message.tensor
+def _others(ranks: PointToPoint) -> list[int]:
+    return [rank for rank in range(ranks.size) if rank != ranks.rank]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.collectives import direct
+from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.communication.transports.simulated.network import Action, ConstantNetwork
@@ -34,7 +34,7 @@ def _reduce(tensors: list[Tensor]) -> tuple[_CountingNetwork, SimulatedCluster]:
     cluster = SimulatedCluster(time, network, len(tensors))
 
     def part(communicator: Communicator, tensor: Tensor) -> None:
-        direct.all_reduce(communicator, tensor, tag=1)
+        Direct().all_reduce(communicator, tensor, tag=1)
 
     for rank, tensor in enumerate(tensors):
         communicator = cluster.communicator(rank)

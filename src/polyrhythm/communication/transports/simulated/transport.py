@@ -9,13 +9,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.collectives import direct
+from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.errors import PeerLost
+
+_COLLECTIVE = Direct()
 
 
 class SimulatedRank:
@@ -207,12 +209,12 @@ class SimulatedCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds up over all ranks, message by message."""
-        direct.all_reduce(self._apart(), tensor, self._next_tag())
+        _COLLECTIVE.all_reduce(self._apart(), tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Starts to add up over all ranks."""
         apart, tag = self._apart(), self._next_tag()
-        return self.start(lambda: direct.all_reduce(apart, tensor, tag))
+        return self.start(lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrites `tensor` with `root`'s."""

@@ -1,0 +1,51 @@
+"""An all-reduce over one communicator, by one collective, of which several may be under way at once."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator, Handle
+
+
+class AllReduce:
+    """Adds tensors up over all ranks of a communicator.
+
+    Messages travel in a space of their own, numbered by call, so they meet neither other messages of the communicator
+    nor those of another call.
+
+    Args:
+        collective: how.
+        communicator: who takes part. All ranks must make the same calls in the same order.
+        name: tells its messages from those of other all-reduces on the same communicator.
+    """
+
+    def __init__(self, collective: Collective, communicator: Communicator, name: str = "all-reduce") -> None:
+        self._asked = collective
+        self._space = collective.space(communicator, name)
+        self._prepared: Collective | None = None
+        self._calls = 0
+
+    def prepare(self) -> Collective:
+        """Lets the collective look at the links, if it wants to; else the first call does.
+
+        Returns:
+            The collective in use; what it has measured and chosen is among its fields.
+        """
+        if self._prepared is None:
+            self._prepared = self._asked.prepared(self._space)
+        return self._prepared
+
+    def start(self, tensor: Tensor) -> Handle:
+        """Starts to add `tensor` up, in place, in the background; it must not change until the handle is done."""
+        collective = self.prepare()
+        return collective.start(self._space, tensor, self._next_tag())
+
+    def run(self, tensor: Tensor) -> None:
+        """Adds `tensor` up, in place."""
+        collective = self.prepare()
+        collective.all_reduce(self._space, tensor, self._next_tag())
+
+    def _next_tag(self) -> int:
+        self._calls = self._calls % 0xFFFFFFFF + 1  # the header has 32 bits for it; 0 is for what prepares
+        return self._calls

@@ -1,0 +1,207 @@
+"""What a collective is: an algorithm that moves and adds up vectors over the ranks of a communicator.
+
+Each algorithm is one file of `collectives/`. Most are written over point-to-point messages alone, so that they run
+over any communicator, real or simulated, and give the same bits on both. All ranks of a group must give tensors of the
+same size and dtype, and call in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.cost.machine import Machine, Payload
+from polyrhythm.cost.traffic import Sent
+from polyrhythm.errors import RunError
+from polyrhythm.specs import Config
+
+COLLECTIVES = "polyrhythm.communication.collectives"
+
+
+class PointToPoint(Protocol):
+    """The part of a communicator that collectives are built from."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def start_send(self, to: int, message: Message) -> Handle:
+        """Starts to send."""
+
+    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+        """Waits for a message."""
+
+
+class Collective(Config):
+    """An algorithm for adding up a tensor over all ranks, to the same bits everywhere."""
+
+    @abstractmethod
+    def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
+        """Adds `tensor` up over all ranks, in place.
+
+        Args:
+            ranks: who takes part.
+            tensor: any shape, size and dtype of a message, contiguous; changed in place.
+            tag: of this call's messages. Calls that are under way at once need different ones.
+
+        Raises:
+            PeerLost: a rank is gone.
+            RunError: another rank's tensor has another size or dtype.
+        """
+
+    def space(self, communicator: Communicator, name: str) -> Communicator:
+        """Gives the message space that calls are made in: one of their own, in which no one else uses tags."""
+        return communicator.subgroup(name, range(communicator.size))
+
+    def prepared(self, ranks: Communicator) -> Collective:
+        """Gives this collective with whatever it has to find out about the links first. All ranks must call it."""
+        return self
+
+    def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
+        """Starts `all_reduce` in the background."""
+        return ranks.start(lambda: self.all_reduce(ranks, tensor, tag))
+
+
+class MessageCollective(Collective):
+    """A collective over point-to-point messages, whose cost is known."""
+
+    def all_reduce(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
+        """Adds `tensor` up over all ranks, in place; see `Collective.all_reduce`."""
+        if ranks.size > 1:
+            self.reduce_vector(ranks, tensor.detach().view(-1), tag)
+
+    @abstractmethod
+    def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
+        """Adds a one-dimensional tensor up, in place, over at least two ranks."""
+
+    @abstractmethod
+    def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
+        """Gives the time of an all-reduce by the formula of `cost.all_reduce`."""
+
+    @abstractmethod
+    def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
+        """Gives what one rank sends in an all-reduce."""
+
+
+class SlicedCollective(MessageCollective):
+    """A collective that cuts the vector: a reduce-scatter, and an all-gather of what has been reduced."""
+
+    @abstractmethod
+    def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
+        """Leaves in `slices[rank]` its sum over all ranks, in place; the other slices hold anything afterwards.
+
+        Args:
+            ranks: who takes part.
+            slices: one a rank, one-dimensional and contiguous, of any sizes, the same on all ranks.
+            tag: of the messages.
+        """
+
+    @abstractmethod
+    def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
+        """Overwrites every slice with that of its rank, in place; arguments as in `reduce_slices`."""
+
+    @abstractmethod
+    def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
+        """Gives what one rank sends in both, for slices of these sizes."""
+
+    def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
+        """Reduces slices of nearly equal size and gathers them."""
+        slices = torch.tensor_split(vector, ranks.size)
+        self.reduce_slices(ranks, slices, tag)
+        self.gather_slices(ranks, slices, tag)
+
+    def reduce_scatter(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> Tensor:
+        """Adds up over all ranks, each rank one slice.
+
+        Args:
+            ranks: who takes part.
+            tensor: contiguous; changed in place, and outside this rank's slice of no use afterwards.
+            tag: of the messages.
+
+        Returns:
+            This rank's slice, as a view of `tensor`, which is cut as `torch.tensor_split` does.
+        """
+        slices = torch.tensor_split(tensor.detach().view(-1), ranks.size)
+        self.reduce_slices(ranks, slices, tag)
+        return slices[ranks.rank]
+
+    def all_gather(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
+        """Overwrites all but this rank's slice of `tensor` with the other ranks' slices, in place."""
+        self.gather_slices(ranks, torch.tensor_split(tensor.detach().view(-1), ranks.size), tag)
+
+    def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
+        """Gives what one rank sends in an all-reduce."""
+        return self.sent_slices(payload.slice_bytes(ranks), rank)
+
+
+class Members:
+    """Some ranks of a group as a group of their own, over the same messages and tags.
+
+    Args:
+        ranks: the whole group.
+        members: of it, this rank among them, by their new numbers.
+    """
+
+    def __init__(self, ranks: PointToPoint, members: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._members = members
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among the members."""
+        return self._members.index(self._ranks.rank)
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    def start_send(self, to: int, message: Message) -> Handle:
+        """Starts to send to a member."""
+        return self._ranks.start_send(self._members[to], message)
+
+    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+        """Waits for a message of a member, who must be named."""
+        assert source is not None, "others' messages come by the same way"
+        _, message = self._ranks.receive(self._members[source], tag)
+        return source, message
+
+
+def start_send(ranks: PointToPoint, to: int, vector: Tensor, tag: int) -> Handle:
+    """Starts to send a vector, which must not change until the handle is done."""
+    return ranks.start_send(to, Message(Kind.VECTOR, vector, tag=tag))
+
+
+def receive(ranks: PointToPoint, source: int, tag: int, like: Tensor) -> Tensor:
+    """Waits for a vector of the size and dtype of `like`; gives it on the same device.
+
+    Raises:
+        RunError: what has come has another size or dtype.
+    """
+    _, message = ranks.receive(source, tag)
+    vector = message.tensor
+    if vector is None or vector.shape != like.shape or vector.dtype != like.dtype:
+        given = "nothing" if vector is None else f"{vector.numel()} numbers of {vector.dtype}"
+        raise RunError(
+            f"rank {source} of a collective sent {given} where rank {ranks.rank} expects {like.numel()} of "
+            f"{like.dtype}: all ranks must give tensors of one size and dtype"
+        )
+    return vector.to(like.device)
+
+
+def exchange(ranks: PointToPoint, peer: int, vector: Tensor, tag: int, like: Tensor) -> Tensor:
+    """Sends a vector to a peer while it sends one like `like`; gives that when both have passed."""
+    handle = start_send(ranks, peer, vector, tag)
+    found = receive(ranks, peer, tag, like)
+    handle.wait()
+    return found

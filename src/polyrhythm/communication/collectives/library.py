@@ -1,0 +1,29 @@
+"""The communicator's own all-reduce: gloo between processes, NCCL between GPUs.
+
+    s = x[0] + … + x[N-1]        in the library's order
+
+In simulation it is `direct`. Its messages are not ours: it is not replayed, and its time is not told by a formula.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator, Handle
+
+
+class Library(Collective):
+    """What the communicator itself does: gloo or NCCL for real, `direct` in simulation."""
+
+    def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
+        """Adds `tensor` up over all ranks, in place; the communicator numbers its messages itself."""
+        ranks.all_reduce(tensor)
+
+    def space(self, communicator: Communicator, name: str) -> Communicator:
+        """Gives the communicator itself, whose collectives have a space of their own already."""
+        return communicator
+
+    def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
+        """Starts the communicator's all-reduce."""
+        return ranks.start_all_reduce(tensor)

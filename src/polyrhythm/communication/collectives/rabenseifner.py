@@ -1,0 +1,62 @@
+"""Rabenseifner's algorithm: reduce-scatter by recursive halving, all-gather by recursive doubling.
+
+Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004.
+
+    for d = N/2, …, 2, 1:   keep one half of what is left, send the other to r xor d, add what comes to the kept one
+    for d = 1, 2, …, N/2:   exchange with r xor d what each has, which doubles it
+
+As few bytes as the ring in as few rounds as the tree: for long vectors on many ranks. Each number is summed once and
+copied, so all ranks get the same bits. Where N is no power of two, the others are folded in and out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.collective import MessageCollective, PointToPoint, exchange
+from polyrhythm.communication.fold import folded
+from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.cost.machine import Machine, Payload
+from polyrhythm.cost.traffic import Sent
+
+
+class Rabenseifner(MessageCollective):
+    """Halves, quarters, … are exchanged and reduced; then gathered the same way back."""
+
+    def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
+        """Halves down to one slice and doubles back to all."""
+
+        def reduce_core(core: int) -> None:
+            halvings = _halvings(vector, ranks.rank, core)
+            for distance, kept, given in halvings:
+                kept.add_(exchange(ranks, ranks.rank ^ distance, given, tag, kept))
+            for distance, kept, given in reversed(halvings):
+                given.copy_(exchange(ranks, ranks.rank ^ distance, kept, tag, given))
+
+        folded(ranks, vector, tag, reduce_core)
+
+    def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
+        """Gives the time by the formula."""
+        return all_reduce.rabenseifner_s(machine, ranks, payload)
+
+    def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
+        """Gives what one rank sends."""
+        return traffic.rabenseifner(ranks, rank, payload)
+
+
+def _halvings(vector: Tensor, rank: int, core: int) -> list[tuple[int, Tensor, Tensor]]:
+    """Gives, for each distance from the largest on, the half that a rank keeps and the half that it gives away."""
+    ends = [0]
+    for piece in torch.tensor_split(vector, core):
+        ends.append(ends[-1] + piece.numel())
+    found = []
+    first, slices = 0, core
+    while slices > 1:
+        slices //= 2
+        low = vector[ends[first] : ends[first + slices]]
+        high = vector[ends[first + slices] : ends[first + 2 * slices]]
+        upper = bool(rank & slices)
+        found.append((slices, high, low) if upper else (slices, low, high))
+        first += slices if upper else 0
+    return found

@@ -1,0 +1,1 @@
+"""Closed formulas: what links, collectives, servers and slow ranks cost; pure functions."""

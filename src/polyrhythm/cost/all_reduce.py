@@ -1,0 +1,140 @@
+"""Seconds that an all-reduce takes, by algorithm, when all ranks start together and nobody else uses the links.
+
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005; Chan,
+Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience", CCPE 2007;
+Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009.
+
+N = ranks, M = the payload's bytes, the rest as in `machine`. Every formula is exact for whole elements, so also where N
+does not divide them. With `overhead_s=α` and no header it is the textbooks'. Sums are not overlapped with messages.
+What each function says holds for N > 1; one rank alone needs no time.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from polyrhythm.cost.machine import Machine, Payload
+
+
+def floor_log2(number: int) -> int:
+    """Gives the largest k with 2^k <= number."""
+    return number.bit_length() - 1
+
+
+def ceil_log2(number: int) -> int:
+    """Gives the smallest k with 2^k >= number."""
+    return (number - 1).bit_length()
+
+
+def flat_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """One rank gathers all and sends the sum to all: `2 (N-1) (α + βM) + (N-1) γM`."""
+    if ranks == 1:
+        return 0.0
+    ports = 2 * (ranks - 1) if machine.shared_receiver else ranks
+    messages_s = 2 * machine.latency_s + ports * machine.port_s(payload.nbytes)
+    return messages_s + (ranks - 1) * machine.reduce_s(payload.nbytes)
+
+
+def binomial_tree_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Reduces up a tree, broadcasts down it: `2 ⌈log2 N⌉ (α + βM) + ⌈log2 N⌉ γM`.
+
+    L counts only `⌊log2 N⌋` times each way. Where N is no power of two and receivers' ports are shared, small subtrees
+    send early, and the way up takes up to `L + β (M+H)` less.
+    """
+    rounds, hops = ceil_log2(ranks), floor_log2(ranks)
+    ports = rounds + (rounds if machine.shared_receiver else hops)
+    messages_s = 2 * hops * machine.latency_s + ports * machine.port_s(payload.nbytes)
+    return messages_s + rounds * machine.reduce_s(payload.nbytes)
+
+
+def recursive_doubling_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Pairs at doubling distance exchange all: `log2 N (α + βM + γM)`.
+
+    Where N is no power of two: `⌊log2 N⌋` rounds, and `2 (α + βM) + γM` to fold the others in and out.
+    """
+    one_s = machine.message_s(payload.nbytes)
+    return floor_log2(ranks) * (one_s + machine.reduce_s(payload.nbytes)) + _fold_s(machine, ranks, payload)
+
+
+def ring_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Slices go around twice: `2 (N-1) α + 2 (N-1)/N βM + (N-1)/N γM`."""
+    slice_bytes = payload.first_bytes(1, ranks)
+    return (ranks - 1) * (2 * machine.message_s(slice_bytes) + machine.reduce_s(slice_bytes))
+
+
+def rabenseifner_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Halves, quarters, … are exchanged and reduced, then gathered.
+
+    `2 log2 N α + 2 (N-1)/N βM + (N-1)/N γM`; where N is no power of two, folded as in recursive doubling.
+    """
+    core = 1 << floor_log2(ranks)
+    seconds = _fold_s(machine, ranks, payload)
+    for level in range(floor_log2(ranks)):
+        exchanged = payload.first_bytes(1 << level, core)
+        seconds += 2 * machine.message_s(exchanged) + machine.reduce_s(exchanged)
+    return seconds
+
+
+def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """Every rank reduces one slice and hands it out: `2 (N-1) α + 2 (N-1)/N βM + (N-1)/N γM`, of L only 2.
+
+    Where N does not divide the elements, shared receivers' ports are taken for independent; what is left out is less
+    than an element's bytes a message.
+    """
+    if ranks == 1:
+        return 0.0
+    ports = [machine.port_s(nbytes) for nbytes in payload.slice_bytes(ranks)]
+    last_long = (
+        payload.elements - 1
+    ) % ranks  # the last rank with a long slice, and the last of all, end last
+    ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
+    return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
+
+
+def segmented_chain_s(machine: Machine, ranks: int, payload: Payload, segments: int) -> float:
+    """Segments are reduced along a chain, then broadcast back: `2 (N+S-2) (α + βM/S) + (N+S-2) γM/S`.
+
+    Of L, `2 (N-1)` count, whatever S.
+    """
+    if ranks == 1:
+        return 0.0
+    longest = payload.first_bytes(1, segments)
+    ports_s = segments * machine.port_s(payload.nbytes / segments) + (ranks - 2) * machine.port_s(longest)
+    sums_s = machine.reduce_s(payload.nbytes) + (ranks - 2) * machine.reduce_s(longest)
+    return 2 * ((ranks - 1) * machine.latency_s + ports_s) + sums_s
+
+
+def best_segments(overhead_bytes: float, ranks: int, payload: Payload) -> int:
+    """The S that makes a segmented chain quickest: about `√((N-2) βM/α)`, and not more than there are elements.
+
+    Args:
+        overhead_bytes: α/β: what a message costs its sender beside its payload, in bytes; above 0.
+        ranks: N.
+        payload: its bytes are M.
+    """
+    best = round(sqrt(max(0, ranks - 2) * payload.nbytes / overhead_bytes))
+    return max(1, min(best, payload.elements))
+
+
+def lower_bound_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """What no all-reduce can beat: the largest of `⌈log2 N⌉ L`, `2 (N-1)/N βM` and `(N-1)/N γM`."""
+    share = payload.nbytes * (ranks - 1) / ranks
+    return max(
+        ceil_log2(ranks) * machine.latency_s,
+        2 * share * machine.seconds_per_byte,
+        machine.reduce_s(share),
+    )
+
+
+def _fold_s(machine: Machine, ranks: int, payload: Payload) -> float:
+    """What it costs to fold ranks in and out, until as many are left as the next lower power of two."""
+    if ranks & (ranks - 1) == 0:
+        return 0.0
+    return 2 * machine.message_s(payload.nbytes) + machine.reduce_s(payload.nbytes)
+
+
+def _direct_end_s(machine: Machine, ports: list[float], rank: int) -> float:
+    """When the last message of a rank's slice arrives; every rank sends to rank 0 first, to the last rank last."""
+    before = sum(ports[: rank + 1]) if rank < len(ports) - 1 else sum(ports) - min(ports[:-1])
+    started = max(before + machine.latency_s, sum(ports) - ports[rank])
+    return started + (len(ports) - 1) * ports[rank] + machine.latency_s
