@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
+    from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
@@ -30,6 +31,7 @@ __all__ = [
     "RunError",
     "evaluate",
     "join",
+    "profile",
     "replay",
     "simulate",
     "strategies",
@@ -40,6 +42,7 @@ _HOMES = {
     "evaluate": "polyrhythm.api.evaluate",
     "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",
+    "profile": "polyrhythm.api.profile",
     "replay": "polyrhythm.api.replay",
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from multiprocess.commands import PATIENCE_S, POLYRHYTHM, Started, are_gone, environment, shell
+from multiprocess.two_hosts import ip
 from polyrhythm.events import CheckpointSaved, RunEnded, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -151,32 +150,7 @@ class TestTwoHosts:
             command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    @pytest.fixture
-    def hosts(self) -> Iterator[list[str]]:
-        names = [f"torchrun-{os.getpid()}-{side}" for side in (1, 2)]
-        cable = [f"tr{os.getpid()}{side}" for side in (1, 2)]
-        try:
-            for name in names:
-                _ip("netns", "add", name)
-            _ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
-            for side, (name, end) in enumerate(zip(names, cable, strict=True), start=1):
-                _ip("link", "set", end, "netns", name)
-                _ip("-n", name, "link", "set", end, "name", "cable")
-                _ip("-n", name, "address", "add", f"10.78.0.{side}/24", "dev", "cable")
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", "cable", "up")
-            yield names
-        finally:
-            for name, end in zip(names, cable, strict=True):
-                for words in (("netns", "delete", name), ("link", "delete", end)):
-                    with suppress(subprocess.CalledProcessError):
-                        _ip(*words)
-
-
-def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
-
 
 def _received_bytes(host: str) -> int:
-    found = json.loads(_ip("-n", host, "-s", "-j", "link", "show", "dev", "cable"))
+    found = json.loads(ip("-n", host, "-s", "-j", "link", "show", "dev", "cable"))
     return int(found[0]["stats64"]["rx"]["bytes"])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polyrhythm.cli.evaluate import evaluate
+from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
 from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.cli.simulate import simulate
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(evaluate)
 app.command()(strategies)
+app.command()(profile)
 app.command()(replay)
 app.command(context_settings=CONTEXT)(run)
 app.command()(simulate)

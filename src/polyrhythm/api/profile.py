@@ -1,0 +1,127 @@
+"""Measuring hosts, links and steps, as the verb `profile` does it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
+from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RequestError
+from polyrhythm.launch.cores import computing_with
+from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
+from polyrhythm.planning.host import Host, measure_host
+from polyrhythm.planning.link import MeasuredLink, answer_link, measure_link
+from polyrhythm.planning.pair import measure_inside
+from polyrhythm.planning.profile import Profile
+from polyrhythm.planning.step import StepProfile, profile_step
+from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.simulation.cluster_file import cluster_text
+
+PROFILE_FILE = "profile.yaml"
+_LEAST_STEPS = 5
+_LEADER = 0
+
+
+def profile(
+    *, steps: int = 30, out: str | Path = PROFILE_FILE, start_method: str = "spawn", **options: Any
+) -> dict[str, Any] | None:
+    """Measures this host, its links and the step of a model, and writes them as a cluster file.
+
+    Started by torchrun on several hosts, it measures the links between them and the speed of each as well; one
+    process on each host is enough.
+
+    Args:
+        steps: how many are measured, at least 5.
+        out: the file, which must not exist yet.
+        start_method: of the two processes between which the inside of the host is measured.
+        **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that changes what a step takes.
+            `threads` is 1 unless given.
+
+    Returns:
+        What was measured, JSON-able, with `file`; None in a rank of torchrun that does not lead.
+
+    Raises:
+        RequestError: something in the request is wrong; nothing has been written.
+        RunError: a measurement failed.
+    """
+    out = Path(out)
+    with leader_speaks():
+        _check(steps, out)
+        config = configure({"threads": 1}, options, {"strategy": "synchronous", "workers": 1})
+        job = assemble(config, Keeping(checkpoints=0))
+    threads = config.threads or 1
+    inside = None if started_by_torchrun() and not leads() else measure_inside(start_method)
+    with computing_with(threads):
+        if started_by_torchrun():
+            found = _with_others(job, steps, threads, inside)
+        else:
+            assert inside is not None
+            found = Profile(
+                (measure_host(),), (1.0,), threads, inside, None, profile_step(job, steps), _name(job)
+            )
+    if found is None:
+        return None
+    out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
+    return {"file": str(out), **found.to_json()}
+
+
+def _check(steps: int, out: Path) -> None:
+    if steps < _LEAST_STEPS:
+        raise RequestError(f"a median of {steps} steps says little: measure at least {_LEAST_STEPS}")
+    if out.exists():
+        raise RequestError(f"{out} exists: name another file with --out, or remove it")
+    if not out.parent.is_dir():
+        raise RequestError(f"there is no folder {out.parent}: make it first")
+
+
+def _name(job: Job) -> str:
+    return f"{job.model_name} on {job.dataset.name}, batch size {job.learning.batch_size}"
+
+
+def _with_others(job: Job, steps: int, threads: int, inside: MeasuredLink | None) -> Profile | None:
+    """Measures together with torchrun's other ranks; those that are not the first of their host only wait."""
+    ask_names_briefly()
+    home, network = connect(from_environment())
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    step = profile_step(job, steps) if first else None
+    found = None
+    if network.rank == _LEADER:
+        assert step is not None
+        assert inside is not None
+        found = _gathered(network, step, threads, inside, _name(job))
+    elif step is None:
+        network.send(_LEADER, Message(Kind.REPORT, pack_json(None)))
+    else:
+        network.send(_LEADER, Message(Kind.REPORT, pack_json([measure_host().to_json(), step.median_s])))
+        answer_link(network, _LEADER)
+    home.close()
+    return found
+
+
+def _gathered(
+    network: Communicator, step: StepProfile, threads: int, inside: MeasuredLink, name: str
+) -> Profile:
+    hosts, speeds, links = [measure_host()], [1.0], []
+    for rank in range(1, network.size):
+        report = network.receive(rank)[1].tensor
+        assert report is not None
+        said = unpack_json(report)
+        if said is None:
+            continue
+        facts, step_s = said
+        hosts.append(Host(**{**facts, "accelerators": tuple(facts["accelerators"])}))
+        speeds.append(step.median_s / step_s)
+        links.append(measure_link(network, rank))
+    between = max(links, key=_time_of_large, default=None)
+    return Profile(tuple(hosts), tuple(speeds), threads, inside, between, step, name)
+
+
+def _time_of_large(link: MeasuredLink) -> float:
+    return link.latency_s + 1e6 / link.bandwidth_bytes_per_s

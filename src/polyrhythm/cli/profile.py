@@ -1,0 +1,90 @@
+"""`polyrhythm profile`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+
+_SHOWN_LAYERS = 12
+
+
+def profile(
+    model: Annotated[str, typer.Option(help="Whose step is measured.")] = "lenet5",
+    data: Annotated[str, typer.Option(help="What it learns from: a name or a folder.")] = "fashion-mnist",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a worker's batch.")] = 64,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of a worker.")] = 1,
+    steps: Annotated[int, typer.Option(help="How many steps to measure.")] = 30,
+    out: Annotated[str, typer.Option(help="The cluster file to write; it must not exist.")] = "profile.yaml",
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Measure this host, its links and a model's step; under torchrun, those of several hosts."""
+    from polyrhythm.api.profile import profile as measured
+    from polyrhythm.api.train import prepare_process
+
+    prepare_process()
+    found = measured(
+        model=model,
+        data=data,
+        batch_size=batch_size,
+        threads=threads,
+        steps=steps,
+        out=out,
+        start_method="fork",
+    )
+    if found is None:
+        return
+    if json:
+        print_json(found)
+    else:
+        _say(found)
+
+
+def _say(found: dict[str, Any]) -> None:
+    for host in found["hosts"]:
+        chips = f", {', '.join(host['accelerators'])}" if host["accelerators"] else ""
+        print(
+            f"host        {host['name']}: {host['cores']} cores{chips}, {host['memory_bytes'] / 2**30:.0f} GiB, "
+            f"copies {host['memory_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, speed {host['speed']:.2f}"
+        )
+    print(f"inside      {_link(found['inside'])}")
+    between = found["between"]
+    print(
+        f"between     {_link(between) if between else 'not measured: start this with torchrun on every host'}"
+    )
+    print(
+        f"step        {found['step_s'] * 1e3:.2f} ms: {found['model']}, {found['threads']} threads (forward "
+        f"{found['forward_s'] * 1e3:.2f}, backward {found['backward_s'] * 1e3:.2f}, update "
+        f"{found['update_s'] * 1e3:.2f}; data {found['data_s'] * 1e3:.2f})"
+    )
+    _say_layers(found["layers"])
+    print(f"written     {found['file']}; try: polyrhythm simulate --cluster {found['file']} --gradients none")
+
+
+def _say_layers(layers: list[dict[str, Any]]) -> None:
+    """Prints the layers that take longest, in the model's order."""
+    by_time = sorted(layers, key=_seconds, reverse=True)
+    shown = [layer for layer in layers if layer in by_time[:_SHOWN_LAYERS]]
+    rows = [
+        [
+            layer["name"] or "(the model)",
+            layer["kind"],
+            f"{layer['parameters']:,}",
+            f"{layer['forward_s'] * 1e3:.3f}",
+            f"{layer['backward_s'] * 1e3:.3f}",
+        ]
+        for layer in shown
+    ]
+    rest = len(layers) - len(shown)
+    title = f"the {len(shown)} slowest layers of {len(layers)}" if rest else "layers"
+    print_table(title, ["layer", "kind", "parameters", "forward ms", "backward ms"], rows)
+
+
+def _seconds(layer: dict[str, Any]) -> float:
+    return float(layer["forward_s"] + layer["backward_s"])
+
+
+def _link(link: dict[str, float]) -> str:
+    return f"latency {link['latency_s'] * 1e6:.0f} us, {link['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s"

@@ -1,0 +1,16 @@
+"""What tests of real processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from multiprocess.two_hosts import two_hosts
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Names two network namespaces with a cable between them; only root may make some."""
+    with two_hosts() as names:
+        yield names

@@ -1,0 +1,36 @@
+"""Two hosts on one machine: network namespaces with a cable between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+def ip(*words: str) -> str:
+    """Runs `ip`; gives what it prints."""
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@contextmanager
+def two_hosts() -> Iterator[list[str]]:
+    """Makes two namespaces, 10.78.0.1 and 10.78.0.2, whose end of the cable is called `cable`; gives their names."""
+    names = [f"torchrun-{os.getpid()}-{side}" for side in (1, 2)]
+    cable = [f"tr{os.getpid()}{side}" for side in (1, 2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for side, (name, end) in enumerate(zip(names, cable, strict=True), start=1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "link", "set", end, "name", "cable")
+            ip("-n", name, "address", "add", f"10.78.0.{side}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "up")
+        yield names
+    finally:
+        for name, end in zip(names, cable, strict=True):
+            for words in (("netns", "delete", name), ("link", "delete", end)):
+                with suppress(subprocess.CalledProcessError):
+                    ip(*words)
