@@ -126,6 +126,8 @@ class Cluster(Described):
         nic: every host's link to the others, unless it has its own.
         inside: the link within a host, unless it has its own.
         racks: if there are some.
+        server_bandwidth_bytes_per_s: what one server receives from other hosts, and sends to them, at most; default:
+            what its host's NIC carries. A server that copies and packs what it sends may be far from that.
         step_time: compute seconds of a step on a host of speed 1, whatever the batch.
         slow: by rank, the factor by which all its steps are longer.
         passing_slowness: of some ranks, for some time.
@@ -137,6 +139,7 @@ class Cluster(Described):
     nic: Link
     inside: Link
     racks: Racks | None = None
+    server_bandwidth_bytes_per_s: Positive | None = None
     step_time: Annotated[StepTime, chosen("step time", STEP_TIMES)]
     slow: dict[Annotated[int, Field(ge=0)], Positive] = {}
     passing_slowness: tuple[PassingSlowness, ...] = ()

@@ -1,6 +1,8 @@
 """The links of a cluster, numbered, and the way of a message over them.
 
 host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share
+
+A server that reads and writes slower than its host's NIC has a link of its own in each direction besides.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Wiring:
 
     Attributes:
         bandwidths: of all links, in bytes/s; first every host's sending NIC, then every receiving one, then the
-            insides of hosts, then every rack's uplink and every rack's downlink.
+            insides of hosts, then every rack's uplink and every rack's downlink, then every server's sending and
+            every server's receiving, where the cluster limits them.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -34,6 +37,10 @@ class Wiring:
         uplinks = _uplinks(cluster, nics)
         self._rack_count = len(uplinks)
         self.bandwidths = [*speeds, *uplinks, *uplinks]
+        self._sending: dict[int, tuple[int, ...]] = {}
+        self._receiving: dict[int, tuple[int, ...]] = {}
+        if cluster.server_bandwidth_bytes_per_s is not None:
+            self._limit_servers(layout.cast.servers, cluster.server_bandwidth_bytes_per_s)
 
     def route(self, source: int, to: int) -> Route:
         """Gives the way from one rank to another."""
@@ -41,7 +48,7 @@ class Wiring:
         if here == there:
             return Route((2 * self._hosts + here,), self._inside_latency_s[here])
         latency_s = max(self._nic_latency_s[here], self._nic_latency_s[there])
-        ends = (here, self._hosts + there)
+        ends = (here, self._hosts + there, *self._sending.get(source, ()), *self._receiving.get(to, ()))
         if self._racks is None:
             return Route(ends, latency_s)
         up, down = here // self._racks.hosts, there // self._racks.hosts
@@ -50,6 +57,13 @@ class Wiring:
         first = 3 * self._hosts
         between = (first + up, first + self._rack_count + down)
         return Route((*ends, *between), latency_s + self._racks.latency_s)
+
+    def _limit_servers(self, servers: tuple[int, ...], bandwidth_bytes_per_s: float) -> None:
+        first = len(self.bandwidths)
+        for number, server in enumerate(servers):
+            self._sending[server] = (first + number,)
+            self._receiving[server] = (first + len(servers) + number,)
+        self.bandwidths += [bandwidth_bytes_per_s] * (2 * len(servers))
 
 
 def _uplinks(cluster: Cluster, nics: list[Link]) -> list[float]:

@@ -14,9 +14,9 @@ NIC = {"latency_s": 0.25, "bandwidth_bytes_per_s": 1024}
 INSIDE = {"latency_s": 0.125, "bandwidth_bytes_per_s": 4096}
 
 
-def arrivals(where: Cluster, workers: int, *transfers: tuple[int, int, int]) -> list[float]:
+def arrivals(where: Cluster, workers: int, *transfers: tuple[int, int, int], servers: int = 0) -> list[float]:
     """Starts transfers (from, to, bytes) all at once; gives when each arrives."""
-    time, wiring = VirtualTime(), Wiring(lay_out(where, workers, 0, Shared()))
+    time, wiring = VirtualTime(), Wiring(lay_out(where, workers, servers, Shared()))
     network = ContendedNetwork(time, wiring.bandwidths, wiring.route)
     arrived = [0.0] * len(transfers)
     for number, (source, to, nbytes) in enumerate(transfers):
@@ -62,3 +62,11 @@ def test_up_and_down_are_links_of_their_own() -> None:
         2.25,
         2.25,
     ]
+
+
+def test_a_server_that_is_slower_than_its_nic_limits_what_others_send_it_and_get_from_it() -> None:
+    where = cluster({"count": 3, "cores": 2}, nic=NIC, inside=INSIDE, server_bandwidth_bytes_per_s=512)
+    server = 3  # on the last worker's host
+    assert arrivals(where, 3, (0, server, 512), (1, server, 512), servers=1) == [2.25, 2.25]
+    assert arrivals(where, 3, (server, 0, 512), (1, server, 512), servers=1) == [1.25, 1.25]
+    assert arrivals(where, 3, (2, server, 4096), (0, 1, 1024), servers=1) == [1.125, 1.25]

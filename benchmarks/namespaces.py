@@ -1,0 +1,128 @@
+"""Hosts that exist, on one machine: network namespaces joined by a switch, their links shaped to a rate.
+
+    host 0 ── eth0 ═══ port0 ─┐
+    host 1 ── eth0 ═══ port1 ─┤ bridge, in a namespace of its own
+    host 2 ── eth0 ═══ port2 ─┘
+
+What leaves a host is shaped at its eth0, what comes to it at its port of the switch, so several senders share one
+receiver's link as they would at a real switch. Nothing outside the namespaces is touched, and deleting them takes
+everything with them. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "polyrhythm-hosts"
+_CLONE_NEWNET = 0x40000000
+
+BURST_S = 0.5e-3
+LEAST_BURST_BYTES = 6_000
+"""What a shaped link lets pass at once: what it carries in half a millisecond, and no less than four packets. With
+less, a timer that is late by a fraction of a millisecond throttles a fast link; with more, small messages pass unshaped.
+"""
+
+QUEUE_BYTES = 16_000_000
+"""What waits in front of a shaped link before packets are dropped: more than any of the benchmarks' ranks send at once,
+so that no packet is lost. A lost one would cost 200 ms, TCP's shortest patience, which no link model holds."""
+
+_SETTINGS = {
+    # Links of a long job are warm: a connection that was idle keeps its window.
+    "net/ipv4/tcp_slow_start_after_idle": "0",
+    # Driven by losses, of which there are none; others pace by their own estimate of the bandwidth and of the queue.
+    "net/ipv4/tcp_congestion_control": "reno",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace with one shaped link.
+
+    Attributes:
+        namespace: its name.
+        address: its IPv4 address, as the other hosts reach it.
+    """
+
+    namespace: str
+    address: str
+
+    def enter(self) -> None:
+        """Moves the calling thread, and all that it starts from now on, into this host.
+
+        Raises:
+            OSError: the namespace is gone, or this is not root.
+        """
+        library = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.namespace}") as handle:
+            if library.setns(handle.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.namespace}")
+
+
+@contextmanager
+def shaped_hosts(count: int, bits_per_s: float) -> Iterator[list[Host]]:
+    """Makes hosts, and removes them whatever happens.
+
+    Args:
+        count: how many, at most 250.
+        bits_per_s: of every host's link, in each direction.
+
+    Raises:
+        subprocess.CalledProcessError: `ip` or `tc` failed; without root they do.
+    """
+    sweep()
+    name = f"{PREFIX}-{os.getpid()}"
+    switch = f"{name}-switch"
+    hosts = [Host(f"{name}-{number}", f"10.77.0.{number + 1}") for number in range(count)]
+    try:
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
+        for number, host in enumerate(hosts):
+            _add(host, switch, f"port{number}", bits_per_s)
+        yield hosts
+    finally:
+        for namespace in (switch, *(host.namespace for host in hosts)):
+            _delete(namespace)
+
+
+def sweep() -> None:
+    """Removes the hosts of processes that were killed before they could."""
+    for path in Path("/run/netns").glob(f"{PREFIX}-*"):
+        owner = path.name.removeprefix(f"{PREFIX}-").partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            _delete(path.name)
+
+
+def _add(host: Host, switch: str, port: str, bits_per_s: float) -> None:
+    inside = ("ip", "-n", host.namespace)
+    _run("ip", "netns", "add", host.namespace)
+    _run(
+        *("ip", "link", "add", "eth0", "netns", host.namespace, "type", "veth"),
+        *("peer", "name", port, "netns", switch),
+    )
+    _run(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
+    _run(*inside, "link", "set", "lo", "up")
+    _run(*inside, "link", "set", "eth0", "up")
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+    burst_bytes = max(LEAST_BURST_BYTES, round(bits_per_s / 8 * BURST_S))
+    for namespace, device in ((host.namespace, "eth0"), (switch, port)):
+        _run(
+            *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
+            *("rate", f"{round(bits_per_s)}bit", "burst", f"{burst_bytes}b", "limit", f"{QUEUE_BYTES}b"),
+        )
+    for key, value in _SETTINGS.items():
+        _run("ip", "netns", "exec", host.namespace, "sh", "-c", f"echo {value} > /proc/sys/{key}")
+
+
+def _delete(namespace: str) -> None:
+    with suppress(subprocess.CalledProcessError):
+        _run("ip", "netns", "delete", namespace)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
