@@ -40,7 +40,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) <= 20:
-        hint = f"there are {', '.join(names)}"
+        hint = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
     else:
         hint = f"there are {len(names)}, such as {', '.join(names[:5])}"
     return RequestError(f"unknown {what} {given!r}: {hint}")

@@ -63,8 +63,13 @@ class Collective(Config):
         """Gives the message space that calls are made in: one of their own, in which no one else uses tags."""
         return communicator.subgroup(name, range(communicator.size))
 
-    def prepared(self, ranks: Communicator) -> Collective:
-        """Gives this collective with whatever it has to find out about the links first. All ranks must call it."""
+    def prepared(self, ranks: Communicator, tag: int = 0) -> Collective:
+        """Gives this collective with whatever it has to find out about the links first. All ranks must call it.
+
+        Args:
+            ranks: who takes part.
+            tag: of the messages that this takes.
+        """
         return self
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:

@@ -2,7 +2,7 @@
 
 Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.
 
-    N = 6:   4 ──▶ 2,  5 ──▶ 3     then 0, 1, 2, 3 go on alone     2 ──▶ 4,  3 ──▶ 5
+    N = 6:   4 ──▶ 3,  5 ──▶ 0     then 0, 1, 2, 3 go on alone     3 ──▶ 4,  0 ──▶ 5
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from polyrhythm.communication.collective import PointToPoint, exchange, receive, start_send
-from polyrhythm.cost.all_reduce import floor_log2
+from polyrhythm.cost.traffic import core_size, fold_partner
 
 
 def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[[int], None]) -> None:
@@ -25,14 +25,13 @@ def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[
         reduce_core: adds `vector` up over the first ranks, as many as it is told, which is the largest power of two
             that there is; called on these ranks only.
     """
-    core = 1 << floor_log2(ranks.size)
-    beyond = ranks.size - core
+    core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)
     if ranks.rank >= core:
-        vector.copy_(exchange(ranks, ranks.rank - beyond, vector, tag, vector))
+        assert partner is not None
+        vector.copy_(exchange(ranks, partner, vector, tag, vector))
         return
-    partner = ranks.rank + beyond
-    if partner >= core:
+    if partner is not None:
         vector.add_(receive(ranks, partner, tag, vector))
     reduce_core(core)
-    if partner >= core:
+    if partner is not None:
         start_send(ranks, partner, vector, tag).wait()

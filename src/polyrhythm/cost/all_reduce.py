@@ -50,10 +50,16 @@ def binomial_tree_s(machine: Machine, ranks: int, payload: Payload) -> float:
 def recursive_doubling_s(machine: Machine, ranks: int, payload: Payload) -> float:
     """Pairs at doubling distance exchange all: `log2 N (α + βM + γM)`.
 
-    Where N is no power of two: `⌊log2 N⌋` rounds, and `2 (α + βM) + γM` to fold the others in and out.
+    Where N is no power of two: `⌊log2 N⌋` rounds, and `2 (α + βM) + γM` to fold the others in and out. If only one is
+    folded, its partner finds the others' messages there already, and up to an L less counts.
     """
-    one_s = machine.message_s(payload.nbytes)
-    return floor_log2(ranks) * (one_s + machine.reduce_s(payload.nbytes)) + _fold_s(machine, ranks, payload)
+    rounds, nbytes = floor_log2(ranks), payload.nbytes
+    sums_s = (rounds + (ranks & (ranks - 1) > 0)) * machine.reduce_s(nbytes)
+    if ranks - (1 << rounds) == 1:
+        late_s = 2 * machine.message_s(nbytes) + rounds * machine.port_s(nbytes)
+        return sums_s + max(late_s, (rounds + 1) * machine.message_s(nbytes))
+    folds = 2 * (ranks & (ranks - 1) > 0)
+    return sums_s + (rounds + folds) * machine.message_s(nbytes)
 
 
 def ring_s(machine: Machine, ranks: int, payload: Payload) -> float:

@@ -53,22 +53,16 @@ def children(ranks: int, rank: int) -> list[int]:
 
 def recursive_doubling(ranks: int, rank: int, payload: Payload) -> Sent:
     """All in every round; the ranks beyond a power of two once."""
-    core, rounds = 1 << floor_log2(ranks), floor_log2(ranks)
-    if rank >= core:
-        return Sent(1, payload.nbytes)
-    folded = rank >= 2 * core - ranks
-    return Sent(1, payload.nbytes) * (rounds + folded)
+    rounds = 0 if rank >= core_size(ranks) else floor_log2(ranks)
+    return Sent(1, payload.nbytes) * (rounds + (fold_partner(ranks, rank) is not None))
 
 
 def rabenseifner(ranks: int, rank: int, payload: Payload) -> Sent:
     """Of every range that is halved, the half that is not kept; then, every range that was kept."""
-    core = 1 << floor_log2(ranks)
-    if rank >= core:
-        return Sent(1, payload.nbytes)
-    folded = rank >= 2 * core - ranks
-    sent = Sent(1, payload.nbytes) * folded
+    core = core_size(ranks)
+    sent = Sent(1, payload.nbytes) * (fold_partner(ranks, rank) is not None)
     first, slices = 0, core
-    while slices > 1:
+    while slices > 1 and rank < core:
         slices //= 2
         kept = first + (rank & slices)
         for start in (2 * first + slices - kept, kept):  # the other half, and this one on the way back
@@ -76,6 +70,28 @@ def rabenseifner(ranks: int, rank: int, payload: Payload) -> Sent:
             sent += Sent(1, nbytes)
         first = kept
     return sent
+
+
+def core_size(ranks: int) -> int:
+    """Gives the largest power of two that there are ranks for: as many exchange, the others are folded in and out."""
+    return 1 << floor_log2(ranks)
+
+
+def fold_partner(ranks: int, rank: int) -> int | None:
+    """Gives the rank that this one is folded into, or that is folded into it; None if it has no such partner.
+
+    The ranks beyond the core are folded into its last one, its first, its last but one, its second, … So the delay of
+    folding in reaches a rank that folds out by all rounds, and folding costs the same for all numbers of ranks but one.
+    """
+    core = core_size(ranks)
+    beyond = ranks - core
+    if rank >= core:
+        half, odd = divmod(rank - core, 2)
+        return half if odd else core - 1 - half
+    from_below, from_above = 2 * rank + 1, 2 * (core - 1 - rank)
+    if from_below < beyond:
+        return core + from_below
+    return core + from_above if from_above < beyond else None
 
 
 def ring(slice_bytes: Sequence[int], rank: int) -> Sent:

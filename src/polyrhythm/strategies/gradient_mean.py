@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.strategies.strategy import Step
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -16,13 +19,22 @@ class GradientMean:
     Args:
         group: who takes part.
         flat: whose gradients.
+        collective: how they are added up.
     """
 
-    def __init__(self, group: Communicator, flat: FlatParameters) -> None:
+    def __init__(
+        self, group: Communicator, flat: FlatParameters, collective: Collective | None = None
+    ) -> None:
         self._group = group
         self._flat = flat
+        self._sum = AllReduce(collective or Library(), group, "gradients")
         self._step = Step(0)
         self._under_way: list[Handle] = []
+
+    def prepare(self) -> None:
+        """Lets the collective look at the links, if it wants to; all members must call it before the first step."""
+        if self._group.size > 1:
+            self._sum.prepare()
 
     def begin(self, step: Step) -> None:
         """Forgets the last step."""
@@ -39,7 +51,7 @@ class GradientMean:
         if self._step.weight != 1.0:
             self._flat.gradients[place.start : place.stop].mul_(self._step.weight)
         whole = self._flat.gradients_and_tail
-        self._under_way.append(self._group.start_all_reduce(whole[place.start : place.stop]))
+        self._under_way.append(self._sum.start(whole[place.start : place.stop]))
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Waits for all buckets, starting those that nobody has.

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from polyrhythm.communication.collectives.library import Library
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
@@ -36,6 +37,7 @@ def test_defaults():
         Shared(),
     )
     assert strategy("synchronous").server_count == 0
+    assert strategy("synchronous").collective == mixed.collective == Library()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,6 +61,9 @@ def test_every_strategy_says_where_it_comes_from_and_what_it_costs(name):
         "parameter_server(placement=dedicated)",
         "mixed(replicas=4, servers=7)",
         "mixed(consistency=synchronous)",
+        "synchronous(collective=rabenseifner)",
+        "synchronous(collective=two_level(group=4, inside=direct, between=segmented_chain(segments=3)))",
+        "mixed(replicas=4, collective=auto)",
     ],
 )
 def test_specs_come_back_as_they_were_written(text):
@@ -88,7 +93,32 @@ def test_specs_come_back_as_they_were_written(text):
             "parameter_server(server=2)",
             r"unknown key of strategy parameter_server 'server': did you mean servers\?",
         ),
-        ("synchronous(servers=1)", r"strategy synchronous takes no keys"),
+        ("synchronous(servers=1)", r"unknown key of strategy synchronous 'servers': there is collective"),
+        ("synchronous(collective=rign)", r"unknown collective 'rign': did you mean ring\?"),
+        (
+            "synchronous(collective=ring(group=2))",
+            r"collective ring takes no keys",
+        ),
+        (
+            "synchronous(collective=two_level(inside=flat))",
+            r"two_level: inside=flat leaves no shards: use inside=ring or inside=direct",
+        ),
+        (
+            "synchronous(collective=two_level(between=library))",
+            r"two_level: between=library cannot run on shards: use one over messages, as between=ring",
+        ),
+        (
+            "mixed(collective=segmented_chain(segments=0))",
+            r"collective segmented_chain: segments should be greater than or equal to 1 \(given 0\)",
+        ),
+        (
+            "synchronous(collective=auto(latency_s=0.001))",
+            r"auto: give both latency_s and bandwidth_bytes_per_s, or neither to measure them",
+        ),
+        (
+            "synchronous(collective=auto(overhead_s=0.001))",
+            r"auto: overhead_s goes with latency_s and bandwidth_bytes_per_s: give all three",
+        ),
         ("paramter_server", r"unknown strategy 'paramter_server': did you mean parameter_server\?"),
         (
             "parameter_server(2)",

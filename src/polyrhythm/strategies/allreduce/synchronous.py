@@ -11,14 +11,21 @@ batch counts for what it is. Every worker runs the same optimiser on the same su
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from polyrhythm.communication.collective import COLLECTIVES, Collective
+from polyrhythm.communication.collectives.library import Library
+from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
 
 
 class Synchronous(Strategy):
-    """All workers average their gradients at every step."""
+    """All workers average their gradients at every step.
+
+    Attributes:
+        collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
+    """
 
     paper: ClassVar[Paper] = Paper(
         "Chen, Pan, Monga, Bengio, Jozefowicz",
@@ -33,6 +40,8 @@ class Synchronous(Strategy):
         use_it="even machines on a good network; the same result as one large batch",
     )
 
+    collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
+
     def in_step(self, workers: int) -> bool:
         """Always."""
         return True
@@ -43,7 +52,7 @@ class Synchronous(Strategy):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return SynchronousWorker(setting)
+        return SynchronousWorker(setting, self.collective)
 
 
 class SynchronousWorker(WorkerPart):
@@ -52,16 +61,17 @@ class SynchronousWorker(WorkerPart):
     replicated: ClassVar[bool] = True
     hears_buckets: ClassVar[bool] = True
 
-    def __init__(self, setting: WorkerSetting) -> None:
+    def __init__(self, setting: WorkerSetting, collective: Collective) -> None:
         super().__init__()
         self._workers = setting.workers
         self._flat = setting.flat
-        self._mean = GradientMean(setting.workers, setting.flat)
+        self._mean = GradientMean(setting.workers, setting.flat, collective)
         self._optimizer = setting.plan.build(setting.flat.vector)
 
     def start(self, step: int) -> int:
         """Takes worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
+        self._mean.prepare()
         return step
 
     def begin(self, step: Step) -> None:

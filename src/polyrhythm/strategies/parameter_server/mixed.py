@@ -16,6 +16,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from polyrhythm.communication.collective import COLLECTIVES, Collective
+from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
@@ -45,6 +47,7 @@ class Mixed(Strategy):
         servers: how many, each with an equal shard.
         consistency: who may proceed when, between groups.
         placement: where servers run.
+        collective: how gradients are added up inside a group.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -63,6 +66,7 @@ class Mixed(Strategy):
     servers: int = Field(default=1, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+    collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
     @property
     def server_count(self) -> int:
@@ -88,7 +92,7 @@ class Mixed(Strategy):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return MixedWorker(setting, self.replicas)
+        return MixedWorker(setting, self.replicas, self.collective)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server, to which only the groups' leaders talk."""
@@ -100,13 +104,13 @@ class MixedWorker(WorkerPart):
 
     hears_buckets: ClassVar[bool] = True
 
-    def __init__(self, setting: WorkerSetting, replicas: int) -> None:
+    def __init__(self, setting: WorkerSetting, replicas: int, collective: Collective) -> None:
         super().__init__()
         number = setting.workers.rank // replicas
         members = range(number * replicas, min((number + 1) * replicas, setting.workers.size))
         self._group = setting.workers.subgroup(f"replicas {number}", members)
         self._flat = setting.flat
-        self._mean = GradientMean(self._group, setting.flat)
+        self._mean = GradientMean(self._group, setting.flat, collective)
         self._servers = PushPull(setting) if self._group.rank == 0 else None
         self._leads_run = setting.workers.rank == 0
 
@@ -116,7 +120,9 @@ class MixedWorker(WorkerPart):
             self._servers.initialise()
         if self._servers is not None:
             step = self._servers.pull()
-        return int(self._share(step))
+        step = int(self._share(step))
+        self._mean.prepare()
+        return step
 
     def begin(self, step: Step) -> None:
         """Readies the mean."""

@@ -1,0 +1,107 @@
+"""Auto: the quickest of the others, by their formulas and by what the links are measured to be.
+
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, for choosing
+by the size of the vector.
+
+    collective(M) = argmin over c of T_c(N, M; L, o, β)
+
+L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are not
+fixed but follow from links measured once, at the start, by all ranks together; all get the same figures, and so the
+same choice. It is made anew for every size, takes all links for equal, and weighs only algorithms over messages:
+`library` tells no formula, and `two_level` needs to be told the hosts.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from polyrhythm.communication.collective import Collective, MessageCollective
+from polyrhythm.communication.collectives.binomial_tree import BinomialTree
+from polyrhythm.communication.collectives.direct import Direct
+from polyrhythm.communication.collectives.flat import Flat
+from polyrhythm.communication.collectives.rabenseifner import Rabenseifner
+from polyrhythm.communication.collectives.recursive_doubling import RecursiveDoubling
+from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.collectives.segmented_chain import SegmentedChain
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.link_figures import measure_links
+from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.cost.machine import Machine, Payload
+from polyrhythm.errors import RequestError
+
+
+class Auto(Collective):
+    """The quickest of the collectives over messages, for the links as they are and the size at hand.
+
+    Attributes:
+        latency_s: of the links, as far as messages that follow one another share it; default: measured.
+        overhead_s: of every message at its sender; measured with the latency.
+        bandwidth_bytes_per_s: of the links; default: measured.
+    """
+
+    latency_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    overhead_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Auto:
+        if (self.latency_s is None) != (self.bandwidth_bytes_per_s is None):
+            raise RequestError(
+                "auto: give both latency_s and bandwidth_bytes_per_s, or neither to measure them"
+            )
+        if self.latency_s is None and self.overhead_s:
+            raise RequestError(
+                "auto: overhead_s goes with latency_s and bandwidth_bytes_per_s: give all three"
+            )
+        return self
+
+    def prepared(self, ranks: Communicator, tag: int = 0) -> Auto:
+        """Gives the choice with measured figures, unless it has some."""
+        if self.latency_s is not None or ranks.size == 1:
+            return self
+        found = measure_links(ranks, tag)
+        return Auto(
+            latency_s=found.latency_s,
+            overhead_s=found.overhead_s,
+            bandwidth_bytes_per_s=1 / found.seconds_per_byte,
+        )
+
+    def choice(self, ranks: int, payload: Payload) -> MessageCollective:
+        """Gives the quickest collective; of equals, the one with the fewest messages comes first.
+
+        Args:
+            ranks: how many.
+            payload: the vector.
+
+        Raises:
+            RequestError: nothing has been measured or given.
+        """
+        machine = self._machine()
+        overhead_bytes = max(1.0, machine.port_s(0) / machine.seconds_per_byte)
+        candidates = (
+            BinomialTree(),
+            Flat(),
+            RecursiveDoubling(),
+            Rabenseifner(),
+            Ring(),
+            Direct(),
+            SegmentedChain(overhead_bytes=overhead_bytes),
+        )
+        return min(candidates, key=lambda candidate: candidate.seconds(machine, ranks, payload))
+
+    def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
+        """Adds `tensor` up by the choice for its size; measures first, every time, if it is not prepared."""
+        if ranks.size > 1:
+            payload = Payload(tensor.numel(), tensor.element_size())
+            self.prepared(ranks, tag).choice(ranks.size, payload).all_reduce(ranks, tensor, tag)
+
+    def _machine(self) -> Machine:
+        if self.latency_s is None or self.bandwidth_bytes_per_s is None:
+            raise RequestError("auto has not measured the links: ask what prepared(communicator) gives")
+        return Machine(
+            latency_s=self.latency_s,
+            overhead_s=self.overhead_s,
+            seconds_per_byte=1 / self.bandwidth_bytes_per_s,
+            header_bytes=HEADER_BYTES,
+        )
