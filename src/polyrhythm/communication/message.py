@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -95,6 +96,10 @@ class Message:
         return self if self.tensor is None else replace(self, tensor=self.tensor.detach().clone())
 
 
+def _new(elements: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(elements, dtype=dtype)
+
+
 def encode_header(message: Message, context: int) -> bytes:
     """Packs all but the payload into `HEADER_BYTES` bytes.
 
@@ -113,8 +118,12 @@ def encode_header(message: Message, context: int) -> bytes:
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(header: bytes) -> tuple[int, Message]:
-    """Unpacks a header into its context and a message whose tensor is still to be filled.
+def decode_header(header: bytes, find: Callable[[int, torch.dtype], Tensor] = _new) -> tuple[int, Message]:
+    """Unpacks a header into its context and a message.
+
+    Args:
+        header: the packed header.
+        find: gives the tensor, from how many elements and which dtype it has; a new one to be filled, if not told.
 
     Raises:
         MalformedMessage: wrong length, magic, kind, dtype or size.
@@ -129,7 +138,9 @@ def decode_header(header: bytes) -> tuple[int, Message]:
     if not 0 <= elements <= MAXIMUM_ELEMENTS:
         raise MalformedMessage(f"a payload of {elements} elements was announced")
     try:
-        tensor = None if flags & _EMPTY else torch.empty(elements, dtype=_DTYPES[dtype])
+        tensor = None if flags & _EMPTY else find(elements, _DTYPES[dtype])
+    except MalformedMessage:
+        raise
     except RuntimeError:  # a true header announces nothing that its sender could hold and we cannot
         raise MalformedMessage(f"a payload of {elements} elements was announced: no memory for it") from None
     return context, Message(Kind(kind), tensor, version, step, weight, rate, bool(flags & _STOP), tag)

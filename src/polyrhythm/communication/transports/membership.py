@@ -1,0 +1,36 @@
+"""Who is there: the processes of a run, and what a rank's links of any kind ask and tell about them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from polyrhythm.communication.message import Message
+
+
+class Peer(NamedTuple):
+    """A process of a run: the rank whose number it has, and how many have had it before."""
+
+    rank: int
+    incarnation: int
+
+
+class Membership(Protocol):
+    """What a rank knows of the others, as its links ask and tell it; called by many threads."""
+
+    def incarnation(self, rank: int) -> int:
+        """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
+
+    def is_lost(self, rank: int) -> bool:
+        """Whether a rank is known to be gone."""
+
+    def greet(self, peer: Peer) -> None:
+        """A link from a peer is open."""
+
+    def deliver(self, context: int, source: Peer, message: Message) -> None:
+        """A message has come."""
+
+    def lose(self, peer: Peer) -> None:
+        """A peer's link to this rank broke: all that it sent has been delivered."""
+
+    def lose_receiver(self, peer: Peer) -> None:
+        """A peer takes nothing any more; it may have sent something before."""

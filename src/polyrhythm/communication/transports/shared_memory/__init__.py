@@ -1,0 +1,1 @@
+"""Between ranks of one host: payloads in shared memory, signals over Unix-domain sockets."""

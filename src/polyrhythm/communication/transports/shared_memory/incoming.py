@@ -1,0 +1,233 @@
+"""The receiver's end of all links from ranks of the same host."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import threading
+import time
+from array import array
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import HEADER_BYTES, Kind, MalformedMessage, Message, decode_header
+from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.communication.transports.shared_memory.frames import (
+    FRAME_BYTES,
+    GOODBYE,
+    HELLO_BYTES,
+    IN_CHUNKS,
+    IN_PACKET,
+    MOST_INLINE_BYTES,
+    TOKEN_BYTES,
+    Card,
+    decode_hello,
+    decode_place,
+)
+from polyrhythm.communication.transports.shared_memory.slots import BorrowedSlots, shared_file
+from polyrhythm.communication.transports.shared_memory.sockets import owned, packet_socket
+
+_BACKLOG = 4096
+_HELLO_PATIENCE_S = 30.0
+_ONE_FILE_BYTES = socket.CMSG_SPACE(array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
+
+
+class IncomingMemoryLinks:
+    """Listens, with an acceptor thread and a reader thread a link; see `IncomingLinks`.
+
+    Args:
+        host: key of this host.
+        membership: is told what happens on the links.
+
+    Attributes:
+        card: for the senders.
+
+    Raises:
+        OSError: this system cannot do it; says why.
+    """
+
+    def __init__(self, host: str, membership: Membership) -> None:
+        _try_shared_memory()
+        self.card = Card(host, f"polyrhythm/{secrets.token_hex(16)}", secrets.token_hex(TOKEN_BYTES))
+        self._membership = membership
+        self._readers: list[threading.Thread] = []
+        self._open: dict[threading.Thread, _Reading] = {}
+        self._listener = packet_socket()
+        self._listener.bind(f"\0{self.card.address}")
+        self._listener.listen(_BACKLOG)
+        self._acceptor = threading.Thread(target=self._accept, name="acceptor of this host", daemon=True)
+        self._acceptor.start()
+
+    def close(self, patience_s: float) -> None:
+        """Stops accepting, says goodbye and waits for the senders' last words."""
+        deadline = time.monotonic() + patience_s
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(patience_s)
+        self._listener.close()
+        for reading in list(self._open.values()):
+            reading.say_goodbye()
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+
+    def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
+        """Returns when all that a sender sent before it left has been delivered, if that is soon."""
+        deadline = time.monotonic() + patience_s
+        for reader, reading in list(self._open.items()):
+            if reading.source == source:
+                reader.join(max(0.0, deadline - time.monotonic()))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = owned(self._listener.accept()[0])
+            except OSError:
+                return  # closed
+            reader = threading.Thread(target=self._read, args=(connection,), name="reader", daemon=True)
+            self._readers.append(reader)
+            reader.start()
+
+    def _read(self, connection: socket.socket) -> None:
+        # Here and not in the acceptor: who connects and says nothing must not keep others out.
+        source = self._greet(connection)
+        if source is None:
+            connection.close()
+            return
+        reading = self._open[threading.current_thread()] = _Reading(connection, source)
+        self._membership.greet(source)
+        try:
+            while True:
+                context, message = reading.next()
+                if message.kind is Kind.CLOSE:
+                    break
+                self._membership.deliver(context, source, message)
+                del message  # else it would be held until the next one comes
+            reading.say_goodbye()
+        except (OSError, MalformedMessage):
+            reading.hang_up()
+            self._membership.lose(source)
+        finally:
+            self._open.pop(threading.current_thread(), None)
+
+    def _greet(self, connection: socket.socket) -> Peer | None:
+        try:
+            connection.settimeout(_HELLO_PATIENCE_S)
+            token, source = decode_hello(connection.recv(HELLO_BYTES + 1))
+            connection.settimeout(None)
+        except (OSError, MalformedMessage):
+            return None
+        return source if secrets.compare_digest(token, self.card.token) else None
+
+
+class _Reading:
+    """One link's socket and slots.
+
+    Args:
+        connection: to the sender. Never closed but when nobody holds it, as tensors that are dropped late still
+            speak over it.
+        source: the sender.
+    """
+
+    def __init__(self, connection: socket.socket, source: Peer) -> None:
+        self.source = source
+        self._socket = connection
+        self._slots = BorrowedSlots(lambda number: _send_byte(connection, number))
+        self._packet = bytearray(FRAME_BYTES + MOST_INLINE_BYTES)
+        self._frame = memoryview(self._packet)
+        self._farewell = threading.Lock()
+
+    def next(self) -> tuple[int, Message]:
+        """Gives the next message and its context.
+
+        Raises:
+            OSError: the sender has gone.
+            MalformedMessage: what came is no message.
+        """
+        length, place = self._receive_frame()
+
+        def find(elements: int, dtype: torch.dtype) -> Tensor:
+            if elements == 0:
+                return torch.empty(0, dtype=dtype)
+            if place == IN_PACKET:
+                return _unpacked(self._frame[FRAME_BYTES:length], elements, dtype)
+            if place == IN_CHUNKS:
+                return self._receive_chunks(torch.empty(elements, dtype=dtype))
+            return self._slots.tensor(place, elements, dtype)
+
+        return decode_header(bytes(self._frame[:HEADER_BYTES]), find)
+
+    def say_goodbye(self) -> None:
+        """Tells the sender that this rank is leaving, or has understood that the sender is."""
+        with self._farewell, suppress(OSError):
+            _send_byte(self._socket, GOODBYE)
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def hang_up(self) -> None:
+        """Breaks the link."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive_frame(self) -> tuple[int, int]:
+        """Reads a packet into the buffer and maps the slot that it brings; gives its length and the payload's place."""
+        length, files = self._receive_packet()
+        try:
+            if length < FRAME_BYTES:
+                raise MalformedMessage(f"a frame of {length} bytes came, not of {FRAME_BYTES} or more")
+            place, forgotten = decode_place(self._frame)
+            self._slots.forget(forgotten)
+            for descriptor in files:
+                self._slots.add(place, descriptor)
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+        return length, place
+
+    def _receive_packet(self) -> tuple[int, array[int]]:
+        try:
+            received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except (
+            ConnectionResetError
+        ):  # it is gone and will not hear of its slots; what it sent before is still there
+            received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
+        length, ancillary, flags, _ = received
+        files = array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                files.frombytes(content)
+        if length == 0:
+            raise ConnectionError("the sender has gone")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            length = 0  # no frame of ours
+        return length, files
+
+    def _receive_chunks(self, tensor: Tensor) -> Tensor:
+        rest = tensor.view(torch.uint8).numpy().data
+        while rest:
+            length = self._socket.recv_into(rest)
+            if length == 0:
+                raise ConnectionError("the sender has gone")
+            rest = rest[length:]
+        return tensor
+
+
+def _unpacked(raw: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
+    if len(raw) != elements * dtype.itemsize:
+        raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes came with {len(raw)}")
+    tensor = torch.empty(elements, dtype=dtype)
+    tensor.view(torch.uint8).numpy().data[:] = raw
+    return tensor
+
+
+def _send_byte(connection: socket.socket, value: int) -> None:
+    connection.send(bytes([value]), socket.MSG_DONTWAIT)
+
+
+def _try_shared_memory() -> None:
+    descriptor = shared_file(mmap.PAGESIZE)
+    try:
+        mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED).close()
+    finally:
+        os.close(descriptor)
