@@ -120,9 +120,15 @@ def test_a_drawn_pace_announces_by_itself():
     assert made.part.lines == ["begin 0", "use 0", "ready 0"]
 
 
-def test_shares_of_buckets_add_up_and_leave_the_tail_out():
-    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)))
-    assert made.bucket_shares == [27 / 36, 9 / 36]
+def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen():
+    pace = DrawnPace(VirtualTime(), lambda: 0.1)
+    made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
+    assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25)
+    made.part.hears_use = False
+    assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25), "buckets are announced"
+    deaf = make(nn.Sequential(nn.Linear(3, 3, bias=False)), pace, announce=False)
+    deaf.part.hears_use = False
+    assert deaf.pass_shares((0.75, 0.25)) == (1.0,)
 
 
 def test_what_is_not_trained_becomes_worker_0s():
