@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, cast
 
+from polyrhythm.augmentation.draws import Draws
+from polyrhythm.augmentation.tones import UNIT, Tones
+from polyrhythm.augmentation.warp import Warp, warp
 from polyrhythm.specs import build
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 TRANSFORMS = "polyrhythm.augmentation.transforms"
 
 
 class Transform(Protocol):
-    """Changes images at random: a pure function of the images and the state of the generator."""
+    """Changes images at random: a pure function of the images and of each sample's own random numbers."""
 
-    def __call__(self, images: Tensor, generator: Generator, /) -> Tensor:
+    def __call__(self, images: Tensor, draws: Draws, tones: Tones, /) -> Tensor:
         """Gives the changed images, (B, C, H, W) as they came; the input is not changed."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Augmentations that are applied in order, each drawing from the same generator.
+    """Augmentations that are applied in order.
+
+    Warps that follow each other with the same fill are put together and sample the images once.
 
     Attributes:
         transforms: the first to be applied first.
+        tones: what black and white are in float images.
     """
 
     transforms: tuple[Transform, ...]
+    tones: Tones = UNIT
 
-    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """Applies all of them to images (B, C, H, W); the input is not changed."""
-        for transform in self.transforms:
-            images = transform(images, generator)
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Applies all of them.
+
+        Args:
+            images: (B, C, H, W), uint8 or float, on any device; not changed.
+            keys: (B,) int64 on the CPU. A sample's changes depend on its key and on nothing else of the batch.
+
+        Returns:
+            (B, C, H, W) of the same dtype.
+        """
+        draws = Draws(keys)
+        for fill, group in groupby(self.transforms, _fill):
+            if fill is None:
+                for transform in group:
+                    images = transform(images, draws, self.tones)
+            else:
+                warps = cast("Sequence[Warp]", tuple(group))
+                images = warp(images, [(kind, kind.drawn(draws)) for kind in warps], warps[0].fill)
         return images
+
+    def on(self, tones: Tones) -> Chain:
+        """Gives the same chain for images of these tones."""
+        return replace(self, tones=tones)
 
     def __str__(self) -> str:
         """Gives the text that builds this chain again."""
@@ -51,3 +78,8 @@ def build_chain(specs: str) -> Chain | None:
         return None
     transforms = (build("augmentation", spec, TRANSFORMS) for spec in specs.split(";"))
     return Chain(tuple(cast("Transform", transform) for transform in transforms))
+
+
+def _fill(transform: Transform) -> str | None:
+    """Tells warps by what they fill with; None for everything else."""
+    return transform.fill if isinstance(transform, Warp) else None

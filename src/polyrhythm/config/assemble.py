@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from polyrhythm.augmentation.chain import build_chain
+from polyrhythm.augmentation.tones import Tones
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
@@ -84,7 +85,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         label_smoothing=config.label_smoothing,
         precision=config.precision,
         weight_average=config.weight_average,
-        transform=transform,
+        transform=None if transform is None else transform.on(Tones(dataset.black, dataset.white)),
     )
     job = Job(
         strategy=strategy,

@@ -13,6 +13,9 @@ from torch.utils.data import TensorDataset
 from polyrhythm.errors import RequestError
 
 OWN_EPOCHS = 10
+_LOOKED_AT = 256
+"""Images of a user's own data whose darkest and lightest numbers count as black and white."""
+
 _WANTED = (
     "give a (train, test) pair, each a map-style torch Dataset of (image tensor, label) "
     "or an (images, labels) pair of tensors"
@@ -46,6 +49,8 @@ class Dataset:
         image_shape: C, H, W of every image.
         default_epochs: passes over `train` after which a small model has learned most of it.
         skipped: files that were left out because they could not be read.
+        black: the number of a black pixel, one for all channels or one for each.
+        white: the same of a white one.
     """
 
     name: str
@@ -55,6 +60,8 @@ class Dataset:
     image_shape: tuple[int, int, int]
     default_epochs: int
     skipped: tuple[str, ...] = ()
+    black: tuple[float, ...] = (0.0,)
+    white: tuple[float, ...] = (1.0,)
 
 
 class TensorSplit:
@@ -151,7 +158,9 @@ def from_objects(data: Any) -> Dataset:
     if shape != test_shape:
         raise RequestError(f"train images are {shape} and test images {test_shape}: give both one shape")
     classes = _classes(data[0], train, test)
-    return Dataset("own data", train, test, classes, shape, OWN_EPOCHS)
+    seen = train.images(torch.arange(min(len(train), _LOOKED_AT)))
+    black, white = float(seen.min()), float(seen.max())
+    return Dataset("own data", train, test, classes, shape, OWN_EPOCHS, black=(black,), white=(white,))
 
 
 def _is_pair(value: Any) -> bool:

@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.sharding import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
 
-Transform = Callable[[Tensor, torch.Generator], Tensor]
+Transform = Callable[[Tensor, Tensor], Tensor]
+"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Loader:
     Args:
         split: where images come from.
         share: which of them are this worker's.
-        transform: applied to every batch of images, with a generator seeded by (seed, epoch, step, worker).
+        transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
         ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
     """
 
@@ -111,7 +111,7 @@ class Loader:
         indices = batch_indices(order, step, share.worker, share.workers, share.batch_size)
         images = self.split.images(indices)
         if self.transform is not None:
-            images = self.transform(images, generator_for("transform", share.seed, epoch, step, share.worker))
+            images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))
         return Batch(epoch, step, images, self.split.labels[indices])
 
 

@@ -48,3 +48,9 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
     """
     together = workers * batch_size
     return order[step * together : (step + 1) * together][worker::workers]
+
+
+def batch_images(n: int, step: int, worker: int, workers: int, batch_size: int) -> int:
+    """Gives how many images `batch_indices` would give, of an epoch of `n`."""
+    left = n - step * workers * batch_size - worker
+    return max(0, min(batch_size, -(-left // workers)))

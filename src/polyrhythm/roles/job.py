@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.sharding import steps_per_epoch
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import shares_of_numbers
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
 
 CPU = torch.device("cpu")
-Transform = Callable[[Tensor, torch.Generator], Tensor]
+Transform = Callable[[Tensor, Tensor], Tensor]
+"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class Job:
         learning: how a replica learns.
         keeping: what stays.
         device: where replicas live, such as `cpu` or `cuda`.
+        time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
     """
 
@@ -86,6 +90,7 @@ class Job:
     learning: Learning
     keeping: Keeping = field(default_factory=Keeping)
     device: torch.device = CPU
+    time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
 
     @property

@@ -1,10 +1,12 @@
 import torch
 
+from polyrhythm.augmentation.draws import Draws
+from polyrhythm.augmentation.tones import UNIT
 from polyrhythm.augmentation.transforms.flip import Flip, flip
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def changed(transform, images, seed: int = 0):
+    return transform(images, Draws(torch.arange(len(images)) + 1000 * seed), UNIT)
 
 
 def test_only_the_marked_images_are_mirrored():
@@ -21,21 +23,26 @@ def test_flipping_twice_is_the_identity():
 
 def test_probability_zero_is_the_identity_and_one_mirrors_all():
     images = torch.randn(100, 1, 3, 3)
-    assert torch.equal(Flip(probability=0)(images, seeded()), images)
-    assert torch.equal(Flip(probability=1)(images, seeded()), images.flip(-1))
+    assert torch.equal(changed(Flip(probability=0), images), images)
+    assert torch.equal(changed(Flip(probability=1), images), images.flip(-1))
 
 
 def test_the_share_of_mirrored_images_is_the_probability():
     images = torch.tensor([0.0, 1.0]).expand(10_000, 1, 1, 2)
-    share = Flip(probability=0.3)(images, seeded())[:, 0, 0, 0].mean().item()
+    share = changed(Flip(probability=0.3), images)[:, 0, 0, 0].mean().item()
     assert abs(share - 0.3) < 0.02
 
 
 def test_same_seed_same_picture():
     images = torch.randn(64, 1, 4, 4)
-    assert torch.equal(Flip()(images, seeded(3)), Flip()(images, seeded(3)))
-    assert not torch.equal(Flip()(images, seeded(3)), Flip()(images, seeded(4)))
+    assert torch.equal(changed(Flip(), images, 3), changed(Flip(), images, 3))
+    assert not torch.equal(changed(Flip(), images, 3), changed(Flip(), images, 4))
 
 
 def test_an_empty_batch_stays_empty():
-    assert Flip()(torch.zeros(0, 3, 8, 8), seeded()).shape == (0, 3, 8, 8)
+    assert changed(Flip(), torch.zeros(0, 3, 8, 8)).shape == (0, 3, 8, 8)
+
+
+def test_a_vertical_flip_turns_upside_down():
+    images = torch.randn(4, 1, 3, 3)
+    assert torch.equal(changed(Flip(probability=1, axis="vertical"), images), images.flip(-2))

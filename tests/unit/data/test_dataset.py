@@ -134,3 +134,10 @@ def test_what_does_not_fit_is_refused_in_one_line(data, message):
     with pytest.raises(RequestError, match=message) as caught:
         from_objects(data)
     assert "\n" not in str(caught.value)
+
+
+def test_black_and_white_of_own_data_are_its_extremes():
+    images = torch.linspace(-2, 3, 24).view(6, 1, 2, 2)
+    pair_of_both = (images, torch.tensor([0, 1, 0, 1, 0, 1]))
+    dataset = from_objects((pair_of_both, pair_of_both))
+    assert (dataset.black, dataset.white) == ((-2.0,), (3.0,))

@@ -15,8 +15,8 @@ def numbered(n: int) -> TensorSplit:
     return TensorSplit(numbers.float().view(n, 1, 1, 1).expand(n, 1, 2, 3).clone(), numbers)
 
 
-def noise(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return images + torch.rand(images.shape, generator=generator)
+def noise(images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return images + (keys % 1009).view(-1, 1, 1, 1) / 1009
 
 
 def threads() -> list[str]:
@@ -66,16 +66,25 @@ def test_preparing_ahead_changes_nothing():
     assert same(list(inline.epoch(1)), list(ahead.epoch(1)))
 
 
-def test_the_transform_draws_anew_for_every_worker_step_and_epoch():
-    def draw(worker, epoch, step, seed=0):
-        loader = Loader(
-            numbered(16), Share(worker, 2, 4, seed), lambda _, generator: torch.rand(3, generator=generator)
-        )
-        return tuple(list(loader.epoch(epoch))[step].images.tolist())
+def test_a_sample_has_the_same_key_on_every_worker_and_another_in_every_epoch_and_seed():
+    def keys(workers, batch_size, epoch=0, seed=0):
+        """Gives every sample's key, by the sample's own number."""
+        found = {}
 
-    draws = {draw(0, 0, 0), draw(1, 0, 0), draw(0, 1, 0), draw(0, 0, 1), draw(0, 0, 0, seed=1)}
-    assert len(draws) == 5
-    assert draw(0, 0, 0) in draws
+        def note(images, keys):
+            found.update(zip(images[:, 0, 0, 0].int().tolist(), keys.tolist(), strict=True))
+            return images
+
+        for worker in range(workers):
+            loader = Loader(numbered(16), Share(worker, workers, batch_size, seed), note)
+            assert list(loader.epoch(epoch))
+        return found
+
+    alone = keys(1, 16)
+    assert len(set(alone.values())) == 16
+    assert alone == keys(2, 4) == keys(3, 5)
+    for other in (keys(1, 16, epoch=1), keys(1, 16, seed=1)):
+        assert not set(alone.values()) & set(other.values())
 
 
 def test_the_background_thread_stays_ahead_by_as_many_as_asked():

@@ -17,11 +17,14 @@ import torch
 from pydantic import Field
 from torch.nn.functional import pad
 
+from polyrhythm.augmentation.tones import Tones
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
 
 Fill = Literal["zero", "reflect"]
 
@@ -37,18 +40,19 @@ class Crop(Config):
     padding: int = Field(default=4, ge=0)
     fill: Fill = "zero"
 
-    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         """Crops every image at an offset of its own.
 
         Args:
             images: (B, C, H, W), not changed.
-            generator: where the offsets are drawn from.
+            draws: give the offsets.
+            tones: mean nothing here.
 
         Raises:
             RequestError: the images are too small to be reflected that far.
         """
-        offsets = torch.randint(0, 2 * self.padding + 1, (2, len(images)), generator=generator)
-        return crop(images, offsets[0], offsets[1], self.padding, self.fill)
+        top, left = draws.integers(0, 2 * self.padding), draws.integers(0, 2 * self.padding)
+        return crop(images, top, left, self.padding, self.fill)
 
 
 def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "zero") -> Tensor:
@@ -78,4 +82,5 @@ def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "
     padded = pad(images, (padding,) * 4, mode="constant" if fill == "zero" else "reflect")
     # All windows at once, as a view (B, C, 2p+1, 2p+1, H, W); picking one an image is the only copy.
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(len(images)), :, top, left]
+    top, left = top.to(images.device), left.to(images.device)
+    return windows[torch.arange(len(images), device=images.device), :, top, left]

@@ -28,4 +28,5 @@ class Digits(Config):
         images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / LARGEST - MEAN
         labels = torch.tensor(raw.target)
         train, test = (TensorSplit(images[part], labels[part]) for part in held_out(labels))
-        return Dataset("digits", train, test, tuple("0123456789"), (1, 8, 8), default_epochs=30)
+        black, white = (-MEAN,), (1 - MEAN,)
+        return Dataset("digits", train, test, tuple("0123456789"), (1, 8, 8), 30, black=black, white=white)

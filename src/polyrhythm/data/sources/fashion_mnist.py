@@ -84,7 +84,8 @@ class FashionMNIST(Config):
         images, labels, test_images, test_labels = map(parse_idx, contents)
         train = TensorSplit(images.unsqueeze(1), labels, 255 * MEAN, 255 * STD)
         test = TensorSplit(test_images.unsqueeze(1), test_labels, 255 * MEAN, 255 * STD)
-        return Dataset("fashion-mnist", train, test, CLASSES, (1, 28, 28), default_epochs=5)
+        black, white = (-MEAN / STD,), ((1 - MEAN) / STD,)
+        return Dataset("fashion-mnist", train, test, CLASSES, (1, 28, 28), 5, black=black, white=white)
 
 
 def find_or_fetch(system: Path, cache: Path, address: str) -> list[bytes]:

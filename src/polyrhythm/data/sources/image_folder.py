@@ -10,7 +10,7 @@ from pydantic import Field
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.hold_out import held_out
 from polyrhythm.data.image_checks import find_unreadable
-from polyrhythm.data.image_folder import ImageFileSplit, list_images, unreadable
+from polyrhythm.data.image_folder import MEAN, STD, ImageFileSplit, list_images, unreadable
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
@@ -73,7 +73,8 @@ class ImageFolder(Config):
                 raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
         shape = (3, self.image_size, self.image_size)
         learn, check = (ImageFileSplit(files, labels, self.image_size) for files, labels in parts)
-        return Dataset(self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped)
+        black, white = (tuple(((tone - MEAN) / STD).flatten().tolist()) for tone in (0, 255))
+        return Dataset(self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white)
 
 
 def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:

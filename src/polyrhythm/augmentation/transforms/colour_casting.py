@@ -1,0 +1,76 @@
+"""Colour casting: pictures under light of another colour.
+
+Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
+section 3.3.
+
+    out[c] = clip(image[c] + on[c] v[c]),    on[c] a fair coin,    v[c] ~ uniform{-strength, …, strength}
+
+c is a channel; v counts in 255ths of the way from black to white. The paper's strength is 20 and it does not clip;
+numbers beyond black or white would be no picture, so here they are clipped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.augmentation.tones import BYTES, Tones
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
+
+
+class ColourCasting(Config):
+    """Random shifts of whole channels.
+
+    Attributes:
+        strength: the largest shift, in 255ths of the way from black to white.
+        probability: of a picture to be shifted at all.
+    """
+
+    strength: int = Field(default=20, ge=0, le=255)
+    probability: float = Field(default=1.0, ge=0, le=1)
+
+    def combinations(self, channels: int = 3) -> int:
+        """Counts the different shifts of a picture, none left out: 68,920 as the paper has it."""
+        return int((2 * self.strength + 1) ** channels - 1)
+
+    def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
+        """Shifts the channels of some of the images (B, C, H, W); the input is not changed."""
+        chosen = draws.chance(self.probability)
+        shifts = [
+            torch.where(chosen & draws.chance(0.5), draws.integers(-self.strength, self.strength), 0)
+            for _ in range(images.shape[1])
+        ]
+        return cast_colour(images, torch.stack(shifts, 1), tones)
+
+
+def cast_colour(images: Tensor, shifts: Tensor, tones: Tones = BYTES) -> Tensor:
+    """Shifts channels.
+
+    Args:
+        images: (B, C, H, W), uint8 or float; not changed.
+        shifts: (B, C) integers, in 255ths of the way from black to white; zeros leave an image as it is.
+        tones: what black and white are in floats; in bytes they are 0 and 255.
+
+    Returns:
+        (B, C, H, W) of the same dtype, on the same device, clipped to black and white.
+    """
+    moved = (shifts != 0).any(1)
+    if not bool(moved.any()):
+        return images
+    where = moved.nonzero().squeeze(1)
+    chosen = images.index_select(0, where.to(images.device))
+    if chosen.is_floating_point():
+        black, white = tones.of(chosen)
+        steps = shifts[where].to(chosen.device, chosen.dtype)[:, :, None, None] * ((white - black) / 255)
+        shifted = (chosen + steps).clamp_(black, white)
+    else:
+        steps = shifts[where].to(chosen.device, torch.int16)
+        shifted = (chosen.to(torch.int16) + steps[:, :, None, None]).clamp_(0, 255).to(chosen.dtype)
+    return images.index_copy(0, where.to(images.device), shifted)

@@ -1,0 +1,46 @@
+"""Rotation: every picture is turned about its centre by an angle of its own.
+
+Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
+section 3.3.
+
+    source(x, y) = (x cos a - y sin a, x sin a + y cos a),    a ~ uniform[-strength, strength)
+
+A positive a turns the picture anticlockwise. The paper has 20 angles and does not name them; here they are continuous.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.augmentation.warp import Warp
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
+
+
+class Rotation(Warp):
+    """Random rotation.
+
+    Attributes:
+        strength: the largest angle, in degrees, either way.
+        probability: of a picture to be turned.
+        fill: what comes in at the corners.
+    """
+
+    strength: float = Field(default=15.0, ge=0, le=180)
+
+    def draw(self, draws: Draws) -> Tensor:
+        """Draws every picture's angle, (B, 1) in radians."""
+        return torch.deg2rad(draws.uniform(-self.strength, self.strength))[:, None]
+
+    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
+        """Turns the points about the centre; see `Warp.source`."""
+        angle = parameters[:, 0, None, None]
+        x, y = points.unbind(-1)
+        sine, cosine = angle.sin(), angle.cos()
+        return torch.stack((x * cosine - y * sine, x * sine + y * cosine), -1)

@@ -1,0 +1,45 @@
+"""Stretching: every picture is made wider and higher by factors of its own.
+
+Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
+section 3.3: horizontal and vertical stretching.
+
+    source(x, y) = (x e^-u, y e^-v),    u, v ~ uniform[-ln(1 + strength), ln(1 + strength))
+
+The paper counts both among its lens distortions and names no factors. A factor and its inverse are equally likely.
+"""
+
+from __future__ import annotations
+
+from math import log1p
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.augmentation.warp import Warp
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
+
+
+class Stretching(Warp):
+    """Random horizontal and vertical stretching.
+
+    Attributes:
+        strength: the largest factor less one: 0.2 makes sides longer by up to 20 %, or shorter by a sixth.
+        probability: of a picture to be stretched.
+        fill: what comes in where it got smaller.
+    """
+
+    strength: float = Field(default=0.2, ge=0, le=3)
+
+    def draw(self, draws: Draws) -> Tensor:
+        """Draws the logarithms of every picture's factors, (B, 2): of its width and its height."""
+        most = log1p(self.strength)
+        return torch.stack((draws.uniform(-most, most), draws.uniform(-most, most)), 1)
+
+    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
+        """Draws the points together; see `Warp.source`."""
+        return points * torch.exp(-parameters)[:, None, None, :]

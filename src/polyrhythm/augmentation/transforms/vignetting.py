@@ -1,0 +1,76 @@
+"""Vignetting: pictures that get darker towards their edges.
+
+Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
+section 3.3.
+
+    out = black + (image - black) (1 - s clip((r - r0) / (1 - r0), 0, 1)^2)
+    r0 ~ uniform[0, 0.8),    s ~ uniform[0, strength)
+
+r is the distance from the centre in half diagonals; r0 is the area that stays as it is, s the loss of light in the
+corners. The paper has two variables with 1960 combinations and does not name them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.augmentation.tones import BYTES, Tones
+from polyrhythm.augmentation.warp import half_diagonal, pixel_points
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
+
+LARGEST_AREA = 0.8
+
+
+class Vignetting(Config):
+    """Random vignetting.
+
+    Attributes:
+        strength: the largest share of the light that corners lose.
+        probability: of a picture to be darkened.
+    """
+
+    strength: float = Field(default=0.6, ge=0, le=1)
+    probability: float = Field(default=0.5, ge=0, le=1)
+
+    def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
+        """Darkens the edges of some of the images (B, C, H, W); the input is not changed."""
+        chosen, area = draws.chance(self.probability), draws.uniform(0, LARGEST_AREA)
+        loss = torch.where(chosen, draws.uniform(0, self.strength), 0.0)
+        return vignette(images, area, loss, tones)
+
+
+def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -> Tensor:
+    """Darkens images towards their corners.
+
+    Args:
+        images: (B, C, H, W), uint8 or float; not changed.
+        area: (B,), distance from the centre at which the darkening begins, in half diagonals, below 1.
+        loss: (B,), share of the light that the corners lose; 0 leaves an image as it is.
+        tones: what black is in floats; in bytes it is 0.
+
+    Returns:
+        (B, C, H, W) of the same dtype, on the same device; bytes are rounded.
+    """
+    if not bool((loss != 0).any()):
+        return images
+    where = (loss != 0).nonzero().squeeze(1)
+    chosen = images.index_select(0, where.to(images.device))
+    real = chosen.dtype if chosen.is_floating_point() else torch.float32
+    points = pixel_points(chosen[:1], real)
+    radius = (points.square().sum(-1).sqrt() / half_diagonal(points))[:, None]
+    start, most = (values[where].to(chosen.device, real)[:, None, None, None] for values in (area, loss))
+    darkened = 1 - most * ((radius - start) / (1 - start)).clamp_(0, 1).square_()
+    if not chosen.is_floating_point():
+        light = chosen.to(real).mul_(darkened).round_().to(chosen.dtype)
+    else:
+        black, _ = tones.of(chosen)
+        light = (chosen - black).mul_(darkened).add_(black)
+    return images.index_copy(0, where.to(images.device), light)
