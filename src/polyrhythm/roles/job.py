@@ -19,8 +19,7 @@ from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
 
 CPU = torch.device("cpu")
-Transform = Callable[[Tensor, Tensor], Tensor]
-"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
+Transform = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class Learner:
         self._world = world
         self._length = job.length
         self._criterion = make_loss(learning.label_smoothing)
-        self._shares = self.replica.bucket_shares
+        self._shares = self.replica.pass_shares(job.time_shares(model, self.replica.flat))
         model.train()
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:

@@ -62,12 +62,9 @@ class Replica:
         """The model's buffers by name (batch-norm statistics): each worker's own, never averaged in training."""
         return dict(self.model.named_buffers())
 
-    @property
-    def bucket_shares(self) -> list[float]:
-        """The share of the parameters that is in each bucket."""
-        return [
-            (min(bucket.stop, self.flat.size) - bucket.start) / self.flat.size for bucket in self.flat.buckets
-        ]
+    def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """Gives the pieces in which a drawn pass is played: a bucket each, or all at once if nobody listens."""
+        return shares if self._announces or self.part.hears_use else (1.0,)
 
     def share_untrained(self) -> None:
         """Makes what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""

@@ -27,6 +27,11 @@ class Cast:
         return len(self.workers) + len(self.servers)
 
 
+def cast_in_order(workers: int, servers: int) -> Cast:
+    """Numbers the workers first, as a local run does."""
+    return Cast(tuple(range(workers)), tuple(range(workers, workers + servers)))
+
+
 def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> Cast:
     """Gives every rank its role.
 

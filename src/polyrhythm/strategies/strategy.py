@@ -272,6 +272,13 @@ class Strategy(Config):
         """How many updates the parameters get while every worker takes one step."""
         raise NotImplementedError
 
+    def slices(self, workers: int) -> int:
+        """Into how many pieces its messages cut a bucket; 1 if no message holds a piece of one.
+
+        Few numbers that stand for a model are chosen so that they can be cut as evenly as the model.
+        """
+        return 1
+
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         raise NotImplementedError

@@ -50,6 +50,10 @@ class Synchronous(Strategy):
         """One: that of the mean gradient."""
         return 1
 
+    def slices(self, workers: int) -> int:
+        """One a worker."""
+        return workers
+
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         return SynchronousWorker(setting, self.collective)

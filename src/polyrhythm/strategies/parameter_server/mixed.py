@@ -90,6 +90,10 @@ class Mixed(Strategy):
         """One a group."""
         return 1 if self.consistency.in_step() else self.groups(workers)
 
+    def slices(self, workers: int) -> int:
+        """One a replica of a group."""
+        return min(self.replicas, workers)
+
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         return MixedWorker(setting, self.replicas, self.collective)

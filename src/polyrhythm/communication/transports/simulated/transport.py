@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from zlib import crc32
 
@@ -74,23 +76,71 @@ class SimulatedRank:
             raise PeerLost(lost, reason)
 
 
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The ranks of a communicator: one object for all of them, since thousands of ranks have thousands of members.
+
+    Attributes:
+        name: tells its messages from those of other groups of the same ranks.
+        members: global ranks, in the order in which the group numbers them.
+        context: of its messages.
+        numbers: of the members in the group, by global rank.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    context: int
+    numbers: dict[int, int]
+
+    @classmethod
+    def of(cls, name: str, members: tuple[int, ...]) -> Group:
+        """Makes a group."""
+        numbers = {member: number for number, member in enumerate(members)}
+        return cls(name, members, crc32(f"{name}{members}".encode()), numbers)
+
+
 class SimulatedCluster:
     """All ranks of a simulated run.
 
     Attributes:
         time: the virtual time.
         network: the links.
+        nbytes_of: gives the bytes of a message on the links.
         ranks: one entry a rank.
     """
 
-    def __init__(self, time: VirtualTime, network: Network, size: int) -> None:
+    def __init__(
+        self,
+        time: VirtualTime,
+        network: Network,
+        size: int,
+        nbytes_of: Callable[[Message], int] = attrgetter("nbytes"),
+    ) -> None:
         self.time = time
         self.network = network
+        self.nbytes_of = nbytes_of
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]
+        self._everyone = tuple(range(size))
+        self._groups: dict[str, Group] = {}
 
     def communicator(self, rank: int) -> SimulatedCommunicator:
         """Gives a rank's communicator over all ranks."""
-        return SimulatedCommunicator(self.ranks[rank], "all", tuple(range(len(self.ranks))))
+        return SimulatedCommunicator(self.ranks[rank], self.group("all", self._everyone))
+
+    def group(self, name: str, members: tuple[int, ...]) -> Group:
+        """Gives the group of these ranks that goes by this name."""
+        found = self._groups.get(name)
+        if found is None or not (found.members is members or found.members == members):
+            found = self._groups[name] = Group.of(name, members)
+        return found
+
+    def globally(self, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Gives the global ranks of some ranks of a group; at once where that is all of it, or it is everyone."""
+        if ranks == range(len(group.members)):
+            return group.members
+        if group.members is self._everyone:
+            return tuple(ranks)
+        return tuple(group.members[rank] for rank in ranks)
 
     def lose(self, rank: int) -> None:
         """Tells all other ranks that one is gone."""
@@ -143,12 +193,12 @@ class SendHandle:
 class SimulatedCommunicator:
     """One rank's end of a group of simulated ranks; see `Communicator`."""
 
-    def __init__(self, home: SimulatedRank, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, home: SimulatedRank, group: Group) -> None:
         self._home = home
-        self._name = name
-        self._members = members
-        self._context = crc32(f"{name}{members}".encode())
-        self._numbers = {member: number for number, member in enumerate(members)}
+        self._group = group
+        self._members = group.members
+        self._context = group.context
+        self._numbers = group.numbers
         self._rank = self._numbers[home.rank]
         self._collective_space: SimulatedCommunicator | None = None
         self._collectives = 0
@@ -185,9 +235,10 @@ class SimulatedCommunicator:
         copy = message.received()
         receiver, context = self._home.cluster.ranks[target], self._context
         handle = SendHandle(self.clock)
-        self._home.bytes_sent += message.nbytes
+        nbytes = self._home.cluster.nbytes_of(message)
+        self._home.bytes_sent += nbytes
         self._home.cluster.network.transfer(
-            source, target, message.nbytes, handle.sent, lambda: receiver.deliver(context, source, copy)
+            source, target, nbytes, handle.sent, lambda: receiver.deliver(context, source, copy)
         )
         return handle
 
@@ -234,8 +285,9 @@ class SimulatedCommunicator:
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
-        members = tuple(self._members[rank] for rank in ranks)
-        return SimulatedCommunicator(self._home, f"{self._name}/{name}", members)
+        cluster = self._home.cluster
+        members = cluster.globally(self._group, ranks)
+        return SimulatedCommunicator(self._home, cluster.group(f"{self._group.name}/{name}", members))
 
     def _want(self, source: int | None, tag: int) -> Want:
         return Want(self._context, None if source is None else self._members[source], tag, self._members)
@@ -243,9 +295,8 @@ class SimulatedCommunicator:
     def _apart(self) -> SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""
         if self._collective_space is None:
-            self._collective_space = SimulatedCommunicator(
-                self._home, f"{self._name}#collectives", self._members
-            )
+            group = self._home.cluster.group(f"{self._group.name}#collectives", self._members)
+            self._collective_space = SimulatedCommunicator(self._home, group)
         return self._collective_space
 
     def _next_tag(self) -> int:

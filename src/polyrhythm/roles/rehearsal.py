@@ -1,0 +1,212 @@
+"""Rehearsing: a worker's steps without a model, data or results, so that only time and traffic are left.
+
+    learning     begin ─▶ forward, backward of a network ─▶ gradients_ready ─▶ …  ─▶ test, save
+    rehearsing   begin ─▶ the time that both would take  ─▶ gradients_ready ─▶ …
+
+The strategy's parts run unchanged, on a `StandIn` for the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.roles.rehearsal_desk import rehearsal_desk
+from polyrhythm.roles.stand_in import StandIn
+from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.worker_state import Account
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Step, Strategy, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import ModelSizes
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+Gradient = Callable[[int, int, Tensor], None]
+_NO_LOSS = float("nan")
+_REPORTS, _REPORTS_OF_A_WORKER = 4000, 20
+
+
+def leave_zeros(worker: int, step: int, gradients: Tensor) -> None:
+    """Leaves the gradients zero, as they are before every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What is rehearsed.
+
+    Attributes:
+        strategy: how the workers share the work.
+        workers: how many there are.
+        sizes: of the model.
+        steps: that every worker takes.
+        batch_size: of one worker, for counting images.
+        epoch_images: after which an epoch is over, its last step ragged as in training; 0: all batches are full,
+            and there is one epoch.
+        optimizer: that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
+        gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
+        seed: of the times that steps take, where they are drawn.
+        exact: whether every number of the model is there, as real networks need it.
+        data: its name, for people.
+        model: its name, for people.
+    """
+
+    strategy: Strategy
+    workers: int
+    sizes: ModelSizes
+    steps: int
+    batch_size: int = 64
+    epoch_images: int = 0
+    optimizer: OptimizerConfig | None = None
+    gradient: Gradient = leave_zeros
+    seed: int = 0
+    exact: bool = False
+    data: str = ""
+    model: str = ""
+
+    @cached_property
+    def stand_in(self) -> StandIn:
+        """The numbers that stand for the model on every worker."""
+        if self.exact:
+            return StandIn.whole(self.sizes)
+        strategy = self.strategy
+        return StandIn.small(self.sizes, self.workers, strategy.server_count, strategy.slices(self.workers))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that every worker takes in an epoch."""
+        if not self.epoch_images:
+            return self.steps
+        return steps_per_epoch(self.epoch_images, self.workers, self.batch_size)
+
+    @property
+    def steps_per_report(self) -> int:
+        """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
+        reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))
+        return -(-self.steps // reports)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of every step."""
+        return self.optimizer.lr if self.optimizer is not None else 0.0
+
+    def images(self, worker: int, step: int) -> int:
+        """Gives the images in a worker's batch."""
+        if not self.epoch_images:
+            return self.batch_size
+        in_epoch = step % self.steps_per_epoch
+        return batch_images(self.epoch_images, in_epoch, worker, self.workers, self.batch_size)
+
+    def plan(self, flat: FlatParameters) -> OptimizerPlan:
+        """Gives the plan of the optimiser."""
+        if self.optimizer is None:
+            return OptimizerPlan("SGD", (), 0.0)
+        parameters = [view.parameter for view in flat.views]
+        return OptimizerPlan.of(self.optimizer.create(parameters), flat)
+
+
+def rehearse(rehearsal: Rehearsal, world: World) -> None:
+    """Takes all steps of one worker, or fewer if someone wants to stop.
+
+    Args:
+        rehearsal: what to take them of.
+        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
+            and figures of the run.
+    """
+    _Rehearser(rehearsal, world).run()
+
+
+class _Rehearser:
+    """One worker."""
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        assert not world.pace.live, "nothing is computed here, so the pace must draw the time that it takes"
+        self._rehearsal = rehearsal
+        self._world = world
+        self._flat = rehearsal.stand_in.flat()
+        workers = world.workers()
+        self._worker = workers.rank
+        setting = WorkerSetting(world.network, workers, world.cast, self._flat, rehearsal.plan(self._flat))
+        self._part = rehearsal.strategy.worker(setting)
+        self._announces = self._part.hears_buckets and workers.size > 1
+        listens = self._announces or self._part.hears_use
+        self._shares = rehearsal.sizes.shares if listens else (1.0,)
+        self._tally = Tally(self._worker, world.clock)
+        self._desk = rehearsal_desk(rehearsal, world)
+        self._bytes_sent = 0
+
+    def run(self) -> None:
+        start = self._part.start(0)
+        self._desk.begin(start)
+        self._tally.begin()
+        if start:  # a successor says at once that it is there
+            self._report(start)
+        step, stopped = self._steps(start)
+        self._part.end()
+        self._desk.end(self._account(start, step, stopped))
+
+    def _steps(self, start: int) -> tuple[int, bool]:
+        """Takes the steps; gives how many are done, and whether it was stopped before the last."""
+        rehearsal = self._rehearsal
+        length, every = rehearsal.steps_per_epoch, rehearsal.steps_per_report
+        for number in range(start, rehearsal.steps):
+            stop = self._step(number)
+            done = number + 1
+            last = done == rehearsal.steps
+            if last or stop or done % every == 0:
+                self._report(done)
+            if done % length == 0 or stop:
+                self._part.settle()
+            if stop and not last:
+                return done, True
+            if done % length == 0 and not last:
+                self._part.catch_up()
+        return max(start, rehearsal.steps), False
+
+    def _step(self, number: int) -> bool:
+        """Takes a step; gives whether to stop."""
+        world, rehearsal = self._world, self._rehearsal
+        images = rehearsal.images(self._worker, number)
+        step = Step(number, images / rehearsal.batch_size, world.stop.wished)
+        sent_before = world.network.bytes_sent
+        self._part.begin(step)
+        if images:
+            world.pace.forward(self._shares, self._use)
+            rehearsal.gradient(self._worker, number, self._flat.gradients)
+            world.pace.backward(self._shares, self._announce)
+        computed_at = world.clock.now()
+        stop = self._part.gradients_ready(step, rehearsal.learning_rate)
+        self._flat.zero_gradients()
+        self._bytes_sent += world.network.bytes_sent - sent_before
+        self._tally.add(images, _NO_LOSS, world.clock.now() - computed_at)
+        return stop
+
+    def _use(self, bucket: int) -> None:
+        if self._part.hears_use:
+            self._part.before_use(bucket)
+
+    def _announce(self, bucket: int) -> None:
+        if self._announces:
+            self._part.bucket_ready(bucket)
+
+    def _report(self, done: int) -> None:
+        epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
+        self._desk.progress(self._tally.say(epoch, done, self._rehearsal.learning_rate))
+
+    def _account(self, start: int, step: int, stopped: bool) -> Account:
+        return Account(
+            worker=self._worker,
+            step=step,
+            session_steps=step - start,
+            session_images=self._tally.images,
+            epoch_images=0,
+            epoch_loss=0.0,
+            bytes_sent=self._bytes_sent,
+            staleness={str(key): count for key, count in self._part.staleness.items()},
+            stopped=stopped,
+            final=True,
+        )

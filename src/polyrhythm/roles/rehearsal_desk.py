@@ -1,0 +1,146 @@
+"""Where the workers of a rehearsal report: to the leader, who makes the run's figures of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import RunEnded, RunStarted, WorkerProgress, from_json
+from polyrhythm.roles.result import bytes_per_step, staleness_figures
+from polyrhythm.roles.worker_state import Account
+from polyrhythm.roles.world import LEADER, World
+
+if TYPE_CHECKING:
+    from polyrhythm.roles.rehearsal import Rehearsal
+
+
+class RehearsalDesk(Protocol):
+    """What a worker has to say."""
+
+    def begin(self, step: int) -> None:
+        """It starts, at this step."""
+
+    def progress(self, event: WorkerProgress) -> None:
+        """It has done some steps."""
+
+    def end(self, account: Account) -> None:
+        """It has left."""
+
+
+def rehearsal_desk(rehearsal: Rehearsal, world: World) -> RehearsalDesk:
+    """Gives a worker its desk."""
+    return _Leader(rehearsal, world) if world.leads else _Mail(world)
+
+
+class _Mail:
+    """Everything goes to the leader by message."""
+
+    def __init__(self, world: World) -> None:
+        self._control = world.control()
+
+    def begin(self, step: int) -> None:
+        """Nothing to say."""
+
+    def progress(self, event: WorkerProgress) -> None:
+        self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+
+    def end(self, account: Account) -> None:
+        self._control.send(LEADER, Message(Kind.STATE, pack_json(asdict(account))))
+
+
+class _Leader:
+    """Emits events, and waits for everyone's last words. Whoever is lost is not waited for."""
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        self._rehearsal = rehearsal
+        self._world = world
+        self._control = world.control()
+        self._accounts: dict[int, Account] = {}
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._lost: set[int] = set()
+        self._started_at = world.clock.now()
+
+    def begin(self, step: int) -> None:
+        rehearsal, world = self._rehearsal, self._world
+        self._started_at = world.clock.now()
+        world.emit(
+            RunStarted(
+                time_s=0,
+                strategy=str(rehearsal.strategy),
+                data=rehearsal.data,
+                model=rehearsal.model,
+                workers=len(world.cast.workers),
+                servers=len(world.cast.servers),
+                epochs=-(-rehearsal.steps // rehearsal.steps_per_epoch),
+                steps_per_epoch=rehearsal.steps_per_epoch,
+                parameters=rehearsal.sizes.parameters,
+            )
+        )
+
+    def progress(self, event: WorkerProgress) -> None:
+        self._world.emit(event)
+        while self._hear(wait=False):
+            pass
+
+    def end(self, account: Account) -> None:
+        self._accounts[LEADER] = account
+        while self._missing():
+            self._hear(wait=True)
+        seconds = self._world.clock.now() - self._started_at
+        accounts = [self._accounts[rank] for rank in sorted(self._accounts)]
+        outcome = "interrupted" if any(entry.stopped for entry in accounts) else "done"
+        self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=self._figures(accounts, seconds)))
+
+    def _missing(self) -> bool:
+        return len(self._accounts.keys() | self._reports.keys() | self._lost) < self._world.cast.size
+
+    def _hear(self, *, wait: bool) -> bool:
+        """Takes a message of another rank; gives whether there was one, or news of a loss."""
+        try:
+            found = self._control.receive() if wait else self._control.poll()
+        except PeerLost as loss:
+            if not self._rehearsal.strategy.goes_on(len(self._world.cast.workers)):
+                raise
+            self._lost.add(loss.rank)
+            return True
+        if found is not None:
+            self._take(*found)
+        return found is not None
+
+    def _take(self, source: int, message: Message) -> None:
+        assert message.tensor is not None, "every control message carries a payload"
+        self._lost.discard(source)  # it has a successor
+        told = unpack_json(message.tensor)
+        if message.kind is Kind.EVENT:
+            self._world.emit(from_json(told))
+        elif message.kind is Kind.REPORT:
+            self._reports[source] = told
+        else:
+            self._accounts[source] = Account(**told)
+
+    def _figures(self, accounts: list[Account], seconds: float) -> dict[str, Any]:
+        rehearsal = self._rehearsal
+        reports = [self._reports[rank] for rank in sorted(self._reports)]
+        steps, length = accounts[0].step, rehearsal.steps_per_epoch
+        images = sum(account.session_images for account in accounts)
+        return {
+            "run": None,
+            "strategy": str(rehearsal.strategy),
+            "data": rehearsal.data,
+            "model": rehearsal.model,
+            "workers": rehearsal.workers,
+            "servers": len(self._world.cast.servers),
+            "steps": steps,
+            "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
+            "seconds": seconds,
+            "images_per_s": images / seconds if seconds > 0 else 0.0,
+            "train_loss": None,
+            "test_loss": None,
+            "test_top1": None,
+            "test_top5": None,
+            "bytes_sent_per_step": bytes_per_step(accounts, reports),
+            "staleness": staleness_figures(accounts, reports),
+            "parameters_sha256": None,
+        }

@@ -1,0 +1,68 @@
+"""Rehearses a whole run in virtual time: strategies, messages and waiting, without a model or data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from polyrhythm.events import Event
+from polyrhythm.roles.rehearsal import Rehearsal, rehearse
+from polyrhythm.roles.server import serve
+from polyrhythm.roles.world import StopWish, World
+from polyrhythm.simulation.layout import Layout
+from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
+from polyrhythm.simulation.timeline import Timeline
+from polyrhythm.strategies.cast import cast_in_order
+
+
+def rehearsed(rehearsal: Rehearsal, surroundings: Surroundings | None = None) -> list[Event]:
+    """Rehearses on a cluster of constant links.
+
+    Returns:
+        The run's events, in order, with virtual seconds.
+
+    Raises:
+        Deadlock: no rank can go on.
+    """
+    events: list[Event] = []
+    cast = cast_in_order(rehearsal.workers, rehearsal.strategy.server_count)
+    plain_stage(cast, piece_of(rehearsal), events.append, surroundings or Surroundings()).play()
+    return events
+
+
+def rehearse_on(
+    layout: Layout,
+    rehearsal: Rehearsal,
+    emit: Callable[[Event], None],
+    *,
+    stop: StopWish | None = None,
+    timeline: Timeline | None = None,
+) -> None:
+    """Rehearses on a modelled cluster.
+
+    Args:
+        layout: the cluster, and which rank is on which of its hosts.
+        rehearsal: what is rehearsed.
+        emit: takes the run's events, in order, with virtual seconds.
+        stop: whether someone wants the run to stop.
+        timeline: notes what ranks do, if it is wanted.
+
+    Raises:
+        RequestError: the cluster slows a rank that is no worker.
+        Deadlock: no rank can go on.
+    """
+    piece = piece_of(rehearsal)
+    modelled_stage(layout, piece, emit, seed=rehearsal.seed, stop=stop, timeline=timeline).play()
+
+
+def piece_of(rehearsal: Rehearsal) -> Piece:
+    """Gives what a stage plays; its messages are as large as the model's."""
+    return Piece(partial(perform, rehearsal), rehearsal.stand_in.nbytes)
+
+
+def perform(rehearsal: Rehearsal, world: World) -> None:
+    """Plays a rank's part, worker or server."""
+    if world.is_worker:
+        rehearse(rehearsal, world)
+    else:
+        serve(rehearsal.strategy, world)
