@@ -7,17 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from polyrhythm.errors import PeerLost
+import torch
+from torch import Tensor
 
-UNKNOWN_RANK = -1
-
-
-class CollectiveBroken(PeerLost):
-    """A rank that a collective needs is gone; the library does not say which, so `rank` is `UNKNOWN_RANK`."""
-
-    def __init__(self, reason: str) -> None:
-        super(PeerLost, self).__init__(f"a collective broke, so a rank is gone: {reason}")
-        self.rank = UNKNOWN_RANK
+from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 
 
 class CollectiveHandle:
@@ -112,6 +105,25 @@ class GlooCollectives:
             handle = CollectiveHandle(operation(self._group), finish, self._let_go)
             self._handles.add(handle)
         return handle
+
+    def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> CollectiveHandle:
+        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+        return self.start(lambda group: group.allreduce([tensor]), finish)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds up over all members, in place."""
+        self.start_all_reduce(tensor).wait()
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Overwrites a tensor with member `root`'s."""
+        copy = tensor.detach().contiguous()
+        self.start(lambda group: group.broadcast(copy, root)).wait()
+        if copy.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(copy)
+
+    def barrier(self) -> None:
+        """Returns when all members have called it."""
+        self.all_reduce(torch.zeros(1))
 
     def _let_go(self, reason: str) -> None:
         with self._lock:

@@ -1,0 +1,118 @@
+"""A barrier of sequence numbers in shared memory.
+
+Every member has a line of its own, which it alone writes: the number of the barrier that it has reached. It passes
+when all other numbers are as high.
+
+    member 0   7 ──────────▶ 8 ·· waits ·· ▶ passes
+    member 1   7 ──▶ 8 ·· waits ·········· ▶ passes
+    member 2   7 ─────────────────────▶ 8  ▶ passes
+
+No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in theirs,
+as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which Python cannot give.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+
+from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
+from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+
+_DESCRIPTION, _STATE = 1, 3
+_PRESENT, _LEFT, _BROKEN = 0, 1, 2
+
+_SPINNING_S = 100e-6
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+_PAUSE_SHARE = 1 / 8
+"""Of the time waited so far: whoever waits long is asked seldom, and loses little by it."""
+
+
+def strongly_ordered() -> bool:
+    """Whether this machine keeps the order of stores, and of loads, for others to see."""
+    return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "s390x")
+
+
+class Barrier:
+    """One member's side of the barrier, and what members say of themselves on their lines.
+
+    Args:
+        words: all members' lines.
+        member: this one.
+        members: the ranks of all members, among all ranks of the run.
+        lifelines: of the members' processes, in the same order.
+
+    Attributes:
+        crossed: how many barriers this member has passed.
+        patient: whether to sleep at once while waiting, because this process has something else to compute.
+    """
+
+    def __init__(
+        self, words: memoryview, member: int, members: tuple[int, ...], lifelines: Lifelines
+    ) -> None:
+        self.crossed = 0
+        self.patient = False
+        self._words = words
+        self._members = members
+        self._lifelines = lifelines
+        self._own = member * LINE_WORDS
+        self._others = [other * LINE_WORDS for other in range(len(members)) if other != member]
+
+    def cross(self) -> None:
+        """Returns when all members have come.
+
+        Raises:
+            CollectiveBroken: one has not, and is gone.
+        """
+        number = self.crossed = self.crossed + 1
+        words = self._words
+        words[self._own] = number
+        for line in self._others:
+            if words[line] < number:
+                self._wait(line, number)
+
+    def describe(self, description: int) -> None:
+        """Writes down what this member is about to do; the next barrier publishes it."""
+        self._words[self._own + _DESCRIPTION + (self.crossed + 1) % 2] = description
+
+    def descriptions(self) -> list[int]:
+        """Gives what all members wrote down before the last barrier."""
+        return list(self._words[_DESCRIPTION + self.crossed % 2 :: LINE_WORDS])
+
+    def leave(self) -> None:
+        """Tells the others not to wait for this member any more."""
+        if self._words[self._own + _STATE] == _PRESENT:
+            self._words[self._own + _STATE] = _LEFT
+
+    def give_up(self, gone: int) -> None:
+        """Tells the others that this member cannot go on, because of a rank that is gone (its own, if it failed)."""
+        self._words[self._own + _STATE] = _BROKEN + gone
+
+    def _wait(self, line: int, number: int) -> None:
+        words = self._words
+        began = time.perf_counter()
+        if not self.patient:
+            while time.perf_counter() - began < _SPINNING_S:
+                if words[line] >= number:
+                    return
+                os.sched_yield()
+        while words[line] < number:
+            self._miss(number)
+            waited = time.perf_counter() - began
+            time.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, waited * _PAUSE_SHARE)))
+
+    def _miss(self, number: int) -> None:
+        """Looks whether somebody who has not come will never come."""
+        ended = self._lifelines.ended()
+        for member, rank in enumerate(self._members):
+            state = self._words[member * LINE_WORDS + _STATE]
+            # Asked last: who came and went since must not be taken for missing.
+            if (state == _PRESENT and member not in ended) or self._words[member * LINE_WORDS] >= number:
+                continue
+            if state >= _BROKEN and state - _BROKEN != rank:
+                gone = state - _BROKEN
+                raise CollectiveBroken(f"rank {rank} misses rank {gone}", gone)
+            how = {_PRESENT: "has died", _LEFT: "has left"}.get(state, "has failed")
+            raise CollectiveBroken(f"rank {rank} {how}", rank)

@@ -1,0 +1,132 @@
+"""How the members of a communicator agree whether to share memory, and find it.
+
+    each      introduction: host and process ──▶ all on one host?
+    leader    offer: descriptor and token of the memory, or the reason why there is none
+    each      answer: mapped, or the reason why not ──▶ all mapped: shared memory; else the library
+
+The memory is opened through the leader's descriptor (`/proc/<process>/fd`), so it never has a name, and only
+processes of the same user can open it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
+from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
+from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.shared_memory.host import host_key
+from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+
+_log = logging.getLogger(__name__)
+
+Round = Callable[[str, str], Sequence[str]]
+"""Tells all members a word under a name, and gives theirs, in the members' order, when all have come."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Where a member is.
+
+    Attributes:
+        host: equal for members of one host, whose processes can see each other.
+        process: its number.
+    """
+
+    host: str
+    process: int
+
+    @classmethod
+    def own(cls, address: str, shares: bool) -> Introduction:
+        """Introduces this process, whose host the others reach under `address`; alone on it if it does not share."""
+        process = os.getpid()
+        return cls(f"{host_key(address)} {_process_namespace() if shares else f'process {process}'}", process)
+
+    def to_json(self) -> str:
+        """Gives it as text."""
+        return json.dumps(asdict(self))
+
+
+def share_memory(
+    member: int, members: tuple[int, ...], introductions: Sequence[str], tell_all: Round
+) -> SharedMemoryCollectives | None:
+    """Sets up shared memory; gives None on all members alike where they have to do without.
+
+    Args:
+        member: this one.
+        members: the ranks of all members, among all ranks of the run.
+        introductions: of all members, as JSON.
+        tell_all: a round of words.
+    """
+    known = [Introduction(**json.loads(text)) for text in introductions]
+    if len({one.host for one in known}) > 1:
+        return None
+    descriptor, offer = _offer(len(members)) if member == 0 else (-1, {})
+    try:
+        offers = tell_all("memory", json.dumps(offer))
+        made, answer = _accept(known, json.loads(offers[0]), member, members)
+        answers = tell_all("mapped", answer)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    if not any(answers):
+        return made
+    if made is not None:
+        made.close()
+    if member == 0:
+        rank, reason = next((members[at], answer) for at, answer in enumerate(answers) if answer)
+        _log.warning(
+            "no shared memory between the ranks of this host, gloo instead (rank %d: %s)", rank, reason
+        )
+    return None
+
+
+def _offer(members: int) -> tuple[int, dict[str, str]]:
+    layout = Layout(members)
+    try:
+        descriptor = memory_file(layout.nbytes)
+    except OSError as error:
+        return -1, {"reason": f"{layout.nbytes >> 20} MiB cannot be had: {error.strerror or error}"}
+    arena = Arena(descriptor, layout)
+    arena.mark()
+    return descriptor, {"descriptor": str(descriptor), "token": arena.token}
+
+
+def _accept(
+    known: Sequence[Introduction], offer: dict[str, str], member: int, members: tuple[int, ...]
+) -> tuple[SharedMemoryCollectives | None, str]:
+    """Gives the collectives, or None and the reason."""
+    if not strongly_ordered():
+        return None, "this machine does not keep the order of stores"
+    if "reason" in offer:
+        return None, offer["reason"]
+    try:
+        arena = _open(known[0].process, offer, len(members))
+        lifelines = Lifelines([one.process for one in known])
+    except OSError as error:
+        return None, error.strerror or str(error)
+    return SharedMemoryCollectives(arena, member, members, lifelines), ""
+
+
+def _open(process: int, offer: dict[str, str], members: int) -> Arena:
+    descriptor = os.open(f"/proc/{process}/fd/{offer['descriptor']}", os.O_RDWR)
+    try:
+        arena = Arena(descriptor, Layout(members))
+    except ValueError as error:  # a file of another size
+        raise OSError(str(error)) from None
+    finally:
+        os.close(descriptor)
+    if arena.token != offer["token"]:
+        raise OSError("the leader's memory is not found under its process number")
+    return arena
+
+
+def _process_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:  # no Linux: no ranks are known to share a host
+        return f"process {os.getpid()}"
