@@ -1,4 +1,4 @@
-"""Flows that always have the same rate, and when the next of them ends.
+"""Links, flows, and bundles: flows that always have the same rate, and when the next of them ends.
 
 All flows of a bundle have received the same number of bytes since any moment, so one running count serves them all:
 a flow ends when the count has risen by its size since it joined. That makes a change of rate O(1), however many
@@ -15,11 +15,36 @@ from polyrhythm.communication.transports.simulated.network import Action
 
 
 @dataclass(eq=False, slots=True)
+class Link:
+    """One direction of a wire, and who crosses it.
+
+    Attributes:
+        number: tells it apart from all others of the network.
+        bandwidth: in bytes/s.
+        flows: in the order of their arrival.
+        bundles: how many flows of each bundle cross it.
+        coupling: whether it is asked when rates are computed, because it may be full.
+        roomy: for how many changes on end it has been coupling and had room left.
+    """
+
+    number: int
+    bandwidth: float
+    flows: dict[Flow, None] = field(default_factory=dict)
+    bundles: dict[Bundle, int] = field(default_factory=dict)
+    coupling: bool = False
+    roomy: int = 0
+
+    def load(self) -> float:
+        """Gives what crosses it now, in bytes/s."""
+        return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
+
+
+@dataclass(eq=False, slots=True)
 class Flow:
     """One transfer under way.
 
     Attributes:
-        links: numbers of the links that it crosses.
+        links: that it crosses.
         latency_s: between its last byte's leaving and its arrival.
         sent: called when the last byte has left.
         arrived: called when it is there.
@@ -28,7 +53,7 @@ class Flow:
         target: the bundle's count at which it ends.
     """
 
-    links: tuple[int, ...]
+    links: tuple[Link, ...]
     latency_s: float
     sent: Action
     arrived: Action
@@ -37,29 +62,31 @@ class Flow:
     target: float = 0.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Bundle:
     """Flows of one rate.
 
     Attributes:
-        number: tells it apart from all others of the network.
-        links: the contended links that its flows cross.
+        links: the coupling links that its flows cross.
         limit: the most that a flow may get, in bytes/s.
         rate: what a flow gets now, in bytes/s.
         size: how many flows there are.
-        alarm: tells the latest planned end from earlier plans.
+        ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
+        alarm_at_s: when the network will look at it next; infinity if it will not.
     """
 
-    number: int
-    links: tuple[int, ...]
+    links: tuple[Link, ...]
     limit: float = inf
     rate: float = 0.0
     size: int = 0
-    alarm: int = 0
+    ends_at_s: float = inf
+    alarm_at_s: float = inf
     _count: float = 0.0
     _counted_at: float = 0.0
     _ends: list[tuple[float, int, Flow]] = field(default_factory=list)
     _joined: int = 0
+    _allowed: dict[Link, float] = field(default_factory=dict)
+    _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
     def pass_to(self, now_s: float) -> None:
         """Counts the bytes up to the present."""
@@ -83,12 +110,12 @@ class Bundle:
         flow.left = max(0.0, flow.target - self._count)
         flow.bundle = None
 
-    def next_end_s(self) -> float:
-        """When the next flow ends at the present rate; infinity if there is none."""
+    def plan(self) -> None:
+        """Finds out when the next flow ends at the present rate."""
         self._drop_strangers()
-        if not self._ends:
-            return inf
-        return self._counted_at + max(0.0, self._ends[0][0] - self._count) / self.rate
+        self.ends_at_s = inf
+        if self._ends:
+            self.ends_at_s = self._counted_at + max(0.0, self._ends[0][0] - self._count) / self.rate
 
     def end_next(self, now_s: float) -> list[Flow]:
         """Ends the flow that is next, and all that end with it; called when its time has come."""
@@ -101,6 +128,30 @@ class Bundle:
             ended.append(flow)
             self._drop_strangers()
         return ended
+
+    def allow(self, link: Link, rate: float) -> None:
+        """Notes that a link which is not coupling has room for its flows up to a rate."""
+        if self._allowed.get(link) == rate:
+            return
+        if len(self._allowances) > 2 * len(self._allowed) + 64:  # most are of links that it crosses no more
+            self._allowances = [(kept, at.number, at) for at, kept in self._allowed.items()]
+            heapq.heapify(self._allowances)
+        self._allowed[link] = rate
+        heapq.heappush(self._allowances, (rate, link.number, link))
+
+    def forget(self, link: Link) -> None:
+        """Forgets what a link had room for."""
+        self._allowed.pop(link, None)
+
+    def outgrown(self) -> list[Link]:
+        """Gives, and forgets, the links that had room for less than the present rate."""
+        links = []
+        while self._allowances and self._allowances[0][0] < self.rate:
+            rate, _, link = heapq.heappop(self._allowances)
+            if self._allowed.get(link) == rate:
+                del self._allowed[link]
+                links.append(link)
+        return links
 
     def _drop_strangers(self) -> None:
         """Forgets flows that left for another bundle, and perhaps came back with another target."""

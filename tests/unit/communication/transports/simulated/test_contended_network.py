@@ -9,6 +9,7 @@ from polyrhythm.communication.transports.simulated.contended_network import Cont
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 ALPHA, BANDWIDTH = 0.25, 1024.0  # powers of two, so that times are exact
+STEPS = 3
 
 
 def _star(hosts: int) -> Callable[[int, int], Route]:
@@ -195,3 +196,72 @@ def test_the_same_transfers_give_the_same_bits() -> None:
 
     first, second = ends(), ends()
     assert list(first.items()) == list(second.items())
+
+
+class _Pushes:
+    """Workers that push to all servers, wait for all answers, compute, and push again; `hosts` of several workers."""
+
+    def __init__(self, workers: int, servers: int, per_host: int, per_rack: int | None) -> None:
+        self._hosts, self._per_rack = -(-workers // per_host) + servers, per_rack
+        self._per_host, self._workers, self._servers = per_host, workers, servers
+        racks = [] if per_rack is None else [BANDWIDTH * per_rack / 4] * (2 * (self._hosts // per_rack + 1))
+        self.log = _Log([BANDWIDTH] * 2 * self._hosts + racks, self._way)
+        self._draw = random.Random(7)
+        self._missing = [0] * workers
+        self._steps = [STEPS] * workers
+        self.begun = 0
+        for worker in range(workers):
+            self._compute(worker)
+
+    def _host(self, rank: int) -> int:
+        """Servers are on the first hosts."""
+        return self._servers + rank // self._per_host if rank < self._workers else rank - self._workers
+
+    def _way(self, source: int, to: int) -> Route:
+        here, there = self._host(source), self._host(to)
+        ends = (here, self._hosts + there)
+        if self._per_rack is None or here // self._per_rack == there // self._per_rack:
+            return Route(ends, ALPHA)
+        up = 2 * self._hosts + here // self._per_rack
+        down = 2 * self._hosts + self._hosts // self._per_rack + 1 + there // self._per_rack
+        return Route((*ends, up, down), ALPHA)
+
+    def _compute(self, worker: int) -> None:
+        """For a third of the time that all pushes take a server, so that the servers are always busy."""
+        after = self._draw.expovariate(3 * BANDWIDTH * self._servers / (1024 * self._workers))
+        self.log.time.at(self.log.time.now() + after, lambda: self._push(worker))
+
+    def _push(self, worker: int) -> None:
+        self._missing[worker] = self._servers
+        for server in range(self._workers, self._workers + self._servers):
+            self._transfer(worker, server, lambda server=server: self._transfer(server, worker, answered))
+
+        def answered() -> None:
+            self._missing[worker] -= 1
+            if not self._missing[worker]:
+                self._steps[worker] -= 1
+                if self._steps[worker]:
+                    self._compute(worker)
+
+    def _transfer(self, source: int, to: int, arrived: Callable[[], None]) -> None:
+        self.begun += 1
+        self.log.network.transfer(source, to, 1024 // self._servers, lambda: None, arrived)
+
+    def costs(self) -> tuple[float, float]:
+        """Plays to the end; gives how many rates are computed, and how many flows moved, a transfer."""
+        self.log.time.run()
+        assert self.begun == 2 * STEPS * self._workers * self._servers
+        sharing = self.log.network.sharing
+        return sharing.rates_computed / self.begun, sharing.flows_moved / self.begun
+
+
+@pytest.mark.parametrize(
+    ("servers", "per_host", "per_rack"), [(1, 1, None), (4, 1, None), (4, 8, None), (4, 1, 20), (4, 8, 20)]
+)
+def test_a_transfer_costs_the_same_among_many_as_among_few(
+    servers: int, per_host: int, per_rack: int | None
+) -> None:
+    rates, moves = _Pushes(100, servers, per_host, per_rack).costs()
+    rates_of_many, moves_of_many = _Pushes(1600, servers, per_host, per_rack).costs()
+    assert rates_of_many <= 1.5 * rates
+    assert moves_of_many <= 1.5 * moves

@@ -1,0 +1,258 @@
+"""How flows share links: max–min fair rates, kept up to date while flows begin and end.
+
+    loose       a link with room left: it stops nobody and is left out of the computation
+    coupling    a link that may be full: the bundles that cross it get their rates together
+
+Rates that are max–min fair on the coupling links alone are so on all links, as long as no loose link carries more
+than it can. So a loose link, when it is looked at, divides the room that it has among its bundles: each may rise by
+the same factor. It is looked at again only when a flow comes to it, or when a bundle rises above what it was
+allowed; if then it carries too much, it couples. A coupling link becomes loose again when it has had room during as
+many changes as it has flows, so that moving them is paid for.
+
+What a change costs. Flows that cross the same coupling links are one bundle, and a change touches only the bundles
+that are connected with it through coupling links. A thousand workers that push to four servers, whose NICs are full
+while the workers' are not, are four bundles of a thousand flows, which know nothing of each other: O(log n) a flow.
+What begins or ends at the same instant is computed together, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Link
+from polyrhythm.communication.transports.simulated.fair_shares import Demand, fair_rates
+
+ROUNDING = 1e-12
+"""By how much more than its bandwidth a link may seem to carry because sums are rounded, relatively."""
+ROOMY = 0.9
+"""A coupling link has room when it carries no more than this share of its bandwidth."""
+
+
+class Sharing:
+    """All flows, in bundles, and their rates.
+
+    Changes are collected by `begin` and `end_next`; `settle` gives the rates that follow from them.
+
+    Args:
+        bandwidths: of the links, one direction each, in bytes/s.
+
+    Attributes:
+        links: in order.
+        rates_computed: how often the rate of a bundle has been computed so far.
+        flows_moved: how often a flow has come to another bundle than its first so far.
+    """
+
+    def __init__(self, bandwidths: Sequence[float]) -> None:
+        self.links = [Link(number, bandwidth) for number, bandwidth in enumerate(bandwidths)]
+        self.rates_computed = 0
+        self.flows_moved = 0
+        self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
+        self._starting: list[Flow] = []
+        self._changed: dict[Bundle, None] = {}
+        self._suspects: dict[Link, None] = {}  # loose links that may carry too much
+        self._now_s = 0.0
+
+    def begin(self, flow: Flow) -> None:
+        """Takes in a new flow."""
+        for link in flow.links:
+            link.flows[flow] = None
+        self._starting.append(flow)
+
+    def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
+        """Ends the flow of a bundle that is next, and all that end with it; called when its time has come."""
+        self._now_s = now_s
+        ended = bundle.end_next(now_s)
+        for flow in ended:
+            for link in flow.links:
+                del link.flows[flow]
+                _cross_less(link, bundle)
+                if link.coupling and len(link.flows) == 1:
+                    self._couple(link, False)
+        self._note_change(bundle)
+        return ended
+
+    def settle(self, now_s: float) -> list[Bundle]:
+        """Gives new rates to whatever is connected with what has changed.
+
+        Returns:
+            The bundles whose next end is another than before.
+        """
+        self._now_s = now_s
+        starting, self._starting = self._starting, []
+        for flow in starting:
+            self._foresee(flow)
+        for flow in starting:
+            self._put(flow)
+        touched: dict[Bundle, None] = {}
+        loosened = False
+        while self._changed:
+            touched.update(self._changed)
+            components = self._components()
+            for component in components:
+                touched.update(dict.fromkeys(self._fill(component)))
+            self._couple_overloaded()
+            if not self._changed and not loosened:
+                loosened = True  # once is enough: the rates are the same afterwards
+                self._loosen(components)
+        for bundle in touched:
+            bundle.plan()
+        return list(touched)
+
+    def _foresee(self, flow: Flow) -> None:
+        """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
+        tightest, least = flow.links[0], inf
+        for link in flow.links:
+            share = link.bandwidth / len(link.flows)
+            if share < least or (share == least and link.coupling):
+                tightest, least = link, share
+        if tightest.coupling or len(tightest.flows) == 1:
+            return
+        older = 0
+        for other in tightest.flows:  # in the order of arrival: the new ones come last
+            if other.bundle is not None:
+                older += 1
+                if older == 2:
+                    return
+            else:
+                break
+        self._couple(tightest, True)
+
+    def _couple(self, link: Link, coupling: bool) -> None:
+        link.coupling, link.roomy = coupling, 0
+        for flow in list(link.flows):
+            if flow.bundle is not None:
+                self.flows_moved += 1
+                self._take(flow.bundle, flow)
+                self._put(flow)
+
+    def _put(self, flow: Flow) -> None:
+        """Finds the bundle of a flow by the coupling links that it crosses."""
+        coupling, limit, room = [], inf, inf
+        for link in flow.links:
+            if link.coupling:
+                coupling.append(link)
+                room = min(room, link.bandwidth)
+            else:
+                limit = min(limit, link.bandwidth)
+        bundle = self._bundle(tuple(coupling), limit if limit < room else inf)
+        bundle.pass_to(self._now_s)
+        bundle.join(flow)
+        for link in flow.links:
+            link.bundles[bundle] = link.bundles.get(bundle, 0) + 1
+            if not link.coupling and len(link.flows) > 1:
+                self._suspects[link] = None
+        self._note_change(bundle)
+
+    def _bundle(self, links: tuple[Link, ...], limit: float) -> Bundle:
+        if (
+            not links
+        ):  # a flow that shares nothing is a bundle alone: its count starts at 0, and its time is exact
+            return Bundle(links, limit)
+        bundle = self._bundles.get((links, limit))
+        if bundle is None:
+            bundle = self._bundles[links, limit] = Bundle(links, limit)
+        return bundle
+
+    def _take(self, bundle: Bundle, flow: Flow) -> None:
+        bundle.pass_to(self._now_s)
+        bundle.leave(flow)
+        for link in flow.links:
+            _cross_less(link, bundle)
+        self._note_change(bundle)
+
+    def _note_change(self, bundle: Bundle) -> None:
+        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        self._changed[bundle] = None
+
+    def _components(self) -> list[list[Bundle]]:
+        """Gives all bundles that share coupling links with those that have changed, directly or through others."""
+        changed, self._changed = self._changed, {}
+        components = []
+        found: set[Bundle] = set()
+        for bundle in changed:
+            seeds = [bundle]
+            if not bundle.size:
+                self._bundles.pop((bundle.links, bundle.limit), None)
+                seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
+            for seed in seeds:
+                if seed not in found:
+                    component = _connected(seed)
+                    found.update(component)
+                    components.append(component)
+        return components
+
+    def _fill(self, component: list[Bundle]) -> Iterable[Bundle]:
+        """Gives new rates to bundles that share coupling links with each other only; gives those that changed."""
+        self.rates_computed += len(component)
+        if len(component) == 1:  # as `fair_rates` would find
+            bundle = component[0]
+            rates = [min([link.bandwidth / bundle.size for link in bundle.links] + [bundle.limit])]
+        else:
+            demands = {
+                number: Demand(bundle.links, bundle.size, bundle.limit)
+                for number, bundle in enumerate(component)
+            }
+            capacities = {link: link.bandwidth for bundle in component for link in bundle.links}
+            found = fair_rates(capacities, demands)
+            rates = [found[number] for number in range(len(component))]
+        changed = []
+        for bundle, rate in zip(component, rates, strict=True):
+            if rate != bundle.rate:
+                bundle.pass_to(self._now_s)
+                bundle.rate = rate
+                self._suspects.update(dict.fromkeys(bundle.outgrown()))
+                changed.append(bundle)
+        return changed
+
+    def _couple_overloaded(self) -> None:
+        suspects, self._suspects = self._suspects, {}
+        overloaded = []
+        for link in suspects:
+            if link.coupling or len(link.flows) < 2:  # a single flow has the link's bandwidth as its limit
+                continue
+            room = link.bandwidth / link.load()
+            if room < 1 - ROUNDING:
+                overloaded.append(link)
+            else:
+                for bundle in link.bundles:
+                    bundle.allow(link, bundle.rate * max(1.0, room))
+        for link in overloaded:  # only now, since what moves has no rate yet
+            self._couple(link, True)
+
+    def _loosen(self, components: list[list[Bundle]]) -> None:
+        """Leaves out links that have had room for long; those that only one bundle crosses do no harm."""
+        links = dict.fromkeys(
+            link
+            for component in components
+            if len(component) > 1
+            for bundle in component
+            for link in bundle.links
+        )
+        for link in links:
+            link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
+        for link in [link for link in links if link.roomy >= len(link.flows)]:
+            self._couple(link, False)
+
+
+def _cross_less(link: Link, bundle: Bundle) -> None:
+    if link.bundles[bundle] > 1:
+        link.bundles[bundle] -= 1
+    else:
+        del link.bundles[bundle]
+        bundle.forget(link)
+
+
+def _connected(bundle: Bundle) -> list[Bundle]:
+    found = {bundle: None}
+    todo = list(bundle.links)
+    seen = set(todo)
+    while todo:
+        for other in todo.pop().bundles:
+            if other not in found:
+                found[other] = None
+                for link in other.links:
+                    if link not in seen:
+                        seen.add(link)
+                        todo.append(link)
+    return list(found)
