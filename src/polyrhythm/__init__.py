@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyrhythm.api.augment import augment
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
@@ -29,6 +30,7 @@ __all__ = [
     "RequestError",
     "Run",
     "RunError",
+    "augment",
     "evaluate",
     "join",
     "profile",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "augment": "polyrhythm.api.augment",
     "evaluate": "polyrhythm.api.evaluate",
     "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",

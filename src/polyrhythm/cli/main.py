@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from polyrhythm.cli.augment import augment
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(augment)
 app.command()(strategies)
 app.command()(profile)
 app.command()(replay)

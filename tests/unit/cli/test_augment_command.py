@@ -1,0 +1,41 @@
+"""`polyrhythm augment`, from the command line to the picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from polyrhythm.cli.main import _status
+
+WRONG = {
+    "augmentation": (["rotate"], "unknown augmentation 'rotate': did you mean rotation"),
+    "nothing": (["none"], "nothing to preview: name an augmentation"),
+    "format": (
+        ["flip", "--preview", "sheet.txt"],
+        "sheet.txt has no ending of a picture format: name it sheet.png",
+    ),
+    "folder": (["flip", "--preview", "nowhere/sheet.png"], "there is no folder nowhere: make it first"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_request_is_one_line(refused: Callable[..., str], arguments: list[str], message: str) -> None:
+    assert message in refused("augment", "--data", "digits", *arguments)
+
+
+def test_it_writes_a_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sheet.png"
+    options = ["--data", "digits", "--pictures", "3", "--variants", "2", "--preview", str(path), "--json"]
+    assert _status(["augment", "rotation; flip(probability=1)", *options]) == 0
+    assert json.loads(capfd.readouterr().out) == {
+        "file": str(path),
+        "augment": "rotation; flip(probability=1.0)",
+        "pictures": 3,
+        "variants": 2,
+    }
+    with Image.open(path) as sheet:
+        assert sheet.size == (3 * (96 + 8), 3 * (96 + 8))
