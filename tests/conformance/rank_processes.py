@@ -45,20 +45,24 @@ class Seat:
         size: how many there are.
         port: of the store.
         pipe: to the test.
+        incarnation: how many processes have had this rank before.
+        shared_memory: whether messages may travel through it.
     """
 
     rank: int
     size: int
     port: int
     pipe: Connection
+    incarnation: int = 0
+    shared_memory: bool = True
 
     def rendezvous(self) -> Rendezvous:
         """Meets the other ranks."""
-        return local(self.rank, self.size, self.port)
+        return local(self.rank, self.size, self.port, self.incarnation)
 
     def connect(self) -> tuple[Rank, TorchDistributedCommunicator]:
         """Joins the other ranks."""
-        return connect(self.rendezvous())
+        return connect(self.rendezvous(), self.shared_memory)
 
     def tell(self, fact: Any) -> None:
         """Tells the test something."""
@@ -72,19 +76,16 @@ class Seat:
 class RankProcesses:
     """A set of ranks; leaving the context ends those that are still there."""
 
-    def __init__(self, main: Callable[..., None], size: int, *arguments: Any) -> None:
-        self._store = host_store()
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(
-                target=_run, args=(main, rank, size, self._store.port, theirs, arguments), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+    def __init__(
+        self, main: Callable[..., None], size: int, *arguments: Any, shared_memory: bool = True
+    ) -> None:
+        self.store = host_store()
+        self._main, self._arguments = main, arguments
+        self._shared_memory = shared_memory
+        started = [self._start(rank, size, 0) for rank in range(size)]
+        self._pipes: list[Connection] = [pipe for pipe, _ in started]
+        self._processes = [process for _, process in started]
+        self._incarnations = [0] * size
 
     def __enter__(self) -> RankProcesses:
         return self
@@ -97,6 +98,22 @@ class RankProcesses:
             process.join()
             process.close()
             pipe.close()
+
+    def succeed(self, rank: int) -> None:
+        """Starts a successor of a rank that is dead; what is said and heard then, it hears and says."""
+        self._processes[rank].join(PATIENCE_S)
+        self._incarnations[rank] += 1
+        self._pipes[rank], self._processes[rank] = self._start(
+            rank, len(self._pipes), self._incarnations[rank]
+        )
+
+    def _start(self, rank: int, size: int, incarnation: int) -> tuple[Connection, Any]:
+        ours, theirs = _CONTEXT.Pipe()
+        seat = Seat(rank, size, self.store.port, theirs, incarnation, self._shared_memory)
+        process = _CONTEXT.Process(target=_run, args=(self._main, seat, self._arguments), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
 
     def hear(self, rank: int) -> Any:
         """Gives the next fact that a rank tells; fails with the tracebacks of all ranks if it has none to tell."""
@@ -152,14 +169,12 @@ class RankProcesses:
             assert process.exitcode == 0, f"rank {rank} left with status {process.exitcode}"
 
 
-def _run(
-    main: Callable[..., None], rank: int, size: int, port: int, pipe: Connection, arguments: tuple[Any, ...]
-) -> None:
+def _run(main: Callable[..., None], seat: Seat, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     status = 0
     try:
-        main(Seat(rank, size, port, pipe), *arguments)
+        main(seat, *arguments)
     except BaseException:
         status = 1
-        pipe.send(("error", traceback.format_exc()))
+        seat.pipe.send(("error", traceback.format_exc()))
     os._exit(status)

@@ -17,6 +17,7 @@ from conformance.communicator_checks import CHECKS, SIZE, run
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
+from polyrhythm.communication.transports.shared_memory import outgoing
 from polyrhythm.communication.transports.torch_distributed import links, transport
 from polyrhythm.errors import PeerLost
 
@@ -50,11 +51,17 @@ def _check_all(seat: Seat) -> None:
     home.close()
 
 
+@pytest.fixture(params=[True, False], ids=["memory", "gloo"], scope="module")
+def shared_memory(request: pytest.FixtureRequest) -> bool:
+    """Whether links between ranks go through shared memory."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def checked() -> dict[str, str]:
+def checked(shared_memory: bool) -> dict[str, str]:
     """Runs all checks in one set of ranks; gives what went wrong, by check."""
     wrong: dict[str, str] = {}
-    with RankProcesses(_check_all, SIZE) as ranks:
+    with RankProcesses(_check_all, SIZE, shared_memory=shared_memory) as ranks:
         for check in CHECKS:
             try:
                 assert ranks.hear_all(range(SIZE)) == [check.__name__] * SIZE
@@ -94,8 +101,8 @@ def _outlive_rank_1(seat: Seat) -> None:
     seat.tell("survived")
 
 
-def test_receivers_hear_of_a_killed_peer() -> None:
-    with RankProcesses(_outlive_rank_1, 3) as ranks:
+def test_receivers_hear_of_a_killed_peer(shared_memory: bool) -> None:
+    with RankProcesses(_outlive_rank_1, 3, shared_memory=shared_memory) as ranks:
         ranks.hear_all(range(3))
         killed_at = ranks.kill(1)
         for rank in (0, 2):
@@ -117,8 +124,8 @@ def _wait_for_a_first_word(seat: Seat) -> None:
     seat.tell(_loss(lambda: network.receive(1)))
 
 
-def test_a_peer_that_never_spoke_is_missed_too() -> None:
-    with RankProcesses(_wait_for_a_first_word, 2) as ranks:
+def test_a_peer_that_never_spoke_is_missed_too(shared_memory: bool) -> None:
+    with RankProcesses(_wait_for_a_first_word, 2, shared_memory=shared_memory) as ranks:
         ranks.hear(1)
         killed_at = ranks.kill(1)
         lost, heard_at = ranks.hear(0)
@@ -141,8 +148,8 @@ def _poll_until_lost(seat: Seat) -> None:
         network.clock.sleep(1e-3)
 
 
-def test_who_polls_hears_of_a_killed_peer() -> None:
-    with RankProcesses(_poll_until_lost, 2) as ranks:
+def test_who_polls_hears_of_a_killed_peer(shared_memory: bool) -> None:
+    with RankProcesses(_poll_until_lost, 2, shared_memory=shared_memory) as ranks:
         ranks.hear_all(range(2))
         killed_at = ranks.kill(1)
         lost, heard_at = ranks.hear(0)
@@ -165,7 +172,7 @@ def _send_into_the_void(seat: Seat) -> None:
 
 
 def test_sending_to_a_killed_peer_fails_and_does_not_hang() -> None:
-    with RankProcesses(_send_into_the_void, 2) as ranks:
+    with RankProcesses(_send_into_the_void, 2, shared_memory=False) as ranks:
         ranks.hear_all(range(2))
         ranks.signal(1, signal.SIGSTOP)  # so that the message is under way when the peer dies
         ranks.say(0, "go")
@@ -190,8 +197,8 @@ def _first_send_after_the_death(seat: Seat) -> None:
     home.close()
 
 
-def test_a_link_to_the_dead_cannot_be_opened() -> None:
-    with RankProcesses(_first_send_after_the_death, 3) as ranks:
+def test_a_link_to_the_dead_cannot_be_opened(shared_memory: bool) -> None:
+    with RankProcesses(_first_send_after_the_death, 3, shared_memory=shared_memory) as ranks:
         ranks.hear(1)
         ranks.kill(1)
         for rank in (0, 2):
@@ -203,7 +210,7 @@ def test_a_link_to_the_dead_cannot_be_opened() -> None:
 def _open_a_link_and_die(seat: Seat) -> None:
     if seat.rank == 1:
         store = seat.rendezvous().store
-        store.queue_push("invitations/0", f"1 {store.add('links/0', 1)}".encode())
+        store.queue_push("invitations/0/0", f"1 0 {store.add('links/0', 1)}".encode())
         seat.tell("invited")
         seat.wait_for_word()
     links.OPENING_PATIENCE = timedelta(seconds=3)
@@ -217,7 +224,7 @@ def _open_a_link_and_die(seat: Seat) -> None:
 
 
 def test_who_dies_while_opening_a_link_keeps_nobody_out() -> None:
-    with RankProcesses(_open_a_link_and_die, 3) as ranks:
+    with RankProcesses(_open_a_link_and_die, 3, shared_memory=False) as ranks:
         ranks.hear(1)
         ranks.kill(1)
         for rank in (0, 2):
@@ -260,9 +267,9 @@ def _reduce_without_rank_2(seat: Seat, known: bool) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["linked", "never linked"])
-def test_a_collective_with_a_dead_member_fails_on_all(known: bool) -> None:
+def test_a_collective_with_a_dead_member_fails_on_all(shared_memory: bool, known: bool) -> None:
     survivors = [0, 1, 3, 4]
-    with RankProcesses(_reduce_without_rank_2, 5, known) as ranks:
+    with RankProcesses(_reduce_without_rank_2, 5, known, shared_memory=shared_memory) as ranks:
         ranks.hear_all(range(5))
         ranks.kill(2)
         started_at = time.monotonic()
@@ -284,8 +291,8 @@ def _close_well(seat: Seat) -> None:
     seat.tell((time.monotonic() - started_at, [t.name for t in threading.enumerate() if t not in before]))
 
 
-def test_closing_leaves_no_thread_behind() -> None:
-    with RankProcesses(_close_well, 3) as ranks:
+def test_closing_leaves_no_thread_behind(shared_memory: bool) -> None:
+    with RankProcesses(_close_well, 3, shared_memory=shared_memory) as ranks:
         for seconds, threads in ranks.hear_all(range(3)):
             assert threads == []
             assert seconds < SOON_S
@@ -304,8 +311,8 @@ def _close_after_a_death(seat: Seat) -> None:
     seat.tell(time.monotonic() - started_at)
 
 
-def test_survivors_close_in_good_order() -> None:
-    with RankProcesses(_close_after_a_death, 3) as ranks:
+def test_survivors_close_in_good_order(shared_memory: bool) -> None:
+    with RankProcesses(_close_after_a_death, 3, shared_memory=shared_memory) as ranks:
         ranks.hear_all(range(3))
         ranks.kill(1)
         for rank in (0, 2):
@@ -326,8 +333,8 @@ def _speak_last(seat: Seat) -> None:
     seat.tell(_loss(lambda: network.receive(1))[0])
 
 
-def test_what_a_lost_peer_sent_before_still_counts() -> None:
-    with RankProcesses(_speak_last, 2) as ranks:
+def test_what_a_lost_peer_sent_before_still_counts(shared_memory: bool) -> None:
+    with RankProcesses(_speak_last, 2, shared_memory=shared_memory) as ranks:
         assert ranks.hear(0) == 1
 
 
@@ -344,8 +351,8 @@ def _leave_early(seat: Seat) -> None:
     home.close()
 
 
-def test_who_leaves_in_good_order_is_not_lost() -> None:
-    with RankProcesses(_leave_early, 3) as ranks:
+def test_who_leaves_in_good_order_is_not_lost(shared_memory: bool) -> None:
+    with RankProcesses(_leave_early, 3, shared_memory=shared_memory) as ranks:
         ranks.hear(0)
         ranks.wait_for_end([1])
         ranks.say(2, "go")
@@ -356,7 +363,7 @@ def _speak_gibberish(seat: Seat, forge: Callable[[Message, int], bytes]) -> None
     home, network = seat.connect()
     _greet_all(network)
     if seat.rank == 3:
-        links.encode_header = forge
+        (outgoing if seat.shared_memory else links).encode_header = forge
         handle = network.start_send(0, Message(Kind.PUSH, torch.ones(10)))
         seat.tell("forged")
         seat.tell(_loss(lambda: network.receive(0))[0])
@@ -386,8 +393,8 @@ def _far_too_much(message: Message, context: int) -> bytes:
 
 
 @pytest.mark.parametrize("forge", [_noise, _far_too_much])
-def test_gibberish_costs_only_its_sender(forge: Callable[[Message, int], bytes]) -> None:
-    with RankProcesses(_speak_gibberish, 4, forge) as ranks:
+def test_gibberish_costs_only_its_sender(shared_memory: bool, forge: Callable[[Message, int], bytes]) -> None:
+    with RankProcesses(_speak_gibberish, 4, forge, shared_memory=shared_memory) as ranks:
         assert ranks.hear(3) == "forged"
         assert ranks.hear(3) == 0  # its listener has hung up
         ranks.wait_for_end(range(3))

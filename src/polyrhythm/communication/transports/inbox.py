@@ -28,15 +28,15 @@ class Want:
 class Inbox:
     """Messages in the order of their arrival. Knows nothing of threads or time: its owner locks or switches.
 
-    A rank may be lost and come back: a successor under the same number. Whoever receives from anyone hears of the loss
-    before anything that the successor sent.
+    A rank may be lost and come back: a successor under the same number. A receiver hears of the loss before anything
+    that the successor sent, and until then it cannot know that it would answer another.
     """
 
     def __init__(self) -> None:
         self._arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
         self._lost: set[int] = set()
         self._losses: dict[int, int] = {}
-        self._told: dict[tuple[int, int], int] = {}
+        self._told: dict[tuple[int, int | None, int], int] = {}
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
@@ -48,7 +48,7 @@ class Inbox:
         if not queue:
             return None
         for position, (source, message) in enumerate(queue):
-            if want.source == source or (want.source is None and not self._succeeds(source, want.context)):
+            if want.source in (None, source) and not self._succeeds_unheard(source, want):
                 del queue[position]
                 if not queue:  # tags of collectives never come again
                     del self._arrived[want.context, want.tag]
@@ -76,18 +76,31 @@ class Inbox:
         """Tells whether a global rank is known to be gone, and no successor is there."""
         return rank in self._lost
 
+    def is_lost_to(self, context: int, rank: int) -> bool:
+        """Tells whether what is sent to a rank now must be meant for one who is gone.
+
+        So it is while there is no successor, and while nobody has heard on this context that there is one.
+        """
+        if rank not in self._losses:
+            return False
+        known = max(self._told.get((context, source, rank), 0) for source in (None, rank))
+        return rank in self._lost or known < self._losses[rank]
+
     def news_of_loss(self, want: Want) -> int | None:
-        """Gives a lost rank that this receiver must hear of: its own source while it is gone, any other member once."""
+        """Gives a lost rank that this receiver must hear of: its own source while it is gone, any member once."""
         for rank, losses in self._losses.items():
-            if want.source == rank and rank in self._lost:
-                return rank
-            known = self._told.get((want.context, rank), 0)
-            if want.source is None and rank in want.members and known < losses:
-                self._told[want.context, rank] = losses
+            if want.source is None:
+                concerns = rank in want.members and self._is_news(rank, want)
+            else:
+                concerns = rank == want.source and (rank in self._lost or self._is_news(rank, want))
+            if concerns:
+                self._told[want.context, want.source, rank] = losses
                 return rank
         return None
 
-    def _succeeds(self, rank: int, context: int) -> bool:
-        """Whether a rank is a successor of one whose loss this context's receivers have not heard of."""
-        losses = self._losses.get(rank, 0)
-        return losses > 0 and rank not in self._lost and self._told.get((context, rank), 0) < losses
+    def _is_news(self, rank: int, want: Want) -> bool:
+        return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
+
+    def _succeeds_unheard(self, rank: int, want: Want) -> bool:
+        """Whether a rank is the successor of one whose loss this receiver has not heard of."""
+        return bool(self._losses) and rank not in self._lost and self._is_news(rank, want)

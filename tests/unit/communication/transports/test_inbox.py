@@ -111,15 +111,29 @@ def test_a_successor_brings_the_news_of_a_loss_that_nobody_noticed() -> None:
     assert _versions(inbox, _want()) == [(2, 1)]
 
 
-def test_who_waits_for_a_successor_alone_takes_what_it_sends() -> None:
+def test_who_waits_for_one_rank_hears_of_its_successor() -> None:
     inbox = Inbox()
-    inbox.lose(2)
-    assert inbox.news_of_loss(_want(source=2)) == 2
     inbox.regain(2)
-    assert inbox.news_of_loss(_want(source=2)) is None
     inbox.put(7, 2, Message(Kind.PULL, version=1))
+    assert inbox.take(_want(source=2)) is None
+    assert inbox.news_of_loss(_want(source=1)) is None
+    assert inbox.news_of_loss(_want(source=2)) == 2
+    assert inbox.news_of_loss(_want(source=2)) is None
     assert _versions(inbox, _want(source=2)) == [(2, 1)]
     assert inbox.news_of_loss(_want()) == 2  # of the first
+
+
+def test_nothing_is_sent_to_a_successor_in_the_belief_that_it_is_the_first() -> None:
+    inbox = Inbox()
+    assert not inbox.is_lost_to(7, 2)
+    inbox.lose(2)
+    assert inbox.news_of_loss(_want()) == 2
+    assert inbox.is_lost_to(7, 2)
+    inbox.regain(2)
+    assert not inbox.is_lost_to(7, 2)
+    assert inbox.is_lost_to(8, 2)
+    inbox.news_of_loss(_want(source=2, context=8))
+    assert not inbox.is_lost_to(8, 2)
 
 
 def test_every_loss_of_a_rank_is_told() -> None:

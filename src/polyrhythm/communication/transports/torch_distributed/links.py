@@ -6,16 +6,17 @@
     watcher thread ◀──────────── goodbye ─────────────────────┘
 
 Each link is a gloo group of two, so a rank that dies breaks its own links and no others, and a newcomer needs
-nobody's leave to open one. Header and payload travel under different tags of the same pair, in order. The only
-thing that travels back is the receiver's goodbye: a link that breaks without one tells the sender, who may be
-waiting for an answer, that the receiver is gone.
+nobody's leave to open one. A successor of a dead rank has the same number and another incarnation: its queue of
+invitations and its links are its own, so nothing that was meant for the dead one reaches it. Header and payload travel
+under different tags of the same pair, in order. The only thing that travels back is the receiver's goodbye: a link
+that breaks without one tells the sender, who may be waiting for an answer, that the receiver is gone. Whoever knows
+better of a death (a launcher) leaves word in the queues of the others.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -31,18 +32,20 @@ from polyrhythm.communication.message import (
     decode_header,
     encode_header,
 )
+from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost
 
 _SENDER, _RECEIVER = 0, 1
 _HEADER_TAG, _PAYLOAD_TAG, _GOODBYE_TAG = 1, 2, 3
-_CLOSE = "close"
+_CLOSE, _LOST = "close", "lost"
 
 OPENING_PATIENCE = timedelta(seconds=30)
 """A rank that has joined accepts a link within milliseconds, whatever it computes; one that does not is gone."""
 
 _GOODBYE_PATIENCE = timedelta(seconds=1)
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.05
 
 
 class SendHandle:
@@ -98,26 +101,41 @@ class OutgoingLink:
     Args:
         groups: makes the link's group.
         rendezvous: where invitations are left.
-        to: the receiver; waited for until it has joined.
-        lose: called with the receiver if the link breaks.
+        to: the receiver; it has joined.
+        membership: is told if the link breaks.
+
+    Attributes:
+        incarnation: of the receiver.
 
     Raises:
-        PeerLost: the receiver has joined but does not answer.
+        PeerLost: the receiver is gone, or has joined but does not answer.
     """
 
-    def __init__(self, groups: Groups, rendezvous: Rendezvous, to: int, lose: Callable[[int], None]) -> None:
+    def __init__(self, groups: Groups, rendezvous: Rendezvous, to: int, membership: Membership) -> None:
         self._to = to
         self._lock = threading.Lock()
-        with groups.connection() as store:
-            store.wait([_joined(to)], FOREVER)
-            number = store.add(f"links/{to}", 1)
-            store.queue_push(f"invitations/{to}", f"{rendezvous.rank} {number}".encode())
+        self.incarnation = membership.incarnation(to)
+        name = self._invite(groups, rendezvous, membership)
         try:
-            self._group = groups.gloo(_link(rendezvous.rank, to, number), _SENDER, 2, OPENING_PATIENCE)
+            self._group = groups.gloo(name, _SENDER, 2, OPENING_PATIENCE)
         except RuntimeError:
             raise PeerLost(to, "opening a link to it") from None
-        self._watcher = threading.Thread(target=self._watch, args=(lose,), name=f"watch {to}", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, args=(membership,), name=f"watch {to}", daemon=True
+        )
         self._watcher.start()
+
+    def _invite(self, groups: Groups, rendezvous: Rendezvous, membership: Membership) -> str:
+        """Leaves an invitation and waits until it is accepted; gives the name of the link's group."""
+        to = Peer(self._to, self.incarnation)
+        with groups.connection() as store:
+            number = store.add(f"links/{to.rank}", 1)
+            name = _link(rendezvous.rank, to.rank, number)
+            store.queue_push(
+                _invitations(to), f"{rendezvous.rank} {rendezvous.incarnation} {number}".encode()
+            )
+            _await(store, _accepted(name), to.rank, membership, OPENING_PATIENCE)
+        return name
 
     def start_send(self, message: Message, context: int) -> SendHandle:
         """Starts to send a message; its tensor must be on the CPU and contiguous."""
@@ -137,12 +155,12 @@ class OutgoingLink:
             self.start_send(Message(Kind.CLOSE), 0).wait(timedelta(seconds=patience_s))
         self._watcher.join(patience_s)
 
-    def _watch(self, lose: Callable[[int], None]) -> None:
+    def _watch(self, membership: Membership) -> None:
         try:
             goodbye = torch.empty(1, dtype=torch.uint8)
             self._group.recv([goodbye], _RECEIVER, _GOODBYE_TAG).wait(FOREVER)
         except RuntimeError:
-            lose(self._to)
+            membership.lose_receiver(Peer(self._to, self.incarnation))
 
 
 class IncomingLinks:
@@ -151,27 +169,18 @@ class IncomingLinks:
     Args:
         groups: makes the links' groups.
         rendezvous: where invitations arrive.
-        deliver: called by reader threads with the context, the sender and its message.
-        lose: called with a sender whose link broke.
+        membership: is told what happens on the links.
     """
 
-    def __init__(
-        self,
-        groups: Groups,
-        rendezvous: Rendezvous,
-        deliver: Callable[[int, int, Message], None],
-        lose: Callable[[int], None],
-    ) -> None:
+    def __init__(self, groups: Groups, rendezvous: Rendezvous, membership: Membership) -> None:
         self._groups = groups
-        self._rank = rendezvous.rank
+        self._own = rendezvous.own
         self._store = rendezvous.store.clone()
         self._store.set_timeout(FOREVER)
         self._closing_store = rendezvous.store
-        self._deliver = deliver
-        self._lose = lose
+        self._membership = membership
         self._readers: list[threading.Thread] = []
         self._open: dict[int, Any] = {}
-        self._closing_store.set(_joined(self._rank), "")
         self._acceptor = threading.Thread(target=self._accept, name="acceptor", daemon=True)
         self._acceptor.start()
 
@@ -179,14 +188,14 @@ class IncomingLinks:
         """Stops accepting, says goodbye and waits for the senders' last words."""
         deadline = time.monotonic() + patience_s
         with suppress(RuntimeError):  # the store is gone, and so the acceptor has stopped
-            self._closing_store.queue_push(f"invitations/{self._rank}", _CLOSE.encode())
+            self._closing_store.queue_push(_invitations(self._own), _CLOSE.encode())
         self._acceptor.join(patience_s)
         for number in list(self._open):
             self._say_goodbye(number)
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
 
-    def wait_for_last_words(self, source: int, patience_s: float) -> None:
+    def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
         """Returns when all that a sender sent before it left has been delivered, if that is soon."""
         deadline = time.monotonic() + patience_s
         for reader in list(self._readers):
@@ -196,31 +205,43 @@ class IncomingLinks:
     def _accept(self) -> None:
         while True:
             try:
-                invitation = self._store.queue_pop(f"invitations/{self._rank}", True).decode()
+                invitation = self._store.queue_pop(_invitations(self._own), True).decode()
             except (RuntimeError, dist.DistError):
                 return  # the store is gone, and with it the run
             if invitation == _CLOSE:
                 return
-            source, number = map(int, invitation.split())
+            if invitation.startswith(_LOST):
+                self._hear_of_loss(Peer(*map(int, invitation.split()[1:])))
+                continue
+            rank, incarnation, number = map(int, invitation.split())
+            source = Peer(rank, incarnation)
             reader = threading.Thread(
                 target=self._read, args=(source, number), name=_reader_name(source), daemon=True
             )
             self._readers.append(reader)
             reader.start()
 
-    def _read(self, source: int, number: int) -> None:
+    def _hear_of_loss(self, peer: Peer) -> None:
+        # On a thread of its own: it waits for the peer's last words, and must not keep newcomers out.
+        threading.Thread(target=self._membership.lose_receiver, args=(peer,), daemon=True).start()
+
+    def _read(self, source: Peer, number: int) -> None:
+        name = _link(source.rank, self._own.rank, number)
         try:
             # Here and not in the acceptor: a sender that dies while it opens a link must not keep others out.
-            group = self._groups.gloo(_link(source, self._rank, number), _RECEIVER, 2, OPENING_PATIENCE)
+            with self._groups.connection() as store:
+                store.set(_accepted(name), "")
+            group = self._groups.gloo(name, _RECEIVER, 2, OPENING_PATIENCE)
             self._open[number] = group
+            self._membership.greet(source)
             self._receive(group, source)
             self._say_goodbye(number)
         except (RuntimeError, MalformedMessage):
-            self._lose(source)
+            self._membership.lose(source)
         finally:
             self._open.pop(number, None)
 
-    def _receive(self, group: Any, source: int) -> None:
+    def _receive(self, group: Any, source: Peer) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         while True:
             group.recv([header], _SENDER, _HEADER_TAG).wait(FOREVER)
@@ -229,7 +250,7 @@ class IncomingLinks:
                 return
             if message.tensor is not None and message.tensor.numel():
                 group.recv([message.tensor], _SENDER, _PAYLOAD_TAG).wait(FOREVER)
-            self._deliver(context, source, message)
+            self._membership.deliver(context, source, message)
 
     def _say_goodbye(self, number: int) -> None:
         group = self._open.pop(number, None)
@@ -239,12 +260,69 @@ class IncomingLinks:
                 group.send([goodbye], _SENDER, _GOODBYE_TAG).wait(_GOODBYE_PATIENCE)
 
 
-def _reader_name(source: int) -> str:
-    return f"from {source}"
+def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
+    """Leaves word for a rank that another is gone; who has seen a process die need not wait until links break.
+
+    Args:
+        store: where the ranks meet.
+        lost: who is gone.
+        to: who is told.
+    """
+    store.queue_push(_invitations(to), f"{_LOST} {lost.rank} {lost.incarnation}".encode())
+
+
+def _reader_name(source: Peer) -> str:
+    return f"from {source.rank}, incarnation {source.incarnation}"
+
+
+def join(rendezvous: Rendezvous, card: str) -> None:
+    """Says that links to this rank may be opened from now on.
+
+    Args:
+        rendezvous: where to say it.
+        card: how ranks of the same host reach this one; empty if they have no way of their own.
+    """
+    rendezvous.store.set(_card(rendezvous.own), card)
+    rendezvous.store.set(_joined(rendezvous.rank), str(rendezvous.incarnation))
+
+
+def await_joined(groups: Groups, peer: Peer, membership: Membership) -> str:
+    """Waits until a peer has joined, and gives its card.
+
+    Raises:
+        PeerLost: it is gone.
+    """
+    with groups.connection() as store:
+        _await(store, _joined(peer.rank), peer.rank, membership, FOREVER)
+        if int(store.get(_joined(peer.rank))) > peer.incarnation:  # it has a successor already
+            membership.lose_receiver(peer)
+            raise PeerLost(peer.rank, "opening a link to it")
+        return str(store.get(_card(peer)).decode())
+
+
+def _await(store: Any, key: str, to: int, membership: Membership, patience: timedelta) -> None:
+    give_up_at, pause_s = time.monotonic() + patience.total_seconds(), _SHORTEST_PAUSE_S
+    while not store.check([key]):
+        if membership.is_lost(to) or time.monotonic() > give_up_at:
+            raise PeerLost(to, "opening a link to it")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _card(peer: Peer) -> str:
+    return f"card/{peer.rank}/{peer.incarnation}"
 
 
 def _joined(rank: int) -> str:
     return f"joined/{rank}"
+
+
+def _invitations(to: Peer) -> str:
+    return f"invitations/{to.rank}/{to.incarnation}"
+
+
+def _accepted(link: str) -> str:
+    return f"accepted/{link}"
 
 
 def _link(source: int, to: int, number: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError, RunError
 
 LOOPBACK = "127.0.0.1"
@@ -27,6 +28,7 @@ class Rendezvous:
         size: how many ranks there are.
         address: of this host, as the others reach it.
         keeper: whether this process hosts the store, and so must leave last.
+        incarnation: how many processes have had this rank's number before.
     """
 
     store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
@@ -34,6 +36,12 @@ class Rendezvous:
     size: int
     address: str
     keeper: bool = False
+    incarnation: int = 0
+
+    @property
+    def own(self) -> Peer:
+        """This process, as others know it."""
+        return Peer(self.rank, self.incarnation)
 
 
 def host_store(port: int = 0) -> dist.TCPStore:
@@ -67,10 +75,10 @@ def host_store(port: int = 0) -> dist.TCPStore:
         )
 
 
-def local(rank: int, size: int, port: int) -> Rendezvous:
+def local(rank: int, size: int, port: int, incarnation: int = 0) -> Rendezvous:
     """Meets at a store that `host_store` has started on this host."""
     store = dist.TCPStore(LOOPBACK, port, None, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
-    return Rendezvous(store, rank, size, LOOPBACK)
+    return Rendezvous(store, rank, size, LOOPBACK, incarnation=incarnation)
 
 
 def from_environment() -> Rendezvous:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.inbox import Inbox, Want
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.shared_memory.frames import Card
+from polyrhythm.communication.transports.shared_memory.host import host_key
+from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
+from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.torch_distributed.collectives import (
     CollectiveHandle,
     GlooCollectives,
@@ -26,10 +32,13 @@ from polyrhythm.communication.transports.torch_distributed.groups import Groups,
 from polyrhythm.communication.transports.torch_distributed.links import (
     IncomingLinks,
     OutgoingLink,
-    SendHandle,
+    await_joined,
+    join,
 )
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost
+
+_log = logging.getLogger(__name__)
 
 _CLOSING_PATIENCE_S = 10.0
 _LAST_WORDS_PATIENCE_S = 0.5
@@ -58,32 +67,38 @@ class Rank:
 
     Args:
         rendezvous: how to meet the others.
+        shared_memory: whether to use it for messages between ranks of one host; gloo links for all if not.
 
     Attributes:
         bytes_sent: by this rank, through all its communicators.
     """
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
         self.rendezvous = rendezvous
         self.clock = WallClock()
         self.bytes_sent = 0
         self.groups = Groups(rendezvous)
         self._inbox = Inbox()
         self._news = threading.Condition()
-        self._outgoing: dict[int, OutgoingLink] = {}
+        self._outgoing: dict[int, OutgoingLink | OutgoingMemoryLink] = {}
         self._opening = threading.Lock()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
-        self._incoming = IncomingLinks(self.groups, rendezvous, self._deliver, self._lose)
+        self._incarnations: dict[int, int] = {}
+        self._incoming = IncomingLinks(self.groups, rendezvous, self)
+        self._incoming_memory = self._listen_on_host() if shared_memory else None
+        join(rendezvous, "" if self._incoming_memory is None else self._incoming_memory.card.to_text())
 
-    def start_send(self, to: int, message: Message, context: int) -> SendHandle:
+    def start_send(self, to: int, message: Message, context: int) -> Handle:
         """Starts to send to a global rank, opening the link if this is the first message."""
-        if self._inbox.is_lost(to):
-            raise PeerLost(to, "sending to it")
+        with self._news:
+            if self._inbox.is_lost_to(context, to):
+                raise PeerLost(to, "sending to it")
         with self._opening:
-            if to not in self._outgoing:
-                self._outgoing[to] = OutgoingLink(self.groups, self.rendezvous, to, self._lose_receiver)
+            link = self._outgoing.get(to)
+            if link is None or link.incarnation < self.incarnation(to):
+                link = self._outgoing[to] = self._open(to)
             self.bytes_sent += message.nbytes
-        return self._outgoing[to].start_send(message, context)
+        return link.start_send(message, context)
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, blocking until the message is there."""
@@ -125,34 +140,76 @@ class Rank:
         with suppress(RuntimeError):  # a store that is gone has nobody left to tell
             self._wait_to_leave(deadline)
         self._incoming.close(_CLOSING_PATIENCE_S)
+        if self._incoming_memory is not None:
+            self._incoming_memory.close(_CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
+
+    def _listen_on_host(self) -> IncomingMemoryLinks | None:
+        try:
+            return IncomingMemoryLinks(host_key(self.rendezvous.address), self)
+        except OSError as error:
+            _log.warning("no shared memory for messages on this host (%s): they go over gloo links", error)
+            return None
+
+    def _open(self, to: int) -> OutgoingLink | OutgoingMemoryLink:
+        peer = Peer(to, self.incarnation(to))
+        card = Card.from_text(await_joined(self.groups, peer, self))
+        ours = None if self._incoming_memory is None else self._incoming_memory.card
+        if card is None or ours is None or card.host != ours.host:
+            return OutgoingLink(self.groups, self.rendezvous, to, self)
+        return OutgoingMemoryLink(card, self.rendezvous.own, peer, self)
 
     def _wait_to_leave(self, deadline: float) -> None:
         store = self.rendezvous.store
         store.add("closed", 1)
         if self.rendezvous.keeper:  # whoever hosts the store leaves last
-            while store.add("closed", 0) < self.rendezvous.size and self.clock.now() < deadline:
+            while store.add("closed", 0) < self._present() and self.clock.now() < deadline:
                 self.clock.sleep(0.01)
+
+    def _present(self) -> int:
+        return sum(not self._inbox.is_lost(rank) for rank in range(self.rendezvous.size))
 
     def _tell_loss(self, want: Want, reason: str) -> None:
         lost = self._inbox.news_of_loss(want)
         if lost is not None:
             raise PeerLost(lost, reason)
 
-    def _deliver(self, context: int, source: int, message: Message) -> None:
-        with self._news:
-            self._inbox.put(context, source, message)
-            self._news.notify_all()
+    def incarnation(self, rank: int) -> int:
+        """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
+        return self._incarnations.get(rank, 0)
 
-    def _lose_receiver(self, rank: int) -> None:
-        # What it sent before it left comes first; but who only stopped listening may never leave.
-        self._incoming.wait_for_last_words(rank, _LAST_WORDS_PATIENCE_S)
-        self._lose(rank)
+    def is_lost(self, rank: int) -> bool:
+        """Whether a rank is known to be gone, and no successor has come."""
+        return self._inbox.is_lost(rank)
 
-    def _lose(self, rank: int) -> None:
+    def greet(self, peer: Peer) -> None:
+        """A link from a peer is open; if it is a successor, nothing of its predecessor is heard any more."""
         with self._news:
-            self._inbox.lose(rank)
-            self._news.notify_all()
+            if peer.incarnation > self.incarnation(peer.rank):
+                self._incarnations[peer.rank] = peer.incarnation
+                self._inbox.regain(peer.rank)
+                self._news.notify_all()
+
+    def deliver(self, context: int, source: Peer, message: Message) -> None:
+        """A message has come over a link."""
+        with self._news:
+            if source.incarnation == self.incarnation(source.rank):  # else its successor is there already
+                self._inbox.put(context, source.rank, message)
+                self._news.notify_all()
+
+    def lose_receiver(self, peer: Peer) -> None:
+        """A peer takes nothing any more. What it sent before comes first; but it may never leave."""
+        self._incoming.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
+        if self._incoming_memory is not None:
+            self._incoming_memory.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
+        self.lose(peer)
+
+    def lose(self, peer: Peer) -> None:
+        """A peer is gone."""
+        with self._news:
+            if peer.incarnation >= self.incarnation(peer.rank):
+                self._inbox.lose(peer.rank)
+                self._news.notify_all()
 
 
 class TorchDistributedCommunicator:
@@ -193,7 +250,7 @@ class TorchDistributedCommunicator:
         """Sends; returns when the message has left."""
         self.start_send(to, message).wait()
 
-    def start_send(self, to: int, message: Message) -> SendHandle:
+    def start_send(self, to: int, message: Message) -> Handle:
         """Starts to send."""
         if message.tensor is not None and message.tensor.is_cuda:
             message = replace(message, tensor=message.tensor.cpu())
@@ -276,7 +333,12 @@ def one_gpu_a_rank() -> bool:
     return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def connect(rendezvous: Rendezvous) -> tuple[Rank, TorchDistributedCommunicator]:
-    """Joins a run: gives this rank, to be closed at the end, and its communicator over all ranks."""
-    home = Rank(rendezvous)
+def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, TorchDistributedCommunicator]:
+    """Joins a run: gives this rank, to be closed at the end, and its communicator over all ranks.
+
+    Args:
+        rendezvous: how to meet the others.
+        shared_memory: whether ranks of one host may use it; see `Rank`.
+    """
+    home = Rank(rendezvous, shared_memory)
     return home, TorchDistributedCommunicator(home, "all", tuple(range(rendezvous.size)))
