@@ -1,10 +1,10 @@
-"""Measuring the links of a group: every rank sends to the next one and hears the last one, all at once.
+"""Measuring the links of a group: neighbours play ping-pong, first 0 with 1, 2 with 3 and so on, then 1 with 2, ….
 
-    empty   one empty message            L + o + β H
-    burst   k empty messages in a row    L + k (o + β H)
-    long    one of 1 MiB                 L + o + β (H + 1 MiB)
+    empty   an empty message there, one back           2 (L + o + β H)
+    burst   k empty messages in a row, then one back   2 (L + o + β H) + (k-1) (o + β H)
+    long    one of 1 MiB there, an empty one back      2 (L + o + β H) + β MiB
 
-Medians of some rounds; the slowest rank's count, and rank 0 hands them out, so that all ranks know the same figures to
+Medians of some rounds; the slowest pair's count, and rank 0 hands them out, so that all ranks know the same figures to
 the last bit. The symbols are those of `cost.machine`.
 """
 
@@ -21,8 +21,10 @@ from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.machine import Machine
 
 ROUNDS = 7
+WARMING_UP = 1  # in which links are opened, and ranks that come late are waited for
 BURST = 8
 LONG_BYTES = 1 << 20
+STROKES = ((1, 0), (BURST, 0), (1, LONG_BYTES))  # messages there, and bytes of each
 _LEAST_SECONDS_PER_BYTE = 1e-13
 """Where noise hides the bytes: 10 TB/s."""
 
@@ -34,32 +36,39 @@ def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
         ranks: at least two.
         tag: of the messages, which nobody else uses meanwhile.
     """
-    empty, long = torch.empty(0, dtype=torch.uint8), torch.zeros(LONG_BYTES, dtype=torch.uint8)
-    _pass_on_s(ranks, empty, 1, tag)  # opens the links, and waits for ranks that come late
-    measured = [
-        median(_pass_on_s(ranks, vector, messages, tag) for _ in range(ROUNDS))
-        for vector, messages in ((empty, 1), (empty, BURST), (long, 1))
-    ]
-    empty_s, burst_s, long_s = _slowest(ranks, torch.tensor(measured, dtype=torch.float64), tag).tolist()
+    measured = torch.zeros(3, dtype=torch.float64)
+    for turn in (0, 1):
+        serves = ranks.rank % 2 == turn
+        peer = ranks.rank + 1 if serves else ranks.rank - 1
+        if 0 <= peer < ranks.size:
+            figures = [_median_s(ranks, peer, serves, stroke, tag) for stroke in STROKES]
+            if serves:
+                measured = torch.tensor(figures, dtype=torch.float64)
+    empty_s, burst_s, long_s = _slowest(ranks, measured, tag).tolist()
     seconds_per_byte = max(_LEAST_SECONDS_PER_BYTE, (long_s - empty_s) / LONG_BYTES)
-    port_s = min(max(0.0, (burst_s - empty_s) / (BURST - 1)), empty_s)
+    port_s = min(max(0.0, (burst_s - empty_s) / (BURST - 1)), empty_s / 2)
     return Machine(
-        latency_s=empty_s - port_s,
+        latency_s=empty_s / 2 - port_s,
         overhead_s=max(0.0, port_s - seconds_per_byte * HEADER_BYTES),
         seconds_per_byte=seconds_per_byte,
         header_bytes=HEADER_BYTES,
     )
 
 
-def _pass_on_s(ranks: Communicator, vector: Tensor, messages: int, tag: int) -> float:
-    """Seconds until so many messages have gone to the next rank and come from the last one."""
-    started_s = ranks.clock.now()
-    handles = [start_send(ranks, (ranks.rank + 1) % ranks.size, vector, tag) for _ in range(messages)]
-    for _ in range(messages):
-        receive(ranks, (ranks.rank - 1) % ranks.size, tag, vector)
-    for handle in handles:
-        handle.wait()
-    return ranks.clock.now() - started_s
+def _median_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int, int], tag: int) -> float:
+    """Plays some rounds; gives the median seconds of one to who serves."""
+    there, back = torch.zeros(stroke[1], dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+    rounds = []
+    for _ in range(WARMING_UP + ROUNDS):
+        started_s = ranks.clock.now()
+        handles = [start_send(ranks, peer, there, tag) for _ in range(stroke[0] if serves else 0)]
+        for _ in range(1 if serves else stroke[0]):
+            receive(ranks, peer, tag, back if serves else there)
+        handles += [] if serves else [start_send(ranks, peer, back, tag)]
+        for handle in handles:
+            handle.wait()
+        rounds.append(ranks.clock.now() - started_s)
+    return median(rounds[WARMING_UP:])
 
 
 def _slowest(ranks: Communicator, figures: Tensor, tag: int) -> Tensor:
