@@ -21,7 +21,7 @@ class RunConfig(BaseModel):
         default="fashion-mnist", description="A name (fashion-mnist, digits) or a folder of images."
     )
     model: Any = Field(
-        default="lenet5", description="A network: mlp, lenet5, or any of torchvision and timm."
+        default="lenet5", description="A network: mlp, lenet5, deep_image, or any of torchvision and timm."
     )
     strategy: Any = Field(
         default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
