@@ -123,10 +123,11 @@ def best_segments(overhead_bytes: float, ranks: int, payload: Payload) -> int:
 
 
 def lower_bound_s(machine: Machine, ranks: int, payload: Payload) -> float:
-    """What no all-reduce can beat: the largest of `⌈log2 N⌉ L`, `2 (N-1)/N βM` and `(N-1)/N γM`."""
+    """What no all-reduce can beat: the largest of `⌈log2 N⌉ o`, one L, `2 (N-1)/N βM` and `(N-1)/N γM`."""
     share = payload.nbytes * (ranks - 1) / ranks
     return max(
-        ceil_log2(ranks) * machine.latency_s,
+        ceil_log2(ranks) * machine.overhead_s,
+        machine.latency_s if ranks > 1 else 0.0,
         2 * share * machine.seconds_per_byte,
         machine.reduce_s(share),
     )
