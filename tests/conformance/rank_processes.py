@@ -156,8 +156,10 @@ class RankProcesses:
         return at
 
     def kill(self, rank: int) -> float:
-        """Kills a rank and gives the time at which."""
-        return self.signal(rank, signal.SIGKILL)
+        """Kills a rank, waits until it is gone, and gives the time at which it was killed."""
+        killed_at = self.signal(rank, signal.SIGKILL)
+        self._processes[rank].join(PATIENCE_S)
+        return killed_at
 
     def wait_for_end(self, ranks: range | list[int]) -> None:
         """Returns when some ranks have left with status 0; fails if one does not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -29,10 +30,11 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     decode_place,
 )
 from polyrhythm.communication.transports.shared_memory.slots import BorrowedSlots, shared_file
-from polyrhythm.communication.transports.shared_memory.sockets import owned, packet_socket
+from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket, hang_up
 
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0
+_PAUSE_S = 0.1
 _ONE_FILE_BYTES = socket.CMSG_SPACE(array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
 
@@ -51,12 +53,13 @@ class IncomingMemoryLinks:
     """
 
     def __init__(self, host: str, membership: Membership) -> None:
-        _try_shared_memory()
+        _try_system()
         self.card = Card(host, f"polyrhythm/{secrets.token_hex(16)}", secrets.token_hex(TOKEN_BYTES))
         self._membership = membership
         self._readers: list[threading.Thread] = []
         self._open: dict[threading.Thread, _Reading] = {}
-        self._listener = packet_socket()
+        self._silent: set[PacketSocket] = set()
+        self._listener = PacketSocket()
         self._listener.bind(f"\0{self.card.address}")
         self._listener.listen(_BACKLOG)
         self._acceptor = threading.Thread(target=self._accept, name="acceptor of this host", daemon=True)
@@ -67,7 +70,8 @@ class IncomingMemoryLinks:
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)
-        self._listener.close()
+        for connection in list(self._silent):
+            hang_up(connection)
         for reading in list(self._open.values()):
             reading.say_goodbye()
         for reader in self._readers:
@@ -83,18 +87,22 @@ class IncomingMemoryLinks:
     def _accept(self) -> None:
         while True:
             try:
-                connection = owned(self._listener.accept()[0])
-            except OSError:
-                return  # closed
+                connection = self._listener.accept_one()
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # it has been shut down
+                    return
+                time.sleep(_PAUSE_S)  # too many open files: some may be closed soon
+                continue
             reader = threading.Thread(target=self._read, args=(connection,), name="reader", daemon=True)
             self._readers.append(reader)
             reader.start()
+            del connection  # it is the reader's
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: PacketSocket) -> None:
         # Here and not in the acceptor: who connects and says nothing must not keep others out.
         source = self._greet(connection)
         if source is None:
-            connection.close()
+            hang_up(connection)
             return
         reading = self._open[threading.current_thread()] = _Reading(connection, source)
         self._membership.greet(source)
@@ -107,18 +115,21 @@ class IncomingMemoryLinks:
                 del message  # else it would be held until the next one comes
             reading.say_goodbye()
         except (OSError, MalformedMessage):
-            reading.hang_up()
+            hang_up(connection)
             self._membership.lose(source)
         finally:
             self._open.pop(threading.current_thread(), None)
 
-    def _greet(self, connection: socket.socket) -> Peer | None:
+    def _greet(self, connection: PacketSocket) -> Peer | None:
+        self._silent.add(connection)
         try:
             connection.settimeout(_HELLO_PATIENCE_S)
             token, source = decode_hello(connection.recv(HELLO_BYTES + 1))
             connection.settimeout(None)
         except (OSError, MalformedMessage):
             return None
+        finally:
+            self._silent.remove(connection)
         return source if secrets.compare_digest(token, self.card.token) else None
 
 
@@ -126,12 +137,11 @@ class _Reading:
     """One link's socket and slots.
 
     Args:
-        connection: to the sender. Never closed but when nobody holds it, as tensors that are dropped late still
-            speak over it.
+        connection: to the sender; tensors that are dropped late still speak over it.
         source: the sender.
     """
 
-    def __init__(self, connection: socket.socket, source: Peer) -> None:
+    def __init__(self, connection: PacketSocket, source: Peer) -> None:
         self.source = source
         self._socket = connection
         self._slots = BorrowedSlots(lambda number: _send_byte(connection, number))
@@ -164,11 +174,6 @@ class _Reading:
         with self._farewell, suppress(OSError):
             _send_byte(self._socket, GOODBYE)
             self._socket.shutdown(socket.SHUT_WR)
-
-    def hang_up(self) -> None:
-        """Breaks the link."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive_frame(self) -> tuple[int, int]:
         """Reads a packet into the buffer and maps the slot that it brings; gives its length and the payload's place."""
@@ -221,11 +226,13 @@ def _unpacked(raw: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _send_byte(connection: socket.socket, value: int) -> None:
+def _send_byte(connection: PacketSocket, value: int) -> None:
     connection.send(bytes([value]), socket.MSG_DONTWAIT)
 
 
-def _try_shared_memory() -> None:
+def _try_system() -> None:
+    if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "MSG_CMSG_CLOEXEC"):
+        raise OSError("this system has no Unix-domain sockets that carry files")
     descriptor = shared_file(mmap.PAGESIZE)
     try:
         mmap.mmap(descriptor, mmap.PAGESIZE, flags=mmap.MAP_SHARED).close()

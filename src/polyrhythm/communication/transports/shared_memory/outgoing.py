@@ -27,7 +27,7 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     encode_place,
 )
 from polyrhythm.communication.transports.shared_memory.slots import LendingSlots, Slot
-from polyrhythm.communication.transports.shared_memory.sockets import packet_socket
+from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
 from polyrhythm.errors import PeerLost
 
 MOST_SHARED_BYTES = 1 << 30
@@ -93,7 +93,6 @@ class OutgoingMemoryLink:
         source: this rank.
         to: the receiver.
         membership: is told if the link breaks.
-        most_bytes: of shared memory.
 
     Attributes:
         incarnation: of the receiver.
@@ -108,17 +107,16 @@ class OutgoingMemoryLink:
         source: Peer,
         to: Peer,
         membership: Membership,
-        most_bytes: int = MOST_SHARED_BYTES,
     ) -> None:
         self._to = to.rank
         self.incarnation = to.incarnation
-        self._slots = LendingSlots(most_bytes)
+        self._slots = LendingSlots(MOST_SHARED_BYTES)
         self._warned = False
         self._sending = threading.Lock()  # messages leave in the order in which they take it
         self._collecting = threading.Lock()
         self._waiting: deque[Parcel] = deque()
         self._said_goodbye = False
-        self._socket = packet_socket()
+        self._socket = PacketSocket()
         try:
             self._socket.settimeout(_OPENING_PATIENCE_S)
             self._socket.connect(f"\0{card.address}")

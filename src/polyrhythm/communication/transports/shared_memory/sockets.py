@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from weakref import WeakSet
 
-_open: WeakSet[socket.socket] = WeakSet()
 
+class PacketSocket(socket.socket):
+    """A socket that is closed when nobody holds it any more, and not before.
 
-def packet_socket() -> socket.socket:
-    """Makes a socket of this process alone.
-
-    Raises:
-        OSError: this system has none.
+    Several threads use one at a time, and one that is closed under them could be another file already. Children that
+    are forked close theirs, for they would keep a connection open after this process has died.
     """
-    if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "MSG_CMSG_CLOEXEC"):
-        raise OSError("this system has no Unix-domain sockets that carry files")
-    return owned(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+
+    def __init__(self, fileno: int | None = None) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)
+        _open.add(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def accept_one(self) -> PacketSocket:
+        """Waits for a connection.
+
+        Raises:
+            OSError: this socket has been shut down.
+        """
+        return PacketSocket(self.accept()[0].detach())
 
 
-def owned(connection: socket.socket) -> socket.socket:
-    """Sees to it that children of this process do not keep a connection open after its death."""
-    _open.add(connection)
-    return connection
+def hang_up(connection: socket.socket) -> None:
+    """Ends a connection in both directions, whoever is waiting on it."""
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+_open: WeakSet[PacketSocket] = WeakSet()
 
 
 def _close_in_child() -> None:

@@ -1,0 +1,303 @@
+"""Links through shared memory, both ends in this process: real sockets and real memory."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.shared_memory import outgoing, slots
+from polyrhythm.communication.transports.shared_memory.frames import (
+    IN_CHUNKS,
+    IN_PACKET,
+    MOST_INLINE_BYTES,
+    Card,
+    encode_hello,
+    encode_place,
+)
+from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
+from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
+from polyrhythm.communication.transports.shared_memory.slots import shared_file
+from polyrhythm.errors import PeerLost
+
+PATIENCE_S = 20.0
+SENDER, RECEIVER = Peer(3, 1), Peer(4, 0)
+
+
+class Heard:
+    """A membership that only notes."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[tuple[int, Peer, Message]] = queue.SimpleQueue()
+        self.greeted: queue.SimpleQueue[Peer] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[Peer] = queue.SimpleQueue()
+        self.deaf: queue.SimpleQueue[Peer] = queue.SimpleQueue()
+
+    def incarnation(self, rank: int) -> int:
+        return 0
+
+    def is_lost(self, rank: int) -> bool:
+        return False
+
+    def greet(self, peer: Peer) -> None:
+        self.greeted.put(peer)
+
+    def deliver(self, context: int, source: Peer, message: Message) -> None:
+        self.messages.put((context, source, message))
+
+    def lose(self, peer: Peer) -> None:
+        self.lost.put(peer)
+
+    def lose_receiver(self, peer: Peer) -> None:
+        self.deaf.put(peer)
+
+    def next(self) -> Message:
+        return self.messages.get(timeout=PATIENCE_S)[2]
+
+
+class Pair:
+    """Both ends."""
+
+    def __init__(self) -> None:
+        self.heard = Heard()
+        self.incoming = IncomingMemoryLinks("here", self.heard)
+
+    @property
+    def card(self) -> Card:
+        return self.incoming.card
+
+    def link(self) -> OutgoingMemoryLink:
+        return OutgoingMemoryLink(self.card, SENDER, RECEIVER, self.heard)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.incoming.close(PATIENCE_S)
+    assert not [
+        thread for thread in threading.enumerate() if thread.name in ("reader", "acceptor of this host")
+    ]
+
+
+@contextmanager
+def _open(pair: Pair) -> Iterator[OutgoingMemoryLink]:
+    link = pair.link()
+    assert pair.heard.greeted.get(timeout=PATIENCE_S) == SENDER
+    yield link
+    link.close(PATIENCE_S)
+    assert pair.heard.lost.empty()
+    assert pair.heard.deaf.empty()
+
+
+def _floats(count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32)
+
+
+def test_every_size_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 20)
+    inline = MOST_INLINE_BYTES // 4
+    sizes = [
+        0,
+        1,
+        inline - 1,
+        inline,
+        inline + 1,
+        100_000,
+        262_144,
+        262_145,
+        1_000_003,
+        5,
+        60_000,
+        0,
+        300_000,
+    ]
+    with _open(pair) as link:
+        handles = [
+            link.start_send(Message(Kind.VECTOR, _floats(size), version=number), 7)
+            for number, size in enumerate(sizes)
+        ]
+        for number, size in enumerate(sizes):
+            context, source, message = pair.heard.messages.get(timeout=PATIENCE_S)
+            assert (context, source, message.version) == (7, SENDER, number)
+            assert message.tensor is not None
+            assert torch.equal(message.tensor, _floats(size))
+        for handle in handles:
+            handle.wait()
+            assert handle.done()
+
+
+def test_who_holds_everything_still_gets_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 20)
+    with _open(pair) as link:
+        held = []
+        for number in range(20):
+            link.start_send(Message(Kind.PUSH, torch.full((50_000,), float(number))), 0).wait()
+            held.append(pair.heard.next())
+        assert all(torch.equal(m.tensor, torch.full((50_000,), float(n))) for n, m in enumerate(held))
+
+
+def test_slots_come_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def count(size: int) -> int:
+        made.append(size)
+        return shared_file(size)
+
+    monkeypatch.setattr(slots, "shared_file", count)
+    with _open(pair) as link:
+        for number in range(100):
+            link.start_send(Message(Kind.PUSH, torch.full((50_000,), float(number))), 0).wait()
+            assert pair.heard.next().tensor[-1] == number
+    assert len(made) <= 2
+
+
+def test_what_is_held_does_not_change_and_may_be_changed(pair: Pair) -> None:
+    with _open(pair) as link:
+        source = _floats(30_000)
+        link.start_send(Message(Kind.PUSH, source), 0).wait()
+        source.fill_(-1)
+        held = pair.heard.next().tensor[10:20]
+        held.mul_(2)
+        for _ in range(10):
+            link.start_send(Message(Kind.PUSH, source), 0).wait()
+            assert pair.heard.next().tensor.max() == -1
+        assert held.tolist() == [2.0 * number for number in range(10, 20)]
+
+
+def test_threads_keep_their_own_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 19)
+    sizes = [0, 10, 20_000, 5_000, 100_000, 200_000]
+
+    def send_all(tag: int) -> None:
+        for version in range(30):
+            size = sizes[(version + tag) % len(sizes)]
+            link.start_send(Message(Kind.PUSH, torch.full((size,), tag), version=version, tag=tag), 0).wait()
+
+    with _open(pair) as link:
+        threads = [threading.Thread(target=send_all, args=(tag,)) for tag in range(4)]
+        for thread in threads:
+            thread.start()
+        seen = dict.fromkeys(range(4), 0)
+        for _ in range(120):
+            message = pair.heard.next()
+            assert message.version == seen[message.tag]
+            seen[message.tag] += 1
+            assert torch.equal(message.tensor, torch.full((len(message.tensor),), message.tag))
+        for thread in threads:
+            thread.join()
+
+
+def test_parameters_in_training_may_be_sent(pair: Pair) -> None:
+    with _open(pair) as link:
+        for size in (3, 20_000):
+            link.start_send(Message(Kind.PUSH, torch.ones(size, requires_grad=True)), 0).wait()
+            assert pair.heard.next().tensor.sum() == size
+
+
+def test_without_memory_messages_go_through_the_socket_and_one_warning_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(size: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(slots, "shared_file", refuse)
+    with caplog.at_level(logging.WARNING), _open(pair) as link:
+        for _ in range(3):
+            link.start_send(Message(Kind.PUSH, _floats(100_000)), 0).wait()
+            assert torch.equal(pair.heard.next().tensor, _floats(100_000))
+    assert [record.getMessage() for record in caplog.records] == [
+        "no shared memory for messages to rank 4 ([Errno 28] No space left on device): "
+        "they go through a socket, more slowly"
+    ]
+
+
+def test_a_sender_that_leaves_without_a_word_is_lost(pair: Pair) -> None:
+    link = pair.link()
+    link.start_send(Message(Kind.PUSH, _floats(20_000)), 0).wait()
+    link._socket.shutdown(socket.SHUT_RDWR)
+    assert pair.heard.lost.get(timeout=PATIENCE_S) == SENDER
+    assert torch.equal(pair.heard.next().tensor, _floats(20_000))
+    assert pair.heard.deaf.get(timeout=PATIENCE_S) == RECEIVER
+    with pytest.raises(PeerLost, match="rank 4 is gone"):
+        link.start_send(Message(Kind.PULL), 0)
+
+
+def test_who_has_closed_cannot_be_reached() -> None:
+    pair = Pair()
+    pair.incoming.close(PATIENCE_S)
+    pair.incoming._listener.close()
+    with pytest.raises(PeerLost, match=r"rank 4 is gone \(noticed while opening a link to it\)"):
+        pair.link()
+
+
+def _stranger(card: Card) -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(PATIENCE_S)
+    stranger.connect(f"\0{card.address}")
+    return stranger
+
+
+@pytest.mark.parametrize("hello", [b"", b"x", b"\0" * 32, b"\0" * 300])
+def test_strangers_are_turned_away_and_keep_nobody_out(pair: Pair, hello: bytes) -> None:
+    with _stranger(pair.card) as stranger:
+        if hello:
+            stranger.send(hello)
+            assert stranger.recv(1) == b""  # hung up
+        with _open(pair) as link:
+            link.start_send(Message(Kind.PULL, version=5), 0).wait()
+            assert pair.heard.next().version == 5
+
+
+def _header(elements: int) -> bytes:
+    header = bytearray(encode_header(Message(Kind.PUSH, torch.ones(1)), 0))
+    header[16:24] = elements.to_bytes(8, "little")
+    return bytes(header)
+
+
+MALFORMED: dict[str, bytes] = {
+    "short": b"too short",
+    "cut": _header(1)[:-1],
+    "noise": bytes(range(HEADER_BYTES)) + encode_place(IN_PACKET, 0),
+    "other length": _header(5) + encode_place(IN_PACKET, 0) + b"1234",
+    "no such slot": _header(1) + encode_place(3, 0),
+    "no such place": _header(1) + encode_place(-9, 0),
+    "absurd": _header(1 << 62) + encode_place(IN_CHUNKS, 0),
+    "long": _header(1) + encode_place(IN_PACKET, 0) + b"0" * 100_000,
+}
+
+
+@pytest.mark.parametrize("packet", MALFORMED.values(), ids=MALFORMED)
+def test_who_speaks_gibberish_is_hung_up_on(pair: Pair, packet: bytes) -> None:
+    with _open(pair) as link, _stranger(pair.card) as stranger:
+        stranger.send(encode_hello(pair.card.token, Peer(9, 0)))
+        stranger.send(packet)
+        assert pair.heard.lost.get(timeout=PATIENCE_S) == Peer(9, 0)
+        assert stranger.recv(1) == b""
+        link.start_send(Message(Kind.PULL, version=6), 0).wait()
+        assert pair.heard.next().version == 6
+
+
+def _cpu_s(wait: Callable[[float], object], seconds: float) -> float:
+    before = time.process_time()
+    wait(seconds)
+    return time.process_time() - before
+
+
+def test_fifty_idle_links_cost_no_time(pair: Pair) -> None:
+    links = [pair.link() for _ in range(50)]
+    for link in links:
+        link.start_send(Message(Kind.PUSH, torch.ones(20_000)), 0).wait()
+        assert pair.heard.next().tensor.sum() == 20_000
+    assert _cpu_s(threading.Event().wait, 0.5) < 0.05
+    for link in links:
+        link.close(PATIENCE_S)
