@@ -36,6 +36,7 @@ VARIATIONS = [
     "mixed(replicas=1)",
     "mixed(replicas=3, servers=2)",
     "mixed(replicas=2, consistency=synchronous)",
+    "synchronous(collective=ring)",
 ]
 
 

@@ -26,10 +26,13 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Evaluated
 from polyrhythm.launch.local import run_local
 
-BIT_EQUAL = [  # two summands commute, and servers add up in their pushers' order
+BIT_EQUAL = [  # two summands commute, servers add up in their pushers' order, and our collectives in their own
     ("synchronous", 2),
+    ("synchronous(collective=ring)", 3),
+    ("synchronous(collective=two_level(group=2, between=recursive_doubling))", 4),
     ("parameter_server(servers=2, consistency=synchronous)", 3),
     ("mixed(replicas=2, consistency=synchronous)", 3),
+    ("mixed(replicas=3, consistency=synchronous, collective=rabenseifner)", 3),
 ]
 
 
