@@ -125,6 +125,44 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker is gone; the others go on.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        rank: its rank.
+        step: steps that it was known to have done since the run began; the servers may hold a few more.
+    """
+
+    worker: int
+    rank: int
+    step: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others go on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJoined(Event):
+    """The successor of a lost worker is there, and counts from now on.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        rank: its rank.
+    """
+
+    worker: int
+    rank: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"a successor of worker {self.worker} (rank {self.rank}) has joined"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice(Event):
     """Something that the user should know; training goes on."""
 
@@ -146,7 +184,17 @@ class RunEnded(Event):
 
 _KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (RunStarted, WorkerProgress, ServerProgress, Evaluated, CheckpointSaved, Notice, RunEnded)
+    for kind in (
+        RunStarted,
+        WorkerProgress,
+        ServerProgress,
+        Evaluated,
+        CheckpointSaved,
+        WorkerLost,
+        WorkerJoined,
+        Notice,
+        RunEnded,
+    )
 }
 
 

@@ -66,6 +66,11 @@ def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
 def _check_whole(folder: Path, recording: Recording) -> None:
     if recording.resumed:
         raise RequestError(f"{folder} was resumed: only runs recorded from their first step can be replayed")
+    if recording.workers_lost:
+        raise RequestError(
+            f"{folder} lost {recording.workers_lost} of its workers on the way: who died when is not recorded, so it "
+            "cannot be replayed"
+        )
     if recording.outcome != "done":
         raise RequestError(
             f"{folder} was {recording.outcome}: who stopped when is not recorded, so it cannot be replayed"

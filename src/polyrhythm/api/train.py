@@ -143,7 +143,8 @@ def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunCo
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
-    job = dataclasses.replace(job, device=torchrun.device_of(job.device))
+    losses = dataclasses.replace(job.losses, restarts=0)  # torchrun starts again all or none
+    job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
         torchrun.run_under_torchrun(job, lambda event: None, config.threads)
         return None

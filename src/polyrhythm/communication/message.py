@@ -54,6 +54,7 @@ class Kind(IntEnum):
     REPORT = 9  # what a rank has to say at the end
     EVENT = 10  # a fact for the run's log
     CLOSE = 11  # nothing more will come over this link
+    JOIN = 12  # a successor of a lost worker is there
 
 
 class MalformedMessage(RunError):

@@ -18,7 +18,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import load_weights
-from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.roles.job import Job, Keeping, Learning, Losses
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
@@ -57,6 +57,10 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
+    if config.min_workers > config.workers:
+        raise RequestError(
+            f"min_workers is {config.min_workers}, but there are only {config.workers} workers: ask for as many at most"
+        )
     device = device_from(config.device)
     Precision.choose(config.precision, device)
     make_loss(config.label_smoothing)
@@ -95,6 +99,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         model_name=name_of(config.model),
         learning=learning,
         keeping=keeping,
+        losses=Losses(min_workers=config.min_workers, restarts=config.restarts),
         device=device,
         ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,
     )

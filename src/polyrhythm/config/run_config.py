@@ -27,6 +27,14 @@ class RunConfig(BaseModel):
         default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
     )
     workers: int = Field(default=2, ge=1, description="How many workers train.")
+    min_workers: int = Field(
+        default=1, ge=1, description="With fewer left, and no restarts, the run ends with a checkpoint."
+    )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        description="How many lost workers are started again, where the strategy goes on without them.",
+    )
     epochs: int | None = Field(
         default=None, ge=1, description="Passes over the training images (default: the data's own)."
     )

@@ -16,6 +16,7 @@ import time
 import traceback
 from multiprocessing.connection import Connection
 
+from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import local
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
 from polyrhythm.events import Event
@@ -30,16 +31,18 @@ REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
 _ORPHAN_CHECK_S = 1.0
 
 
-def child_main(job: Job, cast: Cast, rank: int, threads: int, pipe: Connection) -> None:
+def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection) -> None:
     """Runs a rank and leaves the process; never returns.
 
     Args:
         job: what to train.
         cast: who does what.
-        rank: this one.
+        peer: this process: its rank, and how many have had it before.
         threads: compute threads of a worker.
         pipe: to the launcher, which first sends the port of the store.
     """
+    if peer.incarnation:
+        _renew_streams()
     gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
     ask_names_briefly()
     stop = StopWish()
@@ -54,7 +57,7 @@ def child_main(job: Job, cast: Cast, rank: int, threads: int, pipe: Connection) 
     status = 0
     try:
         port = int(pipe.recv_bytes())
-        run_rank(job, cast, local(rank, cast.size, port), threads, stop, emit)
+        run_rank(job, cast, local(peer.rank, cast.size, port, peer.incarnation), threads, stop, emit)
     except BaseException as error:
         status = 1
         _report(pipe, error)
@@ -62,6 +65,11 @@ def child_main(job: Job, cast: Cast, rank: int, threads: int, pipe: Connection) 
     sys.stderr.flush()
     # Nothing of the launcher's that was inherited (its terminal, its handlers) may be torn down from here.
     os._exit(status)
+
+
+def _renew_streams() -> None:
+    """Makes output streams anew: a thread of the launcher may have held the old ones' locks when this was forked."""
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
 
 
 def _report(pipe: Connection, error: BaseException) -> None:

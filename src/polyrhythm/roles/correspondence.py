@@ -6,28 +6,45 @@ from collections.abc import Callable
 from typing import Any
 
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json, unpack_tensors
-from polyrhythm.events import Event, from_json
-from polyrhythm.roles.worker_state import WorkerState
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress, from_json
+from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.strategy import State, Strategy
 
 
 class Correspondence:
     """The leader's side of the control messages.
 
+    Where the strategy goes on without a worker, nobody waits for one that is lost, and a successor is welcome.
+
     Args:
         world: where the leader is.
-        pass_on: takes the others' events.
+        strategy: says which losses can be borne.
+        say: takes the leader's own events, whose times it sets.
+        welcome: makes what a successor is given.
 
     Attributes:
-        states: every worker's latest.
+        attendance: of the workers.
+        states: the latest of every worker that is there.
         reports: every server's last words, by its rank.
     """
 
-    def __init__(self, world: World, pass_on: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        say: Callable[[Event], None],
+        welcome: Callable[[], Welcome],
+    ) -> None:
         self._world = world
+        self._strategy = strategy
         self._control = world.control()
-        self._pass_on = pass_on
+        self._say = say
+        self._welcome = welcome
+        self.attendance = Attendance(len(world.cast.workers))
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
         self._server_states: dict[int, State] = {}
@@ -37,50 +54,30 @@ class Correspondence:
         for rank, server in zip(self._world.cast.servers, servers, strict=True):
             self._control.send(rank, Message(Kind.STATE, pack_tensors(*server)))
         for worker, state in workers.items():
-            self._control.send(self._world.cast.workers[worker], state.message())
+            self._send(self._world.cast.workers[worker], state.message())
 
     def read(self) -> None:
         """Takes what has arrived."""
-        while (found := self._control.poll()) is not None:
-            self._take(*found)
+        while self._hear(self._control.poll):
+            pass
 
     def read_until(self, enough: Callable[[], bool]) -> None:
         """Takes what arrives until there is enough."""
         while not enough():
-            self._take(*self._control.receive())
+            self._hear(self._control.receive)
 
     def wait_for_step(self, step: int) -> None:
         """Waits until every worker has handed in its state of this step, or was stopped before it."""
-        workers = range(len(self._world.cast.workers))
-        self.read_until(
-            lambda: all(
-                worker in self.states
-                and (self.states[worker].account.step >= step or self.states[worker].account.stopped)
-                for worker in workers
-            )
-        )
+        self._wait_for_all(lambda account: account.step >= step or account.stopped)
 
     def wait_for_stop(self) -> None:
         """Waits until every worker has stopped early, or left because it was done."""
-        workers = range(len(self._world.cast.workers))
-        self.read_until(
-            lambda: all(
-                worker in self.states
-                and (self.states[worker].account.stopped or self.states[worker].account.final)
-                for worker in workers
-            )
-        )
+        self._wait_for_all(lambda account: account.stopped or account.final)
 
     def wait_for_end(self) -> None:
         """Waits for everyone's last words."""
-        cast = self._world.cast
-        workers = range(len(cast.workers))
-        self.read_until(
-            lambda: (
-                all(worker in self.states and self.states[worker].account.final for worker in workers)
-                and len(self.reports) == len(cast.servers)
-            )
-        )
+        servers = self._world.cast.servers
+        self._wait_for_all(lambda account: account.final, lambda: len(self.reports) == len(servers))
 
     def ask_servers(self) -> list[State]:
         """Asks every server for its part of a checkpoint."""
@@ -91,8 +88,51 @@ class Correspondence:
         self.read_until(lambda: len(self._server_states) == len(servers))
         return [self._server_states[rank] for rank in servers]
 
+    def _wait_for_all(self, done: Callable[[Account], bool], also: Callable[[], bool] = lambda: True) -> None:
+        """Waits until it can be said of the state of every worker that is there, and until something else is true."""
+        self.read_until(
+            lambda: (
+                all(
+                    worker in self.states and done(self.states[worker].account)
+                    for worker in self.attendance.present
+                )
+                and also()
+            )
+        )
+
+    def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
+        """Takes a message, or the news of a loss; gives whether there was either."""
+        try:
+            found = get()
+        except PeerLost as loss:
+            if not self._world.goes_on_without(loss.rank, self._strategy):
+                raise
+            self._strike_off(loss.rank)
+            return True
+        if found is not None:
+            self._take(*found)
+        return found is not None
+
+    def _strike_off(self, rank: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        state = self.states.get(worker)
+        if worker not in self.attendance.present or (state is not None and state.account.final):
+            return  # it has said all that it had to say
+        self.states.pop(worker, None)
+        self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
+
+    def _enter(self, rank: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        self.states.pop(worker, None)
+        self.attendance.join(worker)
+        self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
+        self._send(rank, self._welcome().message())
+
     def _take(self, source: int, message: Message) -> None:
-        assert message.tensor is not None, "every control message carries a payload"
+        if message.kind is Kind.JOIN:
+            self._enter(source)
+            return
+        assert message.tensor is not None, "every other control message carries a payload"
         if message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
         elif message.kind is Kind.REPORT:
@@ -102,3 +142,15 @@ class Correspondence:
         else:
             state = WorkerState.from_message(message)
             self.states[state.account.worker] = state
+
+    def _pass_on(self, event: Event) -> None:
+        if isinstance(event, WorkerProgress):
+            self.attendance.note(event)
+        self._world.emit(event)
+
+    def _send(self, rank: int, message: Message) -> None:
+        try:
+            self._control.send(rank, message)
+        except PeerLost:
+            if not self._world.goes_on_without(rank, self._strategy):
+                raise

@@ -19,7 +19,8 @@ from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
 
 CPU = torch.device("cpu")
-Transform = Callable[[Tensor, torch.Generator], Tensor]
+Transform = Callable[[Tensor, Tensor], Tensor]
+"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,19 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Losses:
+    """How a run bears the loss of workers, where its strategy goes on without them.
+
+    Attributes:
+        min_workers: with fewer than this it ends, with a checkpoint.
+        restarts: how many lost workers get a successor.
+    """
+
+    min_workers: int = 1
+    restarts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A training job.
 
@@ -76,6 +90,7 @@ class Job:
         model_name: for people.
         learning: how a replica learns.
         keeping: what stays.
+        losses: of workers, and how they are borne.
         device: where replicas live, such as `cpu` or `cuda`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
@@ -88,6 +103,7 @@ class Job:
     model_name: str
     learning: Learning
     keeping: Keeping = field(default_factory=Keeping)
+    losses: Losses = field(default_factory=Losses)
     device: torch.device = CPU
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import CheckpointSaved, Evaluated, Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles import result
@@ -15,6 +16,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.presentation import Presentation
 from polyrhythm.roles.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import World
 
@@ -33,10 +35,12 @@ class Leader:
         self._world = world
         self._replica = replica
         self._in_step = job.strategy.in_step(job.workers)
-        self._others = Correspondence(world, world.emit)
+        self._goes_on = job.strategy.goes_on(job.workers)
+        self._others = Correspondence(world, job.strategy, self._say, self._welcome)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
         self._found: Evaluation | None = None
+        self._too_few = False
         self._started_at = world.clock.now()
         self._earlier_s = 0.0
         self._paused_s = 0.0
@@ -78,10 +82,12 @@ class Leader:
         )
 
     def step_done(self) -> None:
-        """Keeps the weight average, for which the step must be over."""
+        """Keeps the weight average, for which the step must be over, and lets successors in."""
         if self._presentation.average is not None:
             self._replica.part.settle()
             self._presentation.average.update(self._replica.flat.vector)
+        if self._goes_on:  # a successor waits for an answer
+            self._others.read()
 
     def progress(self, event: WorkerProgress) -> None:
         """Passes on what this worker and others have done lately."""
@@ -122,9 +128,29 @@ class Leader:
             self._evaluate(self._job.learning.epochs)
             if self._job.keeping.folder is not None:
                 self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
+        if stopped and self._too_few:
+            raise self._ended_by_losses()
         outcome = "interrupted" if stopped else "done"
         self._keep_arrivals(outcome)
         self._emit(RunEnded(time_s=0, outcome=outcome, result=self._result(trained_s)))
+
+    def _welcome(self) -> Welcome:
+        return Welcome(self._replica.untrained, self._world.clock.now() - self._started_at)
+
+    def _say(self, event: Event) -> None:
+        """Says that a worker is lost, or that a successor has come; stops the run where too few are left."""
+        self._emit(event)
+        attendance, losses = self._others.attendance, self._job.losses
+        if len(attendance.present) < losses.min_workers and attendance.lost > losses.restarts:
+            self._too_few = True
+            self._world.stop.wish()
+
+    def _ended_by_losses(self) -> RunError:
+        folder = f" {self._job.keeping.folder}" if self._job.keeping.folder is not None else ""
+        return RunError(
+            f"{len(self._others.attendance.present)} of {self._job.workers} workers are left, and min_workers is "
+            f"{self._job.losses.min_workers}; continue with --resume{folder}"
+        )
 
     def _keep_arrivals(self, outcome: str) -> None:
         """Writes down whom every rank has heard, so that the run can be replayed."""
@@ -136,7 +162,10 @@ class Leader:
         told |= {rank: report["arrivals"] for rank, report in self._others.reports.items()}
         ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
         digest = result.digest(self._replica.flat.vector)
-        recording_of(self._job, cast, ranks, outcome=outcome, parameters_sha256=digest).write(folder)
+        lost = self._others.attendance.lost
+        recording_of(
+            self._job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
+        ).write(folder)
 
     def _states(self) -> list[WorkerState]:
         states = self._others.states
@@ -173,7 +202,9 @@ class Leader:
         job = self._job
         accounts = [state.account for state in self._states()]
         reports = list(self._others.reports.values())
-        images = sum(account.session_images for account in accounts)
+        attendance = self._others.attendance
+        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
+        stopped = any(account.stopped for account in accounts)
         return {
             "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
             "strategy": str(job.strategy),
@@ -187,10 +218,21 @@ class Leader:
             "images_per_s": images / trained_s if trained_s > 0 else 0.0,
             "train_loss": result.train_loss(accounts),
             **(result.test_figures(self._found) if self._found is not None else {}),
-            "bytes_sent_per_step": result.bytes_per_step(accounts, reports),
+            "workers_lost": attendance.lost,
+            "workers_joined": attendance.joined,
+            "images_not_seen": 0 if stopped else result.images_not_seen(job, self._steps_done()),
+            "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
             "parameters_sha256": result.digest(self._replica.flat.vector),
         }
+
+    def _steps_done(self) -> dict[int, int]:
+        """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
+        done = {state.account.worker: state.account.step for state in self._states()}
+        for worker, rank in enumerate(self._world.cast.workers):
+            held = [report["steps"].get(str(rank), 0) for report in self._others.reports.values()]
+            done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
+        return done
 
 
 def _epochs(steps: int, length: int) -> float:

@@ -34,6 +34,7 @@ class Recording:
         device: where replicas lived, such as `cpu`.
         threads: compute threads of a worker; sums over several have another order.
         torch: its version.
+        workers_lost: how often a worker was lost, of which its arrivals do not tell.
     """
 
     job: dict[str, Any]
@@ -45,6 +46,7 @@ class Recording:
     device: str
     threads: int
     torch: str
+    workers_lost: int = 0
 
     @property
     def messages(self) -> int:
@@ -79,6 +81,7 @@ class Recording:
             "device": self.device,
             "threads": self.threads,
             "torch": self.torch,
+            "workers_lost": self.workers_lost,
             "ranks": {str(rank): arrivals.to_json() for rank, arrivals in self.ranks.items()},
         }
 
@@ -101,7 +104,7 @@ def recording_of(job: Job, cast: Cast, ranks: dict[int, Arrivals], **ending: Any
         job: what was learned.
         cast: who did what.
         ranks: every rank's arrivals.
-        **ending: `outcome` and `parameters_sha256`.
+        **ending: `outcome`, `parameters_sha256` and `workers_lost`.
     """
     return Recording(
         job=recorded_job(job),
@@ -151,4 +154,5 @@ def _from_json(value: dict[str, Any]) -> Recording:
         device=str(value["device"]),
         threads=max(1, int(value["threads"])),
         torch=str(value["torch"]),
+        workers_lost=int(value.get("workers_lost", 0)),
     )

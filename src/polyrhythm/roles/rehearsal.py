@@ -84,6 +84,11 @@ class Rehearsal:
         return steps_per_epoch(self.epoch_images, self.workers, self.batch_size)
 
     @property
+    def epochs(self) -> int:
+        """Epochs, the last one perhaps not whole."""
+        return -(-self.steps // self.steps_per_epoch)
+
+    @property
     def steps_per_report(self) -> int:
         """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
         reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))

@@ -73,7 +73,7 @@ class _Leader:
                 model=rehearsal.model,
                 workers=len(world.cast.workers),
                 servers=len(world.cast.servers),
-                epochs=-(-rehearsal.steps // rehearsal.steps_per_epoch),
+                epochs=rehearsal.epochs,
                 steps_per_epoch=rehearsal.steps_per_epoch,
                 parameters=rehearsal.sizes.parameters,
             )

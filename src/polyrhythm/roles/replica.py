@@ -66,13 +66,20 @@ class Replica:
         """Gives the pieces in which a drawn pass is played: a bucket each, or all at once if nobody listens."""
         return shares if self._announces or self.part.hears_use else (1.0,)
 
+    @property
+    def untrained(self) -> dict[str, Tensor]:
+        """What no optimiser changes, by name: buffers, and parameters that are frozen."""
+        frozen = {
+            name: parameter.data
+            for name, parameter in self.model.named_parameters()
+            if not parameter.requires_grad
+        }
+        return self.buffers | frozen
+
     def share_untrained(self) -> None:
         """Makes what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
-        for value in self.buffers.values():
+        for value in self.untrained.values():
             self.workers.broadcast(value)
-        for parameter in self.model.parameters():
-            if not parameter.requires_grad:
-                self.workers.broadcast(parameter.data)
 
     def begin(self, step: Step) -> None:
         """Begins a step: gradients are zero, and no bucket is ready."""

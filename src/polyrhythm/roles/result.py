@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from polyrhythm.data.sharding import batch_images
 from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.roles.job import Job
 from polyrhythm.roles.worker_state import Account
 
 
@@ -37,11 +39,35 @@ def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) ->
     }
 
 
-def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]]) -> float:
-    """Bytes that workers and servers sent for the strategy, for each step of a worker, in this session."""
-    sent = sum(account.bytes_sent for account in accounts) + sum(report["bytes_sent"] for report in reports)
+def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]], steps_of_lost: int = 0) -> float:
+    """Bytes that workers and servers sent for the strategy, for each step of a worker, in this session.
+
+    Args:
+        accounts: the workers'.
+        reports: the servers', which have answered lost workers as well.
+        steps_of_lost: of workers that could hand in no account; taken to have sent as much as the others.
+    """
     steps = sum(account.session_steps for account in accounts)
-    return sent / steps if steps else 0.0
+    if not steps:
+        return 0.0
+    all_steps = steps + steps_of_lost
+    sent = sum(account.bytes_sent for account in accounts) * (all_steps / steps)
+    return float(sent + sum(report["bytes_sent"] for report in reports)) / all_steps
+
+
+def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
+    """Counts the training images, over all epochs, of steps that were not done.
+
+    Args:
+        job: that is over.
+        steps_done: of every worker, by its index.
+    """
+    length, images = job.steps_per_epoch, len(job.dataset.train)
+    return sum(
+        batch_images(images, step % length, worker, job.workers, job.learning.batch_size)
+        for worker, done in steps_done.items()
+        for step in range(done, length * job.learning.epochs)
+    )
 
 
 def train_loss(accounts: list[Account]) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import ServerProgress
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
@@ -31,10 +34,16 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         assert message.tensor is not None
         part.load_state(unpack_tensors(message.tensor))
     reporter = _Reporter(index, part, world)
-    outbox = _Outbox(world.network)
+    outbox = _Outbox(strategy, world)
     bytes_sent = 0
     while not part.done:
-        source, message = world.network.receive()
+        try:
+            source, message = world.network.receive()
+        except PeerLost as loss:
+            if not world.goes_on_without(loss.rank, strategy):
+                raise
+            outbox.send(part.on_loss(loss.rank))
+            continue
         if message.kind is Kind.CHECKPOINT:
             control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
             continue
@@ -48,7 +57,12 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         if event is not None:
             control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
     outbox.flush()
-    report = {"staleness": dict(part.staleness), "version": part.version, "bytes_sent": bytes_sent}
+    report = {
+        "staleness": dict(part.staleness),
+        "version": part.version,
+        "steps": part.steps,
+        "bytes_sent": bytes_sent,
+    }
     if world.arrivals is not None:
         report["arrivals"] = world.arrivals.to_json()
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
@@ -58,25 +72,38 @@ class _Outbox:
     """Replies that are leaving, while the server goes on receiving.
 
     A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
-    answered again has had the answer before, so at most one reply a rank is kept.
+    answered again has had the answer before, so at most one reply a rank is kept. A reply to a rank that is lost, and
+    can be done without, is dropped.
     """
 
-    def __init__(self, network: Communicator) -> None:
-        self._network = network
+    def __init__(self, strategy: Strategy, world: World) -> None:
+        self._strategy = strategy
+        self._world = world
         self._leaving: dict[int, Handle] = {}
 
     def send(self, replies: list[tuple[int, Message]]) -> None:
         """Starts to send."""
         for to, reply in replies:
-            if to in self._leaving:
-                self._leaving.pop(to).wait()
-            self._leaving[to] = self._network.start_send(to, reply)
+            with self._bearing_the_loss_of(to):
+                if to in self._leaving:
+                    self._leaving.pop(to).wait()
+            with self._bearing_the_loss_of(to):
+                self._leaving[to] = self._world.network.start_send(to, reply)
 
     def flush(self) -> None:
         """Waits until everything has left."""
-        for handle in self._leaving.values():
-            handle.wait()
+        for to, handle in self._leaving.items():
+            with self._bearing_the_loss_of(to):
+                handle.wait()
         self._leaving.clear()
+
+    @contextmanager
+    def _bearing_the_loss_of(self, to: int) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost:
+            if not self._world.goes_on_without(to, self._strategy):
+                raise
 
 
 class _Reporter:

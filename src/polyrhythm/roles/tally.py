@@ -37,9 +37,14 @@ class Tally:
         """Whether it is time to say something."""
         return self._clock.now() - self._said_at >= REPORT_EVERY_S
 
-    def begin(self) -> None:
-        """Training starts now, on all ranks at about the same moment: event times count from here."""
-        self._started_at = self._said_at = self._clock.now()
+    def begin(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now, on all ranks at about the same moment: event times count from here.
+
+        Args:
+            elapsed_s: for how long the others have been training.
+        """
+        self._said_at = self._clock.now()
+        self._started_at = self._said_at - elapsed_s
 
     def begin_epoch(self) -> None:
         """Starts the epoch's mean loss anew."""

@@ -10,6 +10,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import LEADER, World
 
@@ -84,19 +85,29 @@ def work(job: Job, world: World) -> None:
     """
     learner = Learner(job, world)
     desk: Desk = Leader(job, world, learner.replica) if world.leads else Mail(job, world)
-    learner.replica.share_untrained()
-    restored = desk.restore()
-    start = 0
-    if restored is not None:
-        restored.give_back(learner.replica)
-        learner.loss_scale = restored.loss_scale
-        start = restored.account.step
+    start, elapsed_s = (
+        (0, join(world, learner.replica)) if world.rejoins else _begin(job, world, learner, desk)
+    )
     shift = _Shift(job, world, learner, desk)
-    step, stopped = shift.run(learner.replica.part.start(start))
+    step, stopped = shift.run(learner.replica.part.start(start), elapsed_s)
     if stopped:
         desk.interrupted(shift.state(step, stopped=True))
     learner.replica.part.end()
     desk.end(shift.state(step, stopped=stopped, final=True))
+
+
+def _begin(job: Job, world: World, learner: Learner, desk: Desk) -> tuple[int, float]:
+    """Gets ready together with all others; gives the step to begin with, and the seconds since training started."""
+    if job.strategy.goes_on(job.workers):
+        share_untrained(world, learner.replica)
+    else:
+        learner.replica.share_untrained()
+    restored = desk.restore()
+    if restored is None:
+        return 0, 0.0
+    restored.give_back(learner.replica)
+    learner.loss_scale = restored.loss_scale
+    return restored.account.step, 0.0
 
 
 class _Shift:
@@ -110,12 +121,17 @@ class _Shift:
         self._started_at = 0
         self._tally = Tally(learner.worker, world.clock)
 
-    def run(self, start: int) -> tuple[int, bool]:
-        """Trains from a step on; gives the number of steps done and whether it was stopped early."""
+    def run(self, start: int, elapsed_s: float) -> tuple[int, bool]:
+        """Trains from a step on; gives the number of steps done and whether it was stopped early.
+
+        Args:
+            start: the step.
+            elapsed_s: for how long the others have been training.
+        """
         length = self._job.steps_per_epoch
         self._started_at = start
         self._desk.begin(start // length)
-        self._tally.begin()
+        self._tally.begin(elapsed_s)
         for epoch in range(start // length, self._job.learning.epochs):
             done, stopped = self._epoch(epoch, max(start, epoch * length))
             self._learner.replica.part.settle()

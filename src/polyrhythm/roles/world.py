@@ -11,6 +11,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.events import Event
 from polyrhythm.roles.pace import LivePace, Pace
 from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.strategy import Strategy
 
 LEADER = 0
 """The rank that evaluates, saves and speaks for the run: always a worker."""
@@ -25,6 +26,11 @@ class StopWish:
     def wish(self) -> None:
         """Asks to stop."""
         self.wished = True
+
+
+def goes_on_without(rank: int, cast: Cast, strategy: Strategy) -> bool:
+    """Whether a run with this strategy goes on when a rank is lost: workers can be done without, but for the leader."""
+    return rank != LEADER and rank in cast.workers and strategy.goes_on(len(cast.workers))
 
 
 def _ignore(event: Event) -> None:
@@ -42,6 +48,7 @@ class World:
         stop: whether someone wants to stop.
         emit: takes the run's events; called on the leader only.
         arrivals: whom this rank has heard, where the network notes it.
+        rejoins: whether this rank is the successor of one that was lost, and the others are under way.
     """
 
     network: Communicator
@@ -50,6 +57,7 @@ class World:
     stop: StopWish = field(default_factory=StopWish)
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
+    rejoins: bool = False
 
     @property
     def clock(self) -> Clock:
@@ -65,6 +73,10 @@ class World:
     def leads(self) -> bool:
         """Whether this rank speaks for the run."""
         return self.network.rank == LEADER
+
+    def goes_on_without(self, rank: int, strategy: Strategy) -> bool:
+        """Whether a run with this strategy goes on when a rank is lost."""
+        return goes_on_without(rank, self.cast, strategy)
 
     def control(self) -> Communicator:
         """Makes the communicator for what is not training: states, reports, events."""

@@ -179,10 +179,15 @@ class ServerPart(Protocol):
         staleness: how many gradients were applied at which staleness.
         version: updates applied so far.
         done: whether all workers have left.
+        steps: how many gradients of each rank it holds.
     """
 
     staleness: Counter[int]
     version: int
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each rank it holds, those of earlier sessions included."""
 
     @property
     def done(self) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
 from polyrhythm.launch.cores import threads_for_worker
-from polyrhythm.launch.local import _Child, _verdict
+from polyrhythm.launch.ranks import Child, Ranks
+from polyrhythm.launch.watch import verdict
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.strategies.cast import Cast
 
@@ -28,33 +30,38 @@ def job() -> Job:
     return replace(made, keeping=Keeping(folder=Path("runs/a")))
 
 
-def child(rank: int, status: int, kind: str = "", error: str = "") -> _Child:
+def said(children: list[Child], job: Job) -> Exception:
+    failed = [child for child in children if child.failed]
+    return verdict(failed, Ranks(job, CAST, 1, "fork"), job)
+
+
+def child(rank: int, status: int, kind: str = "", error: str = "") -> Child:
     process: Any = SimpleNamespace(exitcode=status)
     pipe: Any = None
-    return _Child(rank, process, pipe, open=False, error=error, kind=kind, failed=status != 0)
+    return Child(Peer(rank, 0), process, pipe, open=False, error=error, kind=kind, failed=status != 0)
 
 
 def test_a_wrong_request_explains_all(job: Job) -> None:
-    said = _verdict([child(0, 1, RUN, "broke"), child(1, 1, REQUEST, "the loss is nan")], CAST, job)
-    assert isinstance(said, RequestError)
-    assert str(said) == "the loss is nan"
+    found = said([child(0, 1, RUN, "broke"), child(1, 1, REQUEST, "the loss is nan")], job)
+    assert isinstance(found, RequestError)
+    assert str(found) == "the loss is nan"
 
 
 @pytest.mark.parametrize("echo", [RUN, PEER, BUG])
 def test_a_killed_rank_explains_what_the_others_saw(echo: str, job: Job) -> None:
-    said = _verdict([child(0, 1, echo, "a collective broke"), child(2, -signal.SIGKILL)], CAST, job)
-    assert isinstance(said, RunError)
-    assert str(said) == "server 0 (rank 2) was killed by SIGKILL; continue with --resume runs/a"
+    found = said([child(0, 1, echo, "a collective broke"), child(2, -signal.SIGKILL)], job)
+    assert isinstance(found, RunError)
+    assert str(found) == "server 0 (rank 2) was killed by SIGKILL; continue with --resume runs/a"
 
 
 def test_a_failure_explains_a_lost_peer(job: Job) -> None:
-    said = _verdict([child(0, 1, PEER, "rank 1 is gone"), child(1, 1, BUG, "Traceback…")], CAST, job)
-    assert str(said) == "worker 1 (rank 1): Traceback…"
+    found = said([child(0, 1, PEER, "rank 1 is gone"), child(1, 1, BUG, "Traceback…")], job)
+    assert str(found) == "worker 1 (rank 1): Traceback…"
 
 
 def test_a_lost_peer_is_better_than_nothing(job: Job) -> None:
-    said = _verdict([child(0, 1, PEER, "rank 1 is gone"), child(1, 0)], CAST, job)
-    assert str(said) == "worker 0 (rank 0): rank 1 is gone"
+    found = said([child(0, 1, PEER, "rank 1 is gone"), child(1, 0)], job)
+    assert str(found) == "worker 0 (rank 0): rank 1 is gone"
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ class ShardServer:
         """Whether all pushers have left and one has had the final parameters."""
         return self._finished
 
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each pusher have been applied or, weighing nothing, counted."""
+        return dict(zip(self._pushers, self._steps, strict=True))
+
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a rank and gives the replies.
 

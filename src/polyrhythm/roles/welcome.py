@@ -1,0 +1,78 @@
+"""What a worker is given so that it can begin beside others: all that no server holds.
+
+successor                leader                      servers
+  JOIN ────────────────▶ enters it
+  ◀──── welcome ──────── untrained tensors, time
+  PULL ────────────────────────────────────────────▶ enter it
+  ◀──── parameters, and how many of its steps count ──
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.errors import PeerLost
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import LEADER, World
+
+_TAG = 1
+"""Nothing else that the leader sends a worker can be taken for a welcome."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """A welcome.
+
+    Attributes:
+        untrained: what is not trained (batch-norm statistics, frozen parameters), by name: the leader's.
+        time_s: since training started, on the run's clock.
+    """
+
+    untrained: dict[str, Tensor]
+    time_s: float
+
+    def message(self) -> Message:
+        """Packs it to be sent."""
+        return Message(Kind.STATE, pack_tensors(self.untrained, {"time_s": self.time_s}), tag=_TAG)
+
+    @classmethod
+    def receive(cls, control: Communicator) -> Welcome:
+        """Waits for the leader's welcome."""
+        message = control.receive(LEADER, _TAG)[1]
+        assert message.tensor is not None
+        tensors, facts = unpack_tensors(message.tensor)
+        return cls(tensors, facts["time_s"])
+
+    def give(self, replica: Replica) -> None:
+        """Overwrites what is not trained of a replica."""
+        for name, value in replica.untrained.items():
+            value.copy_(self.untrained[name])
+
+
+def join(world: World, replica: Replica) -> float:
+    """Asks the leader to let this rank, a successor, take part; gives the seconds since training started."""
+    control = world.control()
+    control.send(LEADER, Message(Kind.JOIN))
+    welcome = Welcome.receive(control)
+    welcome.give(replica)
+    return welcome.time_s
+
+
+def share_untrained(world: World, replica: Replica) -> None:
+    """Makes what is not trained equal to worker 0's, though some may be lost meanwhile, which breaks a collective."""
+    if not replica.untrained:
+        return
+    control = world.control()
+    if not world.leads:
+        Welcome.receive(control).give(replica)
+        return
+    message = Welcome(replica.untrained, 0.0).message()
+    for rank in world.cast.workers:
+        if rank != LEADER:
+            with suppress(PeerLost):  # who is lost is missed where something is received from it
+                control.send(rank, message)
