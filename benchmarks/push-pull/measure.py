@@ -1,0 +1,225 @@
+"""Push and pull between a worker and a server of one host: through shared memory, over gloo links, and a Ray actor.
+
+    python benchmarks/push-pull/measure.py [--bytes 10000000] [--rounds 15] [--json]
+
+Each way has a worker and a server of its own, processes of one thread that wait on a pipe while it is another way's
+turn. In each round every way makes, one after the other,
+
+    empty               a message without a tensor, and an answer without one
+    exchange            a push of `--bytes`, which the server subtracts from its parameters, and a pull of as many
+    parameter_server    the same by the strategy's own worker and server parts: flat gradients, plan, optimiser, gate
+
+What is printed are the medians over rounds, the median of the rounds' ratios to the first way, and their range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.roles.server import serve
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+CAST = Cast((0,), (1,))
+LEARNING_RATE = 1e-3
+REPEATS = {"empty": 200, "exchange": 5, "parameter_server": 5}
+"""Within a round."""
+
+
+class Links:
+    """A worker and a server that speak over our links.
+
+    Args:
+        size: bytes of the parameters.
+        shared_memory: whether the links go through it.
+    """
+
+    def __init__(self, size: int, shared_memory: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._store = host_store()
+        self._pipe, pipe = context.Pipe()
+        self._processes = [
+            context.Process(target=main, args=(rank, self._store.port, size, shared_memory, pipe))
+            for rank, main in enumerate((_worker, _server))
+        ]
+        for process in self._processes:
+            process.start()
+        assert self._pipe.recv() == "ready"
+
+    def time(self, what: str) -> float:
+        """Gives the seconds of one round trip, the mean of a few."""
+        self._pipe.send(what)
+        return float(self._pipe.recv())
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+class RayActor:
+    """A worker, this process, and an actor of Ray that holds the parameters."""
+
+    def __init__(self, size: int) -> None:
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+        class Server:
+            def __init__(self, elements: int) -> None:
+                torch.set_num_threads(1)
+                self.vector = torch.zeros(elements)
+
+            def empty(self) -> None:
+                return None
+
+            def exchange(self, gradient: Any) -> Any:
+                self.vector.sub_(torch.from_numpy(gradient), alpha=LEARNING_RATE)
+                return self.vector.numpy()
+
+        self._get, self._shutdown = ray.get, ray.shutdown
+        self._server = ray.remote(num_cpus=1)(Server).remote(size // 4)
+        self._gradients, self._vector = torch.ones(size // 4), torch.zeros(size // 4)
+
+    def time(self, what: str) -> float:
+        """As `Links.time`; the strategy's own parts do not run over Ray, so their peer is the plain exchange."""
+        return _mean_seconds(self._empty if what == "empty" else self._exchange, REPEATS[what])
+
+    def close(self) -> None:
+        self._shutdown()
+
+    def _empty(self) -> None:
+        self._get(self._server.empty.remote())
+
+    def _exchange(self) -> None:
+        answer = self._get(self._server.exchange.remote(self._gradients.numpy()))
+        self._vector.copy_(torch.from_numpy(answer))
+
+
+def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    _home, network = connect(local(rank, CAST.size, port), shared_memory)
+    plain = network.subgroup("plain", (0, 1))
+    model = nn.Linear(size // 4, 1, bias=False)
+    flat = FlatParameters(model)
+    flat.gradients.fill_(1.0)
+    plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), flat)
+    part = ParameterServer().worker(
+        WorkerSetting(network, network.subgroup("workers", (0,)), CAST, flat, plan)
+    )
+    vector, steps = torch.empty(size // 4), iter(range(1 << 30))
+    part.start(0)
+    pipe.send("ready")
+    ways: dict[str, Callable[[], Any]] = {
+        "empty": lambda: _exchange(plain, None, None),
+        "exchange": lambda: _exchange(plain, flat.gradients, vector),
+        "parameter_server": lambda: part.gradients_ready(Step(next(steps)), LEARNING_RATE),
+    }
+    while True:
+        what = pipe.recv()
+        pipe.send(_mean_seconds(ways[what], REPEATS[what]))
+
+
+def _exchange(network: Communicator, gradients: torch.Tensor | None, vector: torch.Tensor | None) -> None:
+    push = network.start_send(1, Message(Kind.PUSH, gradients))
+    answer = network.receive(1)[1]
+    if vector is not None and answer.tensor is not None:
+        vector.copy_(answer.tensor)
+    push.wait()
+
+
+def _server(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    _home, network = connect(local(rank, CAST.size, port), shared_memory)
+    network.start(lambda: _serve_plainly(network.subgroup("plain", (0, 1)), torch.zeros(size // 4)))
+    serve(ParameterServer(), World(network, CAST))
+
+
+def _serve_plainly(network: Communicator, vector: torch.Tensor) -> None:
+    while True:
+        source, push = network.receive()
+        if push.tensor is not None:
+            vector.sub_(push.tensor, alpha=LEARNING_RATE)
+        answer = None if push.tensor is None else vector
+        del push
+        network.send(source, Message(Kind.PARAMETERS, answer))
+
+
+def _mean_seconds(work: Callable[[], Any], repeats: int) -> float:
+    started_at = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - started_at) / repeats
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--bytes", type=int, default=10_000_000)
+    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    ways: dict[str, Links | RayActor] = {
+        "shared memory": Links(chosen.bytes, shared_memory=True),
+        "gloo links": Links(chosen.bytes, shared_memory=False),
+    }
+    if find_spec("ray") is not None:
+        ways["Ray actor"] = RayActor(chosen.bytes)
+    try:
+        table = [_figures(ways, what, chosen.rounds) for what in REPEATS]
+    finally:
+        for way in ways.values():
+            way.close()
+    if chosen.json:
+        print(json.dumps(table))
+        return
+    if find_spec("ray") is None:
+        print("Ray is not installed: no figures of an actor.\n")
+    print("| round trip | way | median | ratio to shared memory (range) |")
+    print("|---|---|---|---|")
+    for line in table:
+        for way, figures in line["ways"].items():
+            low, high = figures["range"]
+            print(
+                f"| {line['round trip']} | {way} | {figures['ms']:.3f} ms "
+                f"| {figures['ratio']:.2f} ({low:.2f} to {high:.2f}) |"
+            )
+
+
+def _figures(ways: dict[str, Links | RayActor], what: str, rounds: int) -> dict[str, Any]:
+    for way in ways.values():
+        way.time(what)
+    timings = [{name: way.time(what) for name, way in ways.items()} for _ in range(rounds)]
+    first = next(iter(ways))
+    figures = {}
+    for name in ways:
+        ratios = [timing[name] / timing[first] for timing in timings]
+        figures[name] = {
+            "ms": 1e3 * statistics.median(timing[name] for timing in timings),
+            "ratio": statistics.median(ratios),
+            "range": (min(ratios), max(ratios)),
+        }
+    return {"round trip": what, "ways": figures}
+
+
+if __name__ == "__main__":
+    main()
