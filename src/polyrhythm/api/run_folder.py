@@ -52,7 +52,21 @@ def choose(out: str | Path | None, name: str) -> Path:
 
 
 def create(folder: Path, config: RunConfig, job: Job) -> None:
-    """Makes the folder with `config.yaml` and `environment.json`.
+    """Makes the folder of a job with `config.yaml` and `environment.json`.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    create_for(folder, _settled(config, job), str(job.device))
+
+
+def create_for(folder: Path, config: RunConfig, device: str) -> None:
+    """Makes a folder with `config.yaml` and `environment.json`.
+
+    Args:
+        folder: new or empty.
+        config: with nothing left open.
+        device: where replicas live.
 
     Raises:
         RequestError: it cannot be written.
@@ -60,8 +74,8 @@ def create(folder: Path, config: RunConfig, job: Job) -> None:
     existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(_settled(config, job), folder / CONFIG_FILE)
-        text = json.dumps(_environment(config, job), indent=2) + "\n"
+        write_recipe(config, folder / CONFIG_FILE)
+        text = json.dumps(_environment(config, device), indent=2) + "\n"
         (folder / "environment.json").write_text(text, encoding="utf-8")
     except OSError as error:
         if not existed:
@@ -84,7 +98,7 @@ def _settled(config: RunConfig, job: Job) -> RunConfig:
     return config.model_copy(update=chosen)
 
 
-def _environment(config: RunConfig, job: Job) -> dict[str, Any]:
+def _environment(config: RunConfig, device: str) -> dict[str, Any]:
     return {
         "polyrhythm": version("polyrhythm"),
         "python": platform.python_version(),
@@ -92,7 +106,7 @@ def _environment(config: RunConfig, job: Job) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": available_cores(),
-        "device": str(job.device),
+        "device": device,
         "threads_per_worker": config.threads or "a share of the cores",
         "host": platform.node(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.api import run_folder
-from polyrhythm.api.told import Run, told_run
+from polyrhythm.api.cluster_figures import ClusterFigures, watched_ranks
+from polyrhythm.api.told import Run, Told, told_in, told_run
 from polyrhythm.config.assemble import assemble, name_of
 from polyrhythm.config.recipe import configure, read_recipe
+from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.errors import RequestError
-from polyrhythm.events import Event, RunEnded
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.events import Event
 from polyrhythm.launch.cores import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster
 from polyrhythm.simulation.layout import Layout, lay_out
+from polyrhythm.simulation.rehearse import rehearse_on
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.simulation.tempo import check_slowness
@@ -30,18 +34,21 @@ from polyrhythm.specs import build
 
 CLUSTER_FILE = "cluster.yaml"
 TRACE_FILE = "trace.json"
+GRADIENTS = ("real", "none")
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what a user may say, all by name
     recipe: str | Path | None = None,
     *,
     cluster: str | Path | Cluster,
+    gradients: str = "real",
+    steps: int | None = None,
     step_time: str | StepTime | None = None,
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> Run:
-    """Trains a classifier on a cluster that is only described: real gradients, virtual time, one process.
+    """Trains a classifier on a cluster that is only described: virtual time, one process.
 
     The run folder is that of a real run, in virtual seconds, with the cluster and `trace.json`, a timeline that
     Perfetto and chrome://tracing show. The same seed gives the same run.
@@ -49,13 +56,16 @@ def simulate(
     Args:
         recipe: a YAML file of options.
         cluster: the name of a ready cluster, a cluster file, or a cluster.
+        gradients: `real` trains; `none` rehearses: the strategy's messages in their sizes, and nothing learned, for
+            thousands of workers. A recipe's options for learning are then not looked at.
+        steps: that every worker takes, of full batches, instead of epochs; with `gradients="none"` only.
         step_time: compute time of a step instead of the cluster's, such as `constant(seconds=0.1)`.
         out: the run folder, new or empty; None makes one under `runs/`.
         observers: are told every event.
         **options: any field of `RunConfig` but `port`, as in `train`.
 
     Returns:
-        The run; its figures have `cluster`, `hosts` and `price` too.
+        The run; its figures have `gradients`, `waiting_share`, `cluster`, `hosts` and `price` too.
 
     Raises:
         RequestError: something in the request is wrong; nothing has been written.
@@ -63,16 +73,17 @@ def simulate(
     """
     if "port" in options:
         raise RequestError("simulated ranks meet at no port: leave --port out")
+    if gradients not in GRADIENTS:
+        raise unknown("gradients", gradients, GRADIENTS)
+    if gradients == "none":
+        check_rehearsable(options, steps)
+    elif steps is not None:
+        raise RequestError("--steps goes with --gradients none: real training is as long as its --epochs")
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = _cluster(cluster, step_time)
-    job = assemble(config, Keeping(checkpoints=config.keep_checkpoints))
-    strategy = job.strategy
-    layout = lay_out(where, job.workers, strategy.server_count, strategy.server_placement)
-    check_slowness(layout)
-    folder = run_folder.choose(out, f"{strategy.name}-{name_of(config.model).split('(')[0]}-{where.name}")
-    job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
-    with computing_with(config.threads or 1):
-        return _played(layout, job, config, observers)
+    if gradients == "none":
+        return _rehearse(where, config, steps, out, observers)
+    return _train(where, config, out, observers)
 
 
 def _cluster(cluster: str | Path | Cluster, step_time: str | StepTime | None) -> Cluster:
@@ -83,30 +94,72 @@ def _cluster(cluster: str | Path | Cluster, step_time: str | StepTime | None) ->
     return found.model_copy(update={"step_time": made})
 
 
-def _played(layout: Layout, job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run:
-    folder, cast = job.keeping.folder, layout.cast
-    assert folder is not None
-    stop, timeline = StopWish(), Timeline()
-    with told_run(job, config, observers) as told:
-        (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
-        with asked_to_stop(stop.wish):
-            simulate_on(layout, job, _priced(layout, told.on_event), stop=stop, timeline=timeline)
+def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
+    job = assemble(config, Keeping(checkpoints=config.keep_checkpoints))
+    layout = _laid_out(where, job)
+    folder = _folder(out, job, config, where)
+    job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
+
+    def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
+        simulate_on(layout, job, emit, stop=stop, timeline=timeline)
+
+    with computing_with(config.threads or 1), told_run(job, config, observers) as told:
+        _played(layout, folder, told, play, {"gradients": "real"})
+    return told.run()
+
+
+def _rehearse(
+    where: Cluster,
+    config: RunConfig,
+    steps: int | None,
+    out: str | Path | None,
+    observers: Sequence[Observer],
+) -> Run:
+    rehearsal, images = assemble_rehearsal(config, steps)
+    layout = _laid_out(where, rehearsal)
+    folder = _folder(out, rehearsal, config, where)
+
+    def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
+        rehearse_on(layout, rehearsal, emit, stop=stop, timeline=timeline)
+
+    if steps is None:
+        config = config.model_copy(update={"epochs": rehearsal.epochs})
+    known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
+    if steps is not None:
+        known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
+    run_folder.create_for(folder, config, "none")
+    with computing_with(1), told_in(folder, config, observers) as told:
+        _played(layout, folder, told, play, known)
+    return told.run()
+
+
+def _laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
+    strategy = what.strategy
+    layout = lay_out(where, what.workers, strategy.server_count, strategy.server_placement)
+    check_slowness(layout)
+    return layout
+
+
+def _folder(out: str | Path | None, what: Job | Rehearsal, config: RunConfig, where: Cluster) -> Path:
+    model = name_of(config.model).split("(")[0]
+    return run_folder.choose(out, f"{what.strategy.name}-{model}-{where.name}")
+
+
+def _played(
+    layout: Layout,
+    folder: Path,
+    told: Told,
+    play: Callable[[Callable[[Event], None], StopWish, Timeline], None],
+    known: dict[str, Any],
+) -> None:
+    """Plays, and leaves the cluster and the timeline in the run folder."""
+    stop, timeline = StopWish(), Timeline(watched_ranks(layout))
+    (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
+    with asked_to_stop(stop.wish):
+        play(ClusterFigures(layout, known, timeline, told.on_event).on_event, stop, timeline)
+    cast = layout.cast
     names = {rank: f"worker {index}" for index, rank in enumerate(cast.workers)}
     names |= {rank: f"server {index}" for index, rank in enumerate(cast.servers)}
     machines = layout.cluster.machines
     hosts = {rank: (host, f"host {host} ({machines[host].name})") for rank, host in enumerate(layout.host_of)}
     timeline.write(folder / TRACE_FILE, names, hosts)
-    return told.run()
-
-
-def _priced(layout: Layout, emit: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Adds what only the cluster knows to the figures of a run."""
-
-    def pass_on(event: Event) -> None:
-        if isinstance(event, RunEnded):
-            price = event.result["seconds"] / 3600 * layout.price_per_hour
-            known = {"cluster": layout.cluster.name, "hosts": len(layout.hosts_used), "price": price}
-            event = dataclasses.replace(event, result={**event.result, **known})
-        emit(event)
-
-    return pass_on

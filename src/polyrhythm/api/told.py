@@ -45,12 +45,21 @@ def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iter
     folder = job.keeping.folder
     assert folder is not None
     run_folder.create(folder, config, job)
+    with told_in(folder, config, observers, resumed=job.keeping.resume) as told:
+        yield told
+
+
+@contextmanager
+def told_in(
+    folder: Path, config: RunConfig, observers: Sequence[Observer], *, resumed: bool = False
+) -> Iterator[Told]:
+    """Tells a run whose folder is there; it is removed like that of `told_run`, unless the run is a resumed one."""
     told = Told(folder, config, observers)
     try:
         with told:
             yield told
     except (RequestError, KeyboardInterrupt):
-        if not told.begun and not job.keeping.resume:
+        if not told.begun and not resumed:
             run_folder.discard(folder)
         raise
 

@@ -21,6 +21,13 @@ def simulate(
     recipe: Annotated[
         str | None, typer.Argument(help="A YAML file of options; those given here win.")
     ] = None,
+    gradients: Annotated[
+        str, typer.Option(help="real: train; none: only messages and times, for thousands of workers.")
+    ] = "real",
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --gradients none: steps of each worker, instead of epochs."),
+    ] = None,
     step_time: Annotated[
         str | None,
         typer.Option(
@@ -33,14 +40,21 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
     **options: Any,
 ) -> None:
-    """Train in virtual time on a cluster that you describe: real gradients, modelled hosts and links."""
+    """Train, or rehearse it, in virtual time on a cluster that you describe: modelled hosts and links."""
     from polyrhythm.api.simulate import simulate as simulate_run
     from polyrhythm.reporting.progress import progress_for
 
     observer = progress_for(sys.stderr)
     try:
         run = simulate_run(
-            recipe, cluster=cluster, step_time=step_time, out=out, observers=[observer], **options
+            recipe,
+            cluster=cluster,
+            gradients=gradients,
+            steps=steps,
+            step_time=step_time,
+            out=out,
+            observers=[observer],
+            **options,
         )
     except KeyboardInterrupt:  # before there was anything to save, or for the second time
         print("interrupted", file=sys.stderr)
@@ -58,9 +72,14 @@ def simulate(
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     price = f", price {figures['price']:.4f} (in the currency of its prices)" if figures["price"] else ""
-    print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
-    print(f"trained in  {figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
-    print(f"cluster     {figures['cluster']}, {figures['hosts']} hosts{price}")
-    print(f"model       {folder}/model.safetensors")
+    learns = figures["gradients"] == "real"
+    if learns:
+        print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+    done = "trained in  " if learns else "rehearsed in "
+    print(f"{done}{figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
+    print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
+    print(f"cluster     {figures['cluster']}, {figures['hosts']:,} hosts{price}")
+    if learns:
+        print(f"model       {folder}/model.safetensors")
     print(f"report      {folder}/report.html")
     print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TextIO
 
 from polyrhythm.events import Evaluated, Notice, RunEnded, RunStarted, WorkerProgress
@@ -70,7 +71,7 @@ def training_line(figures: RunFigures) -> str:
     parts = [
         f"epoch {slowest.epoch + 1}/{figures.started.epochs if figures.started else '?'}",
         f"step {slowest.step}/{figures.steps_per_worker}",
-        f"loss {significant(figures.recent_loss)}",
+        *([f"loss {significant(figures.recent_loss)}"] if not math.isnan(figures.recent_loss) else []),
         f"{whole(figures.recent_images_per_s)} images/s",
     ]
     if figures.staleness.counts:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PALETTE = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")
 _EMPHASIS = "#8b93a3"
 _LARGEST_LEGEND = 9
+_MOST_LINES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,28 +106,38 @@ def _line(name: str, x: Iterable[float], y: Iterable[float], color: str) -> dict
 def _worker_lines(
     figures: RunFigures, x: Callable[[Stretch], float], y: Callable[[Stretch], float]
 ) -> list[dict[str, Any]]:
-    count = len(figures.workers)
+    shown = sorted(figures.workers.items())[:_MOST_LINES]
     return [
-        _line(f"worker {worker}", map(x, series.stretches), map(y, series.stretches), _color(index, count))
-        for index, (worker, series) in enumerate(sorted(figures.workers.items()))
+        _line(
+            f"worker {worker}", map(x, series.stretches), map(y, series.stretches), _color(index, len(shown))
+        )
+        for index, (worker, series) in enumerate(shown)
     ]
 
 
+def _of_all(figures: RunFigures) -> str:
+    """Says so where there are more workers than a plot shows."""
+    count = len(figures.workers)
+    return f" The first {_MOST_LINES} of {count:,} workers." if count > _MOST_LINES else ""
+
+
 def _loss(figures: RunFigures) -> Plot | None:
-    if figures.together is None:
+    # a rehearsal has no loss
+    if figures.together is None or all(math.isnan(stretch.loss) for stretch in figures.together.stretches):
         return None
     lines = _worker_lines(figures, lambda stretch: stretch.images_seen, lambda stretch: stretch.loss)
     if len(lines) > 1:
         for line in lines:
             line["line"]["width"] = 1.5
             line["opacity"] = 0.75
-        mean = _rounds(figures.together, len(lines))
+        mean = _rounds(figures.together, len(figures.workers))
         images, losses = [stretch.images_seen for stretch in mean], [stretch.loss for stretch in mean]
         lines.append(_line("all workers", images, losses, _EMPHASIS))
         lines[-1]["line"]["width"] = 3
     return Plot(
         title="Training loss",
-        caption="Mean loss since a worker's last report, over the images that all workers together had seen.",
+        caption="Mean loss since a worker's last report, over the images that all workers together had seen."
+        + _of_all(figures),
         traces=lines,
         x="images seen by all workers",
         y="training loss",
@@ -181,7 +192,8 @@ def _images_per_s(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Speed of each worker",
-        caption="Images per second since a worker's last report; a dip is a test, a wait or a slow host.",
+        caption="Images per second since a worker's last report; a dip is a test, a wait or a slow host."
+        + _of_all(figures),
         traces=lines,
         x="seconds",
         y="images/s",
@@ -215,7 +227,7 @@ def _staleness(figures: RunFigures) -> Plot | None:
 
 
 def _waiting(figures: RunFigures) -> Plot | None:
-    totals = {worker: series.total for worker, series in sorted(figures.workers.items())}
+    totals = {worker: series.total for worker, series in sorted(figures.workers.items())[:_MOST_LINES]}
     # One bar compares nothing; its share stands among the figures of the run.
     if len(totals) < 2 or not any(total.wait_s > 0 for total in totals.values()):
         return None
@@ -228,7 +240,7 @@ def _waiting(figures: RunFigures) -> Plot | None:
     return Plot(
         title="Waiting",
         caption=f"The share of each worker's time that it waited for others; "
-        f"{100 * figures.waiting_share:.1f} % of all.",
+        f"{100 * figures.waiting_share:.1f} % of all.{_of_all(figures)}",
         traces=[bars],
         x="worker",
         y="share of time",

@@ -8,6 +8,8 @@ import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.reporting.figures import RunFigures
@@ -85,7 +87,7 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _classes(class_rows(known.get("per_class", []))),
         _section("Notices", _notices(figures)),
         _section("Figures of the run", _fact_table(fact_rows(known))),
-        _section("How to repeat it", _repeat(folder, config) if config else ""),
+        _section("How to repeat it", _repeat(folder, config, known) if config else ""),
         _section("Environment", _fact_table(environment_rows(environment)) if environment else ""),
         "<footer>Made by Polyrhythm from the events of the run; this page needs no network.</footer>",
     ]
@@ -189,8 +191,22 @@ def _notices(figures: RunFigures) -> str:
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
-def _repeat(folder: Path, config: str) -> str:
-    command = f"polyrhythm train {shlex.quote(str(folder / 'config.yaml'))}"
+def _options(known: Mapping[str, Any], config: str) -> str:
+    """Gives what a simulation was told beside its recipe."""
+    if known.get("gradients") != "none":
+        return ""
+    by_epochs = yaml.safe_load(config).get("epochs") is not None
+    return " --gradients none" + ("" if by_epochs else f" --steps {known['steps']}")
+
+
+def _repeat(folder: Path, config: str, known: Mapping[str, Any]) -> str:
+    recipe = shlex.quote(str(folder / "config.yaml"))
+    command = f"polyrhythm train {recipe}"
+    cluster = folder / "cluster.yaml"
+    if cluster.exists():
+        command = (
+            f"polyrhythm simulate {recipe} --cluster {shlex.quote(str(cluster))}{_options(known, config)}"
+        )
     return (
         f'<div class="copyable"><pre><code>{escape(command)}</code></pre>'
         '<button type="button">Copy</button></div>\n'

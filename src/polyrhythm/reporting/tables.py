@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.reporting.quantities import duration, percent, whole
@@ -31,6 +32,10 @@ _LABELS = {
     "waiting_share": "Time spent waiting",
     "staleness": "Staleness",
     "bytes_sent_per_step": "Bytes sent per step",
+    "gradients": "Gradients",
+    "cluster": "Cluster",
+    "hosts": "Hosts used",
+    "price": "Price",
     "parameters_sha256": "SHA-256 of the parameters",
 }
 _WRITTEN: dict[str, Callable[[Any], str]] = {
@@ -61,7 +66,8 @@ def facts(figures: RunFigures) -> dict[str, Any]:
         found |= {"workers": start.workers, "servers": start.servers, "epochs": start.epochs}
     found["seconds"] = figures.time_s
     if figures.together:
-        found |= {"images_per_s": figures.images_per_s, "train_loss": figures.recent_loss}
+        found |= {"images_per_s": figures.images_per_s}
+        found |= {"train_loss": figures.recent_loss} if not math.isnan(figures.recent_loss) else {}
         found |= {"steps": max(series.last.step for series in figures.workers.values())}
         found |= {"waiting_share": figures.waiting_share} if figures.waiting_share > 0 else {}
     if figures.evaluations:

@@ -98,7 +98,7 @@ class Stage:
         name = f"{'worker' if rank in self.cast.workers else 'server'} {rank}"
         task = self.tasks[rank] = self.time.spawn(name, lambda: self.piece.role(world))
         if isinstance(self.time, ObservedTime):
-            self.time.ranks[task] = rank
+            self.time.note(task, rank)
         return task
 
     def world(self, rank: int) -> World:

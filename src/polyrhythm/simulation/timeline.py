@@ -49,20 +49,40 @@ class Sending:
 
 
 class Timeline:
-    """Collects what the ranks do.
+    """Collects what the ranks do, in bounded memory.
+
+    Args:
+        ranks: whose doings are kept; None keeps everyone's. Of sendings, those from one of them to another.
+        most: spans and sendings that are kept; what comes later is not.
 
     Attributes:
+        ranks: as given.
         spans: of computing and waiting, in the order of their ends.
         sendings: in the order of their ends.
+        full_at_s: when the last was kept, if some were not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: frozenset[int] | None = None, most: int = 200_000) -> None:
+        self.ranks = ranks
         self.spans: list[Span] = []
         self.sendings: list[Sending] = []
+        self.full_at_s: float | None = None
+        self._most = most
         self._latest: dict[int, Span] = {}
+
+    def watches(self, rank: int) -> bool:
+        """Tells whether what a rank does is kept."""
+        return self.ranks is None or rank in self.ranks
+
+    def send(self, sending: Sending) -> None:
+        """Adds a message that has left."""
+        if self._has_room(sending.end_s):
+            self.sendings.append(sending)
 
     def add(self, span: Span) -> None:
         """Adds a span; one that goes on with what its rank has just done lengthens that."""
+        if not self._has_room(span.end_s):
+            return
         before = self._latest.get(span.rank)
         joins = before is not None and (before.kind, before.detail, before.end_s) == (
             span.kind,
@@ -75,6 +95,11 @@ class Timeline:
             self._latest[span.rank] = span
             self.spans.append(span)
 
+    def _has_room(self, now_s: float) -> bool:
+        if self.full_at_s is None and len(self.spans) + len(self.sendings) >= self._most:
+            self.full_at_s = now_s
+        return self.full_at_s is None
+
     def write(self, path: Path, rank_names: dict[int, str], host_of: dict[int, tuple[int, str]]) -> None:
         """Writes a trace file; times become microseconds.
 
@@ -85,6 +110,8 @@ class Timeline:
         """
         records: list[dict[str, Any]] = []
         for rank, name in rank_names.items():
+            if not self.watches(rank):
+                continue
             host, host_name = host_of[rank]
             place = {"ph": "M", "pid": host, "tid": rank}
             records.append({**place, "name": "process_name", "args": {"name": host_name}})
@@ -130,9 +157,17 @@ class ObservedTime(VirtualTime):
         self._timeline = timeline
         self._computing: set[Task] = set()
 
+    def note(self, task: Task, rank: int) -> None:
+        """Notes what a task does as what its rank does, if the timeline keeps that."""
+        if self._timeline.watches(rank):
+            self.ranks[task] = rank
+
     def sleep(self, seconds: float) -> None:
         """Parks the running task; only computing sleeps."""
         task = self.running()
+        if task not in self.ranks:
+            super().sleep(seconds)
+            return
         self._computing.add(task)
         self._noted(task, COMPUTE, "", lambda: super(ObservedTime, self).sleep(seconds))
         self._computing.discard(task)
@@ -140,7 +175,7 @@ class ObservedTime(VirtualTime):
     def park(self, reason: str) -> None:
         """Blocks the running task until `wake`."""
         task = self.running()
-        if task in self._computing:
+        if task in self._computing or task not in self.ranks:
             super().park(reason)
         else:
             self._noted(task, WAIT, reason, lambda: super(ObservedTime, self).park(reason))
@@ -148,8 +183,7 @@ class ObservedTime(VirtualTime):
     def _noted(self, task: Task, kind: str, detail: str, block: Callable[[], None]) -> None:
         start = self.now()
         block()
-        if task in self.ranks:
-            self._timeline.add(Span(self.ranks[task], kind, start, self.now(), detail))
+        self._timeline.add(Span(self.ranks[task], kind, start, self.now(), detail))
 
 
 class ObservedNetwork:
@@ -168,10 +202,17 @@ class ObservedNetwork:
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
         """Starts a transfer now; see `Network.transfer`."""
+        if not (self._timeline.watches(source) and self._timeline.watches(to)):
+            self._network.transfer(source, to, nbytes, sent, arrived)
+            return
         start = self._time.now()
 
         def noted() -> None:
-            self._timeline.sendings.append(Sending(source, to, nbytes, start, self._time.now()))
+            self._timeline.send(Sending(source, to, nbytes, start, self._time.now()))
             sent()
 
         self._network.transfer(source, to, nbytes, noted, arrived)
+
+    def alpha_s(self, source: int, to: int) -> float:
+        """Gives α of the way from one global rank to another."""
+        return self._network.alpha_s(source, to)

@@ -29,6 +29,28 @@ WRONG = {
     ),
     "strategy": (["--cluster", "office", "--strategy", "sync"], "unknown strategy 'sync'"),
     "port": (["--cluster", "office", "--port", "1"], "leave --port out"),
+    "gradients": (["--cluster", "office", "--gradients", "fake"], "unknown gradients 'fake'"),
+    "steps of real training": (["--cluster", "office", "--steps", "3"], "--steps goes with --gradients none"),
+    "steps and epochs": (
+        ["--cluster", "office", "--gradients", "none", "--steps", "3"],
+        "--steps and --epochs both say how long: give one of them",
+    ),
+    "precision without gradients": (
+        ["--cluster", "office", "--gradients", "none", "--precision", "float32"],
+        "--gradients none learns nothing, so --precision means nothing: leave it out",
+    ),
+    "average without gradients": (
+        ["--cluster", "office", "--gradients", "none", "--weight-average", "0.5"],
+        "so --weight-average means nothing",
+    ),
+    "workers without gradients": (
+        ["--cluster", "office", "--gradients", "none", "--workers", "5000"],
+        "5000 workers cannot share 1438 training images: ask for fewer workers, or for --steps of full batches",
+    ),
+    "places without gradients": (
+        ["--cluster", "office", "--gradients", "none", "--workers", "5"],
+        "5 workers do not fit on cluster office: it has 4 places",
+    ),
 }
 
 
@@ -87,6 +109,69 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, capfd: pytest.CaptureF
     assert traces[0] == traces[1]
     other = _simulate(tmp_path / "three", capfd, *arguments, "--seed", "1")
     assert other["seconds"] != first["seconds"]
+
+
+MANY = """
+hosts:
+  - {name: box, count: 10000, cores: 8, price_per_hour: 0.36}
+nic: {latency_s: 0.0, bandwidth_bytes_per_s: 1.0e+9}
+inside: {latency_s: 0.0, bandwidth_bytes_per_s: 1.0e+10}
+step_time: constant(seconds=0.5)
+"""
+
+
+def test_a_rehearsal_has_the_same_figures_but_for_what_is_learned(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = _simulate(tmp_path / "real", capfd, "--cluster", "ut_austin", "--workers", "3")
+    none = _simulate(
+        tmp_path / "none", capfd, "--cluster", "ut_austin", "--workers", "3", "--gradients", "none"
+    )
+    assert (real["gradients"], none["gradients"]) == ("real", "none")
+    learned = {"train_loss", "test_loss", "test_top1", "test_top5", "parameters_sha256"}
+    added = {"per_class", "workers_lost", "workers_joined", "images_not_seen"}  # of those who learn
+    assert set(none) >= set(real) - added
+    assert {key for key, value in none.items() if value is None} == learned
+    for key in ("strategy", "data", "model", "workers", "servers", "steps", "epochs"):
+        assert none[key] == real[key], key
+    # the two numbers that travel with the gradients are scaled too: 2 of 1536
+    assert none["bytes_sent_per_step"] == pytest.approx(real["bytes_sent_per_step"], rel=2e-3)
+    assert none["seconds"] == pytest.approx(real["seconds"], rel=1e-3)
+    assert none["waiting_share"] == pytest.approx(real["waiting_share"], abs=1e-3)
+
+
+def test_a_rehearsal_of_many_leaves_a_bounded_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "many.yaml").write_text(MANY)
+    folder = tmp_path / "run"
+    arguments = ["--cluster", str(tmp_path / "many.yaml"), "--gradients", "none", "--workers", "200"]
+    arguments += ["--strategy", "parameter_server(servers=2)", "--steps", "3", "--out", str(folder), "--json"]
+    assert _status(["simulate", "--data", "digits", "--model", "lenet5", *arguments]) == 0
+    printed, said = capfd.readouterr()
+    figures = json.loads(printed)
+    assert figures["epochs"] == round(3 * 200 * 64 / 1438, 3)
+    assert figures["steps"] == 3
+    assert figures["hosts"] == 200
+    assert figures["price"] == pytest.approx(figures["seconds"] * 200 * 1e-4, rel=1e-12)
+    assert sum(figures["staleness"]["histogram"].values()) == 3 * 200 * 2
+    assert "notice: trace.json shows the first 64 of 200 workers and 2 of 2 servers" in said
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events} == {*range(64), 200, 201}
+    assert {path.name for path in folder.iterdir()} == {
+        "cluster.yaml",
+        "config.yaml",
+        "environment.json",
+        "events.jsonl",
+        "report.html",
+        "trace.json",
+    }
+    report = (folder / "report.html").read_text().split("<footer>")[0]
+    assert "Training loss" not in report
+    assert "Test top-1" not in report
+    assert "<td>nan" not in report
+    assert "The first 64 of 200 workers" in report
+    assert f"{folder}/cluster.yaml --gradients none --steps 3" in report
 
 
 def test_people_are_told_where_it_ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

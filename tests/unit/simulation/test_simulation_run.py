@@ -100,7 +100,7 @@ class _Deaf(SynchronousWorker):
 
 class _Waiting(Synchronous):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        return _Deaf(setting)
+        return _Deaf(setting, self.collective)
 
 
 def _with(strategy: Synchronous) -> Job:
