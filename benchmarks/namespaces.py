@@ -23,14 +23,29 @@ PREFIX = "polyrhythm-hosts"
 _CLONE_NEWNET = 0x40000000
 
 BURST_S = 0.5e-3
-LEAST_BURST_BYTES = 6_000
+LEAST_BURST_BYTES, MOST_BURST_BYTES = 6_000, 64_000
 """What a shaped link lets pass at once: what it carries in half a millisecond, and no less than four packets. With
-less, a timer that is late by a fraction of a millisecond throttles a fast link; with more, small messages pass unshaped.
-"""
+less, a timer that is late throttles a fast link; with more, small messages pass unshaped."""
 
-QUEUE_BYTES = 16_000_000
-"""What waits in front of a shaped link before packets are dropped: more than any of the benchmarks' ranks send at once,
-so that no packet is lost. A lost one would cost 200 ms, TCP's shortest patience, which no link model holds."""
+FLOWS = 64
+"""Connections that share a link take turns, as under fair queueing, the default of Linux hosts. In one queue the two
+directions of a link would take turns, since each needs the other's acknowledgements, and whoever comes first would
+have the whole link. Connections are told apart by the sum of their ports; now and then two share a place."""
+
+_ETHERNET_BYTES, _IP_BYTES = 14, 20
+_PLACE_OF_CONNECTION = ",".join(
+    [
+        "7",
+        f"40 0 0 {_ETHERNET_BYTES + _IP_BYTES}",  # A = the source's port
+        "7 0 0 0",  # X = A
+        f"40 0 0 {_ETHERNET_BYTES + _IP_BYTES + 2}",  # A = the destination's port
+        "12 0 0 0",  # A = A + X
+        f"84 0 0 {FLOWS - 1}",  # A = A & (FLOWS - 1)
+        f"4 0 0 {(1 << 16) + 2}",  # A = A + class 1:2
+        "22 0 0 0",  # return A
+    ]
+)
+"""A program of the kernel's packet filter: gives the class of a packet."""
 
 _SETTINGS = {
     # Links of a long job are warm: a connection that was idle keeps its window.
@@ -82,8 +97,8 @@ def shaped_hosts(count: int, bits_per_s: float) -> Iterator[list[Host]]:
     try:
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
-        for number, host in enumerate(hosts):
-            _add(host, switch, f"port{number}", bits_per_s)
+        for number in range(count):
+            _add(hosts[number], switch, f"port{number}", bits_per_s)
         yield hosts
     finally:
         for namespace in (switch, *(host.namespace for host in hosts)):
@@ -107,16 +122,32 @@ def _add(host: Host, switch: str, port: str, bits_per_s: float) -> None:
     )
     _run(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
     _run(*inside, "link", "set", "lo", "up")
-    _run(*inside, "link", "set", "eth0", "up")
+    _run(*inside, "link", "set", "eth0", "up", "gso_max_size", str(_burst_bytes(bits_per_s)))
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-    burst_bytes = max(LEAST_BURST_BYTES, round(bits_per_s / 8 * BURST_S))
-    for namespace, device in ((host.namespace, "eth0"), (switch, port)):
-        _run(
-            *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
-            *("rate", f"{round(bits_per_s)}bit", "burst", f"{burst_bytes}b", "limit", f"{QUEUE_BYTES}b"),
-        )
+    _shape(host.namespace, "eth0", bits_per_s)
+    _shape(switch, port, bits_per_s)
     for key, value in _SETTINGS.items():
         _run("ip", "netns", "exec", host.namespace, "sh", "-c", f"echo {value} > /proc/sys/{key}")
+
+
+def _shape(namespace: str, device: str, bits_per_s: float) -> None:
+    """Lets a device send at a rate, and its connections take turns."""
+    rate, part, burst = round(bits_per_s), round(bits_per_s / FLOWS), _burst_bytes(bits_per_s)
+    lines = [
+        f"qdisc add dev {device} root handle 1: htb default 2",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {rate}bit burst {burst}b cburst {burst}b",
+        f"filter add dev {device} parent 1: protocol ip bpf bytecode '{_PLACE_OF_CONNECTION}' flowid 1:2",
+    ]
+    lines += [
+        f"class add dev {device} parent 1:1 classid 1:{place + 2:x} "
+        f"htb rate {part}bit ceil {rate}bit burst 1600b cburst {burst}b quantum 1514"
+        for place in range(FLOWS)
+    ]
+    _run("tc", "-n", namespace, "-batch", "-", text="\n".join(lines))
+
+
+def _burst_bytes(bits_per_s: float) -> int:
+    return min(MOST_BURST_BYTES, max(LEAST_BURST_BYTES, round(bits_per_s / 8 * BURST_S)))
 
 
 def _delete(namespace: str) -> None:
@@ -124,5 +155,5 @@ def _delete(namespace: str) -> None:
         _run("ip", "netns", "delete", namespace)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def _run(*command: str, text: str = "") -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, input=text)

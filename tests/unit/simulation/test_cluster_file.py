@@ -52,7 +52,7 @@ def test_the_papers_clusters_have_the_papers_figures() -> None:
     assert [len(deep_image.machines), deep_image.machines[0].places] == [36, 4]
     assert [len(bsc.machines), bsc.machines[0].accelerators] == [8, 4]
     assert bsc.nic.bandwidth_bytes_per_s == deep_image.nic.bandwidth_bytes_per_s == 56e9 / 8
-    assert str(bsc.step_time) == f"constant(seconds={round(128 / 124.18, 4)})"
+    assert str(bsc.step_time) == f"log_normal(mean={round(128 / 124.18, 4)}, sigma=0.1)"
 
 
 def changed(old: str, new: str) -> str:

@@ -1,0 +1,81 @@
+"""Real ranks on hosts that exist: a process each, in its host's namespace, with gloo links between them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from namespaces import Host
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.launch.name_service import ask_names_briefly
+
+Role = Callable[[Communicator], Any]
+_PORTS = count(29500)  # a new one each time: the last one's connections may still be closing
+_PATIENCE_S = 90.0
+
+
+class RanksFailed(Exception):
+    """A rank died, or took too long."""
+
+
+def on_hosts(hosts: Sequence[Host], role: Role) -> list[Any]:
+    """Plays a role on real ranks.
+
+    Args:
+        hosts: of each rank; the first one keeps the store at which all meet.
+        role: what a rank does with its communicator; gives something that can be pickled.
+
+    Returns:
+        What each rank gave.
+
+    Raises:
+        RanksFailed: a rank died, or all together took too long.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in hosts]
+    port = next(_PORTS)
+    processes = [
+        context.Process(target=_play, args=(hosts, rank, port, role, pipes[rank][1]), daemon=True)
+        for rank in range(len(hosts))
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+        return [_result(rank, ours) for rank, (ours, _) in enumerate(pipes)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _result(rank: int, pipe: Connection) -> Any:
+    if not pipe.poll(_PATIENCE_S):
+        raise RanksFailed(f"rank {rank} came to no end within {_PATIENCE_S:g} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RanksFailed(f"rank {rank} died; its last words are above") from None
+
+
+def _play(hosts: Sequence[Host], rank: int, port: int, role: Role, results: Connection) -> None:
+    hosts[rank].enter()
+    ask_names_briefly()
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(len(hosts)), MASTER_ADDR=hosts[0].address, MASTER_PORT=str(port)
+    )
+    home, network = connect(from_environment())
+    result = role(network)
+    home.close()
+    results.send(result)
+    results.close()

@@ -1,0 +1,95 @@
+"""Steady throughput, by the same rule for real and for simulated runs: from the times at which steps began.
+
+    worker 0   |  .  .  .  .  .  .  .  |          begin    all workers have begun their second step
+    worker 1   | .    .    .    .    . |          end      the first worker begins no more
+                 begin │  windows  │ end
+
+A run ends by itself: worker 0 wishes to stop once it has taken steps for so many seconds, and everybody hears of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.world import StopWish
+from polyrhythm.simulation.layout import Layout
+from polyrhythm.simulation.rehearse import piece_of
+from polyrhythm.simulation.stage import modelled_stage
+
+WINDOWS = 5
+ENDLESS = 10**9
+"""Steps of a run that ends by a wish."""
+
+Draw = Callable[[], float]
+
+
+class Marks:
+    """When a worker began its steps; wraps what draws their compute seconds.
+
+    Args:
+        draw: gives the compute seconds of the next step, which begins now.
+        now: the clock, the same for all workers.
+
+    Attributes:
+        times: seconds, one a step.
+    """
+
+    def __init__(self, draw: Draw, now: Callable[[], float]) -> None:
+        self._draw = draw
+        self._now = now
+        self._stop: StopWish | None = None
+        self._seconds = 0.0
+        self.times: list[float] = []
+
+    def end_after(self, seconds: float, stop: StopWish) -> None:
+        """Wishes to stop so long after the first step began."""
+        self._seconds, self._stop = seconds, stop
+
+    def __call__(self) -> float:
+        self.times.append(self._now())
+        if self._stop is not None and self.times[-1] - self.times[0] >= self._seconds:
+            self._stop.wish()
+        return self._draw()
+
+
+def steps_per_s(times: Sequence[Sequence[float]], windows: int = WINDOWS) -> float:
+    """Gives the steps a second of all workers together: the median over windows, between steps interpolated.
+
+    Args:
+        times: of the beginnings of each worker's steps.
+        windows: of equal length.
+
+    Raises:
+        ValueError: a worker has begun fewer than three steps.
+    """
+    if min(map(len, times)) < 3:
+        raise ValueError("a worker has begun fewer than three steps: let the run take longer")
+    edges = np.linspace(max(own[1] for own in times), min(own[-1] for own in times), windows + 1)
+    done = sum(np.interp(edges, own, np.arange(len(own))) for own in times)
+    return statistics.median(np.diff(done) / np.diff(edges))
+
+
+def simulated_times(layout: Layout, rehearsal: Rehearsal, seconds: float) -> list[list[float]]:
+    """Rehearses on a simulated cluster; gives the beginnings of each worker's steps.
+
+    Args:
+        layout: of the cluster.
+        rehearsal: of endless steps.
+        seconds: virtual ones, after which worker 0 wishes to stop.
+    """
+    stage = modelled_stage(layout, piece_of(rehearsal), lambda event: None, seed=rehearsal.seed)
+    plain, marks = stage.draws, {}
+
+    def marked(rank: int) -> Draw:
+        marks[rank] = Marks(plain(rank), stage.time.now)
+        if rank == 0:
+            marks[rank].end_after(seconds, stage.stop)
+        return marks[rank]
+
+    stage.draws = marked
+    stage.play()
+    return [marks[rank].times for rank in layout.cast.workers]
