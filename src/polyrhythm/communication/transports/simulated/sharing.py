@@ -87,11 +87,14 @@ class Sharing:
         touched: dict[Bundle, None] = {}
         loosened = False
         while self._changed:
-            touched.update(self._changed)
-            components = self._components()
+            changed, self._changed = self._changed, {}
+            touched.update(changed)
+            components = self._components(changed)
             for component in components:
-                touched.update(dict.fromkeys(self._fill(component)))
-            self._couple_overloaded()
+                for bundle in self._fill(component):
+                    touched[bundle] = None
+            if self._suspects:
+                self._couple_overloaded()
             if not self._changed and not loosened:
                 loosened = True  # once is enough: the rates are the same afterwards
                 self._loosen(components)
@@ -165,13 +168,12 @@ class Sharing:
         bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
         self._changed[bundle] = None
 
-    def _components(self) -> list[list[Bundle]]:
+    def _components(self, changed: Iterable[Bundle]) -> list[list[Bundle]]:
         """Gives all bundles that share coupling links with those that have changed, directly or through others."""
-        changed, self._changed = self._changed, {}
         components = []
         found: set[Bundle] = set()
         for bundle in changed:
-            seeds = [bundle]
+            seeds: Iterable[Bundle] = (bundle,)
             if not bundle.size:
                 self._bundles.pop((bundle.links, bundle.limit), None)
                 seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
@@ -182,28 +184,26 @@ class Sharing:
                     components.append(component)
         return components
 
-    def _fill(self, component: list[Bundle]) -> Iterable[Bundle]:
+    def _fill(self, component: list[Bundle]) -> list[Bundle]:
         """Gives new rates to bundles that share coupling links with each other only; gives those that changed."""
         self.rates_computed += len(component)
-        if len(component) == 1:  # as `fair_rates` would find
-            bundle = component[0]
-            rates = [min([link.bandwidth / bundle.size for link in bundle.links] + [bundle.limit])]
-        else:
-            demands = {
-                number: Demand(bundle.links, bundle.size, bundle.limit)
-                for number, bundle in enumerate(component)
-            }
-            capacities = {link: link.bandwidth for bundle in component for link in bundle.links}
-            found = fair_rates(capacities, demands)
-            rates = [found[number] for number in range(len(component))]
-        changed = []
-        for bundle, rate in zip(component, rates, strict=True):
-            if rate != bundle.rate:
-                bundle.pass_to(self._now_s)
-                bundle.rate = rate
-                self._suspects.update(dict.fromkeys(bundle.outgrown()))
-                changed.append(bundle)
-        return changed
+        if len(component) == 1:
+            return component if self._give(component[0], _fair_alone(component[0])) else []
+        demands = {
+            number: Demand(bundle.links, bundle.size, bundle.limit) for number, bundle in enumerate(component)
+        }
+        capacities = {link: link.bandwidth for bundle in component for link in bundle.links}
+        rates = fair_rates(capacities, demands)
+        return [bundle for number, bundle in enumerate(component) if self._give(bundle, rates[number])]
+
+    def _give(self, bundle: Bundle, rate: float) -> bool:
+        if rate == bundle.rate:
+            return False
+        bundle.pass_to(self._now_s)
+        bundle.rate = rate
+        for link in bundle.outgrown():
+            self._suspects[link] = None
+        return True
 
     def _couple_overloaded(self) -> None:
         suspects, self._suspects = self._suspects, {}
@@ -222,13 +222,10 @@ class Sharing:
 
     def _loosen(self, components: list[list[Bundle]]) -> None:
         """Leaves out links that have had room for long; those that only one bundle crosses do no harm."""
-        links = dict.fromkeys(
-            link
-            for component in components
-            if len(component) > 1
-            for bundle in component
-            for link in bundle.links
-        )
+        coupled = [bundle for component in components if len(component) > 1 for bundle in component]
+        if not coupled:
+            return
+        links = dict.fromkeys([link for bundle in coupled for link in bundle.links])
         for link in links:
             link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
         for link in [link for link in links if link.roomy >= len(link.flows)]:
@@ -243,7 +240,23 @@ def _cross_less(link: Link, bundle: Bundle) -> None:
         bundle.forget(link)
 
 
+def _fair_alone(bundle: Bundle) -> float:
+    """Gives what `fair_rates` would give to a single bundle."""
+    rate = bundle.limit
+    for link in bundle.links:
+        share = link.bandwidth / bundle.size
+        if share < rate:
+            rate = share
+    return rate
+
+
 def _connected(bundle: Bundle) -> list[Bundle]:
+    """Gives all bundles that share coupling links with one, directly or through others."""
+    for link in bundle.links:
+        if len(link.bundles) > 1:
+            break
+    else:
+        return [bundle]
     found = {bundle: None}
     todo = list(bundle.links)
     seen = set(todo)
