@@ -59,8 +59,10 @@ def _check_auto(network: Communicator) -> str:
     sums.run(tensor)
     assert torch.equal(tensor, torch.stack(vector).sum(0))
     assert isinstance(ready, Auto)
-    assert ready.bandwidth_bytes_per_s is not None
-    assert 1e6 < ready.bandwidth_bytes_per_s < 1e13
+    assert ready.latency_s is not None
+    assert (
+        0 < ready.latency_s + ready.overhead_s < 10
+    )  # no more can be said of a machine that does other work as well
     return str(ready)
 
 

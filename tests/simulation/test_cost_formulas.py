@@ -31,7 +31,7 @@ from simulation.traces import wide
 from unit.communication.collectives.groups import SPECS, collective
 from unit.simulation.clusters import cluster
 
-WORKERS, STEPS = 8, 600
+WORKERS, STEPS = 8, 400
 TIMES_S = [0.5, 0.1, 0.2, 0.4, 0.1]
 
 
@@ -55,7 +55,7 @@ def measured(tmp_path):
     ],
 )
 def test_a_step_in_step_takes_the_order_statistics_time(spec, expected_s, measured):
-    """4 standard errors of the mean of 600 steps are allowed; the seed is fixed."""
+    """4 standard errors of the mean of 400 steps are allowed; the seed is fixed."""
     kind = build("step time", spec.replace("FILE", str(measured)), STEP_TIMES)
     time = VirtualTime()
     group = SimulatedCluster(time, ConstantNetwork(time, 0.0, 1e30), WORKERS)

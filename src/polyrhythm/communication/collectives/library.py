@@ -1,8 +1,8 @@
-"""The communicator's own all-reduce: gloo between processes, NCCL between GPUs.
+"""The communicator's own all-reduce: that of the library below it, such as gloo or NCCL.
 
     s = x[0] + … + x[N-1]        in the library's order
 
-In simulation it is `direct`. Its messages are not ours: it is not replayed, and its time is not told by a formula.
+In simulation it is `direct`. Its messages are not ours, and no formula tells its time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 
 
 class Library(Collective):
-    """What the communicator itself does: gloo or NCCL for real, `direct` in simulation."""
+    """What the communicator itself does: gloo's or NCCL's for real, `direct` in simulation."""
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
         """Adds `tensor` up over all ranks, in place; the communicator numbers its messages itself."""
