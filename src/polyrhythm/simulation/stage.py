@@ -96,7 +96,9 @@ class Stage:
         """Makes the task of a rank, which starts at the present time; a rank that is gone gets a successor."""
         world = self.world(rank)
         name = f"{'worker' if rank in self.cast.workers else 'server'} {rank}"
-        task = self.tasks[rank] = self.time.spawn(name, lambda: self.piece.role(world))
+        task = self.tasks[rank] = self.time.spawn(
+            name, lambda: self.piece.role(world), owner=self.cluster.ranks[rank]
+        )
         if isinstance(self.time, ObservedTime):
             self.time.note(task, rank)
         return task

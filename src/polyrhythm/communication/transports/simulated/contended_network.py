@@ -58,6 +58,10 @@ class ContendedNetwork:
         self.sharing.begin(Flow(links, latency_s, sent, arrived, float(nbytes)))
         self._settle_soon()
 
+    def alpha_s(self, source: int, to: int) -> float:
+        """Gives α of the way from one global rank to another."""
+        return self._route(source, to)[1]
+
     def _settle_soon(self) -> None:
         if not self._settling:  # once for all that happens at this instant
             self._settling = True

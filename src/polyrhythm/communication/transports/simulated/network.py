@@ -23,6 +23,9 @@ class Network(Protocol):
             arrived: called when the last byte is there.
         """
 
+    def alpha_s(self, source: int, to: int) -> float:
+        """Gives α of the way from one global rank to another."""
+
 
 Action = Callable[[], None]
 
@@ -51,3 +54,7 @@ class ConstantNetwork:
         self._free_at[source] = left
         self.time.at(left, sent)
         self.time.at(left + self.latency_s, arrived)
+
+    def alpha_s(self, source: int, to: int) -> float:
+        """Gives α: the same everywhere."""
+        return self.latency_s

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import torch
@@ -25,19 +26,61 @@ _COLLECTIVE = Direct()
 class SimulatedRank:
     """What one rank has, whichever of its communicators is used: an inbox, and tasks parked on it.
 
+    A rank that was killed may have a successor: another such object under the same number. Links are between objects,
+    so nothing that is meant for the one reaches the other.
+
     Attributes:
+        incarnation: how many came before it under this number.
+        alive: whether it has not been killed.
         bytes_sent: by this rank, through all its communicators.
     """
 
-    def __init__(self, cluster: SimulatedCluster, rank: int) -> None:
+    def __init__(self, cluster: SimulatedCluster, rank: int, incarnation: int = 0) -> None:
         self.cluster = cluster
         self.rank = rank
+        self.incarnation = incarnation
+        self.alive = True
         self.bytes_sent = 0
         self.inbox = Inbox()
         self._parked: list[tuple[Want, Task]] = []
+        self._peers: dict[int, SimulatedRank] = {}
+        self._broken: set[SimulatedRank] = set()
 
-    def deliver(self, context: int, source: int, message: Message) -> None:
-        """Puts a message into the inbox and wakes who waits for it."""
+    def peer(self, context: int, rank: int) -> SimulatedRank:
+        """Gives the other end of the link to a rank.
+
+        Raises:
+            PeerLost: as far as this rank knows it is gone, or nobody is there to open a link to.
+        """
+        if self.inbox.is_lost_to(context, rank):
+            raise PeerLost(rank, "sending to it")
+        found = self._peers.get(rank)
+        if found is None:
+            found = self.cluster.ranks[rank]
+            if not found.alive:
+                raise PeerLost(rank, "opening a link to it")
+            self._peers[rank] = found
+        return found
+
+    def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
+        """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
+        if not (self.alive and self._hears(source)):
+            return
+        self._put(context, source.rank, message)
+
+    def _hears(self, source: SimulatedRank) -> bool:
+        """Whether there is a link from this rank; a successor's first message opens one."""
+        known = self._peers.setdefault(source.rank, source)
+        if known is source:
+            return source not in self._broken
+        if known.incarnation > source.incarnation:
+            return False
+        self._peers[source.rank] = source
+        self.inbox.regain(source.rank)
+        self._look_again()
+        return True
+
+    def _put(self, context: int, source: int, message: Message) -> None:
         self.inbox.put(context, source, message)
         for entry in self._parked:
             want, task = entry
@@ -46,9 +89,19 @@ class SimulatedRank:
                 self.cluster.time.wake(task)
                 return
 
-    def hear_of_loss(self, rank: int) -> None:
-        """Notes that a peer is gone and lets all parked tasks look again."""
-        self.inbox.lose(rank)
+    def hear_of_loss(self, gone: SimulatedRank) -> None:
+        """Notes that a peer is gone, unless its successor has been heard already."""
+        if self.alive and self._peers.setdefault(gone.rank, gone) is gone:
+            self.inbox.lose(gone.rank)
+            self._look_again()
+
+    def break_link(self, peer: SimulatedRank) -> None:
+        """Breaks the link with a peer, which may live: nothing more comes from it."""
+        self._broken.add(peer)
+        self.hear_of_loss(peer)
+
+    def _look_again(self) -> None:
+        """Lets all parked tasks look whether what they wait for can still come."""
         parked, self._parked = self._parked, []
         for _, task in parked:
             self.cluster.time.wake_soon(task)
@@ -99,14 +152,37 @@ class Group:
         return cls(name, members, crc32(f"{name}{members}".encode()), numbers)
 
 
+class Courier(Protocol):
+    """Takes messages over the links."""
+
+    def carry(self, parcel: Parcel) -> None:
+        """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
+
+
+@dataclass
+class PlainCourier:
+    """Loses nothing and changes nothing.
+
+    Attributes:
+        network: the links.
+    """
+
+    network: Network
+
+    def carry(self, parcel: Parcel) -> None:
+        """Starts now; see `Courier`."""
+        self.network.transfer(parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive)
+
+
 class SimulatedCluster:
     """All ranks of a simulated run.
 
     Attributes:
         time: the virtual time.
         network: the links.
+        courier: takes messages over them.
         nbytes_of: gives the bytes of a message on the links.
-        ranks: one entry a rank.
+        ranks: one entry a rank: the latest under its number.
     """
 
     def __init__(
@@ -118,6 +194,7 @@ class SimulatedCluster:
     ) -> None:
         self.time = time
         self.network = network
+        self.courier: Courier = PlainCourier(network)
         self.nbytes_of = nbytes_of
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]
         self._everyone = tuple(range(size))
@@ -146,7 +223,29 @@ class SimulatedCluster:
         """Tells all other ranks that one is gone."""
         for other in self.ranks:
             if other.rank != rank:
-                other.hear_of_loss(rank)
+                other.hear_of_loss(self.ranks[rank])
+
+    def kill(self, rank: int) -> None:
+        """Ends a rank with all its tasks, as the loss of its process does; called by queued actions, never by tasks.
+
+        What has left arrives. What is leaving is cut: it takes its time on the links, and does not arrive. The others
+        hear of the loss one latency later, as they do over TCP.
+        """
+        victim = self.ranks[rank]
+        victim.alive = False
+        self.time.kill(victim)
+        for other in self.ranks:
+            if other.alive:
+                heard_at_s = self.time.now() + self.network.alpha_s(rank, other.rank)
+                self.time.at(heard_at_s, partial(other.hear_of_loss, victim))
+
+    def replace(self, rank: int) -> None:
+        """Gives a killed rank a successor, whose links are new."""
+        successor = SimulatedRank(self, rank, self.ranks[rank].incarnation + 1)
+        self.ranks[rank] = successor
+        for other in self.ranks:
+            if not other.alive:
+                successor.hear_of_loss(other)
 
 
 class TaskHandle:
@@ -165,19 +264,42 @@ class TaskHandle:
         return self._time.join(self._task)
 
 
-class SendHandle:
-    """A message that is leaving."""
+class Parcel:
+    """A message on its way, and its sender's handle on it.
 
-    def __init__(self, time: VirtualTime) -> None:
-        self._time = time
+    Attributes:
+        source: its sender.
+        to: its receiver.
+        context: of the communicator.
+        message: what arrives.
+        nbytes: on the links.
+    """
+
+    __slots__ = ("_left", "_waiter", "context", "message", "nbytes", "source", "to")
+
+    def __init__(
+        self, source: SimulatedRank, to: SimulatedRank, context: int, message: Message, nbytes: int
+    ) -> None:
+        self.source = source
+        self.to = to
+        self.context = context
+        self.message = message
+        self.nbytes = nbytes
         self._left = False
         self._waiter: Task | None = None
 
     def sent(self) -> None:
-        """Called by the network when the message has left."""
+        """Called when the message has left; that of a sender killed meanwhile never does."""
+        if not self.source.alive:
+            return
         self._left = True
         if self._waiter is not None:
-            self._time.wake(self._waiter)
+            self.source.cluster.time.wake(self._waiter)
+
+    def arrive(self) -> None:
+        """Called when the last byte is there, if it has left."""
+        if self._left:
+            self.to.deliver(self.context, self.source, self.message)
 
     def done(self) -> bool:
         """Whether the message has left."""
@@ -186,8 +308,9 @@ class SendHandle:
     def wait(self) -> None:
         """Parks until the message has left."""
         if not self._left:
-            self._waiter = self._time.running()
-            self._time.park("a message to leave")
+            time = self.source.cluster.time
+            self._waiter = time.running()
+            time.park("a message to leave")
 
 
 class SimulatedCommunicator:
@@ -227,20 +350,14 @@ class SimulatedCommunicator:
         """Sends; returns when the message has left."""
         self.start_send(to, message).wait()
 
-    def start_send(self, to: int, message: Message) -> SendHandle:
+    def start_send(self, to: int, message: Message) -> Parcel:
         """Starts to send; what arrives is what the tensor holds now."""
-        source, target = self._home.rank, self._members[to]
-        if self._home.inbox.is_lost(target):
-            raise PeerLost(target, "sending to it")
-        copy = message.received()
-        receiver, context = self._home.cluster.ranks[target], self._context
-        handle = SendHandle(self.clock)
-        nbytes = self._home.cluster.nbytes_of(message)
-        self._home.bytes_sent += nbytes
-        self._home.cluster.network.transfer(
-            source, target, nbytes, handle.sent, lambda: receiver.deliver(context, source, copy)
-        )
-        return handle
+        home, cluster = self._home, self._home.cluster
+        receiver = home.peer(self._context, self._members[to])
+        parcel = Parcel(home, receiver, self._context, message.received(), cluster.nbytes_of(message))
+        home.bytes_sent += parcel.nbytes
+        cluster.courier.carry(parcel)
+        return parcel
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Waits for a message."""
@@ -256,7 +373,7 @@ class SimulatedCommunicator:
     def start(self, work: Callable[[], Any]) -> Handle:
         """Runs `work` as a task of its own."""
         name = f"rank {self._home.rank}'s background work"
-        return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True))
+        return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True, owner=self._home))
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds up over all ranks, message by message."""

@@ -34,11 +34,15 @@ class Task:
         result: what it returned.
         error: what it raised.
         awaited: whether its error is for those who join it; else it ends the simulation.
+        owner: with whom it is killed.
     """
 
-    def __init__(self, name: str, work: Callable[[], Any], hub: greenlet.greenlet, awaited: bool) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], Any], hub: greenlet.greenlet, awaited: bool, owner: object
+    ) -> None:
         self.name = name
         self.awaited = awaited
+        self.owner = owner
         self.waiting_for = ""
         self.result: Any = None
         self.error: BaseException | None = None
@@ -90,18 +94,37 @@ class VirtualTime:
             heapq.heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
 
-    def spawn(self, name: str, work: Callable[[], Any], *, awaited: bool = False) -> Task:
+    def spawn(
+        self, name: str, work: Callable[[], Any], *, awaited: bool = False, owner: object = None
+    ) -> Task:
         """Makes a task; it starts at the present time, after what is already queued for it.
 
         Args:
             name: for messages.
             work: what it does.
             awaited: whether an error waits to be heard by `join`, as a thread's would; else it ends the simulation.
+            owner: whom `kill` names to end it.
         """
-        task = Task(name, work, self._hub, awaited)
+        task = Task(name, work, self._hub, awaited, owner)
         self._tasks[task] = None
         self.at(self._now, partial(self._resume, task))
         return task
+
+    def kill(self, owner: object) -> None:
+        """Ends all tasks of an owner where they are; called by queued actions, never by tasks."""
+        for task in [task for task in self._tasks if task.owner is owner]:
+            while not task.ended:  # a `finally` may have parked it once more
+                previous, self._current = self._current, task
+                task.greenlet.throw()
+                self._current = previous
+            self._tasks.pop(task, None)
+            self._waiters.pop(id(task), None)
+        self._unheard = [task for task in self._unheard if task.owner is not owner]
+
+    @property
+    def queued(self) -> int:
+        """How many actions are to come."""
+        return len(self._later) + len(self._present)
 
     def park(self, reason: str) -> None:
         """Blocks the running task until `wake`."""
