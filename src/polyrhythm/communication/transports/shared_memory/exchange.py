@@ -29,19 +29,22 @@ from polyrhythm.communication.transports.shared_memory.description import (
     check_agreement,
     describe,
 )
+from polyrhythm.communication.transports.shared_memory.places import HalfPlaces, Places
 
-_SMALL_BYTES = 128 << 10
+_SMALL_BYTES = 2 << 20
 """Of all members' vectors together: so much is added up faster by everyone than passed on."""
 
-_MOST_PLACES = 64
 _NOTHING = torch.empty(0)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where vectors of one size and dtype lie in the arena: for each half, what each member hands in."""
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A part of a member's vector: its own slice, what lies before and behind, and the places of all in the arena."""
 
-    halves: tuple[list[Tensor], list[Tensor]]
+    before: Tensor
+    own: Tensor
+    behind: Tensor
+    halves: tuple[HalfPlaces, HalfPlaces]
 
 
 class Exchange:
@@ -62,12 +65,13 @@ class Exchange:
         self._barrier = barrier
         self._member = member
         self._members = members
-        self._places: dict[tuple[torch.dtype, int], _Places] = {}
+        self._places = Places(arena, member)
+        self._small_bytes = min(arena.layout.slot_bytes, _SMALL_BYTES // len(members))
 
     def all_reduce(self, vector: Tensor) -> None:
         """Adds a vector of shape `(n,)` up over all members, in place."""
         self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
-        if vector.nbytes * len(self._members) <= _SMALL_BYTES:
+        if vector.nbytes <= self._small_bytes:
             self._sum_whole(vector)
         else:
             self._sum_slices(vector)
@@ -82,13 +86,16 @@ class Exchange:
         room = self._room(vector.dtype) // len(self._members)
         for turn in range(max(1, -(-slices[0].numel() // room))):
             window = slice(turn * room, (turn + 1) * room)
-            handed_in = self._next_half(vector.dtype)[self._member]
+            handed_in = self._arena.slots(self._next, vector.dtype)[self._member]
             for member, part in enumerate(slices):
                 self._place(handed_in, member * room, part[window])
             self._cross(first=turn == 0)
             mine = slices[self._member][window]
             start = self._member * room
-            parts = [slot[start : start + mine.numel()] for slot in self._last_half(vector.dtype)[:-1]]
+            parts = [
+                slot[start : start + mine.numel()]
+                for slot in self._arena.slots(self._last, vector.dtype)[:-1]
+            ]
             _add_up(parts, mine)
         return slices[self._member]
 
@@ -99,9 +106,11 @@ class Exchange:
         room = self._room(vector.dtype)
         for turn in range(max(1, -(-slices[0].numel() // room))):
             window = slice(turn * room, (turn + 1) * room)
-            self._place(self._next_half(vector.dtype)[self._member], 0, slices[self._member][window])
+            self._place(
+                self._arena.slots(self._next, vector.dtype)[self._member], 0, slices[self._member][window]
+            )
             self._cross(first=turn == 0)
-            for member, slot in enumerate(self._last_half(vector.dtype)[:-1]):
+            for member, slot in enumerate(self._arena.slots(self._last, vector.dtype)[:-1]):
                 if member != self._member:
                     part = slices[member][window]
                     part.copy_(slot[: part.numel()])
@@ -113,10 +122,10 @@ class Exchange:
         room = self._arena.layout.slot_bytes * self._arena.layout.members
         for turn, part in enumerate(raw.split(room)):
             if self._member == root:
-                self._place(self._arena.whole((self._barrier.crossed + 1) % 2), 0, part)
+                self._place(self._arena.whole(self._next), 0, part)
             self._cross(first=turn == 0)
             if self._member != root:
-                part.copy_(self._arena.whole(self._barrier.crossed % 2)[: part.numel()])
+                part.copy_(self._arena.whole(self._last)[: part.numel()])
 
     def barrier(self) -> None:
         """Returns when all members have called it."""
@@ -124,13 +133,13 @@ class Exchange:
         self._cross(first=True)
 
     def _sum_whole(self, vector: Tensor) -> None:
-        halves = self._places_of(vector).halves
-        halves[(self._barrier.crossed + 1) % 2][self._member].copy_(vector)
+        halves = self._places.of(vector.dtype, vector.numel())
+        halves[self._next].whole[self._member].copy_(vector)
         self._cross(first=True)
-        _add_up(halves[self._barrier.crossed % 2], vector)
+        _add_up(halves[self._last].whole, vector)
 
     def _sum_slices(self, vector: Tensor) -> None:
-        chunks = vector.split(self._room(vector.dtype))
+        chunks = [self._chunk(part) for part in vector.split(self._room(vector.dtype))]
         self._hand_in(chunks[0])
         self._cross(first=True)
         for chunk, following in zip_longest(chunks, chunks[1:]):
@@ -140,58 +149,42 @@ class Exchange:
             self._barrier.cross()
             self._collect(chunk)
 
-    def _hand_in(self, chunk: Tensor) -> None:
-        slot = self._next_half(chunk.dtype)[self._member]
-        start, stop = self._own(chunk)
-        self._place(slot, 0, chunk[:start])
-        self._place(slot, stop, chunk[stop:])
+    def _chunk(self, part: Tensor) -> _Chunk:
+        before, own, behind = part.split_with_sizes(self._places.cut(part.numel()))
+        return _Chunk(before, own, behind, self._places.of(part.dtype, part.numel()))
 
-    def _add_up_own(self, chunk: Tensor) -> None:
-        start, stop = self._own(chunk)
-        mine = chunk[start:stop]
-        parts = [slot[start:stop] for slot in self._last_half(chunk.dtype)[:-1]]
-        parts[self._member] = mine
-        total = self._next_half(chunk.dtype)[-1][start:stop]
+    def _hand_in(self, chunk: _Chunk) -> None:
+        before, behind = chunk.halves[self._next].handing_in
+        before.copy_(chunk.before)
+        behind.copy_(chunk.behind)
+
+    def _add_up_own(self, chunk: _Chunk) -> None:
+        parts = chunk.halves[self._last].mine.copy()
+        parts[self._member] = chunk.own
+        total = chunk.halves[self._next].total
         _add_up(parts, total)
-        mine.copy_(total)
+        chunk.own.copy_(total)
 
-    def _collect(self, chunk: Tensor) -> None:
-        sums = self._last_half(chunk.dtype)[-1]
-        start, stop = self._own(chunk)
-        if start:
-            chunk[:start].copy_(sums[:start])
-        if stop < chunk.numel():
-            chunk[stop:].copy_(sums[stop : chunk.numel()])
-
-    def _own(self, chunk: Tensor) -> tuple[int, int]:
-        count, size = chunk.numel(), len(self._members)
-        return count * self._member // size, count * (self._member + 1) // size
+    def _collect(self, chunk: _Chunk) -> None:
+        before, behind = chunk.halves[self._last].totals
+        chunk.before.copy_(before)
+        chunk.behind.copy_(behind)
 
     @staticmethod
     def _place(slot: Tensor, start: int, part: Tensor) -> None:
         if part.numel():
             slot[start : start + part.numel()].copy_(part)
 
-    def _places_of(self, vector: Tensor) -> _Places:
-        key = vector.dtype, vector.numel()
-        if key not in self._places:
-            if len(self._places) == _MOST_PLACES:
-                self._places.clear()
-            first, second = (
-                [slot[: vector.numel()] for slot in self._arena.slots(half, vector.dtype)[:-1]]
-                for half in (0, 1)
-            )
-            self._places[key] = _Places((first, second))
-        return self._places[key]
-
     def _room(self, dtype: torch.dtype) -> int:
         return self._arena.layout.slot_bytes // dtype.itemsize
 
-    def _next_half(self, dtype: torch.dtype) -> list[Tensor]:
-        return self._arena.slots((self._barrier.crossed + 1) % 2, dtype)
+    @property
+    def _next(self) -> int:
+        return (self._barrier.crossed + 1) % 2
 
-    def _last_half(self, dtype: torch.dtype) -> list[Tensor]:
-        return self._arena.slots(self._barrier.crossed % 2, dtype)
+    @property
+    def _last(self) -> int:
+        return self._barrier.crossed % 2
 
     def _cross(self, *, first: bool) -> None:
         self._barrier.cross()

@@ -20,9 +20,11 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.frames import Card
 from polyrhythm.communication.transports.shared_memory.host import host_key
 from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
+from polyrhythm.communication.transports.shared_memory.meeting import Introduction, share_memory
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.torch_distributed.collectives import (
     CollectiveHandle,
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 _CLOSING_PATIENCE_S = 10.0
 _LAST_WORDS_PATIENCE_S = 0.5
-_MEETING_INTERVAL_S = 0.02
+_FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
 
@@ -67,7 +69,7 @@ class Rank:
 
     Args:
         rendezvous: how to meet the others.
-        shared_memory: whether to use it for messages between ranks of one host; gloo links for all if not.
+        shared_memory: whether to use it between ranks of one host; gloo for all messages and collectives if not.
 
     Attributes:
         bytes_sent: by this rank, through all its communicators.
@@ -85,6 +87,8 @@ class Rank:
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
         self._incarnations: dict[int, int] = {}
         self._incoming = IncomingLinks(self.groups, rendezvous, self)
+        self._shares_memory = shared_memory
+        self._sharing: list[SharedMemoryCollectives] = []
         self._incoming_memory = self._listen_on_host() if shared_memory else None
         join(rendezvous, "" if self._incoming_memory is None else self._incoming_memory.card.to_text())
 
@@ -118,19 +122,38 @@ class Rank:
                 self._tell_loss(want, "looking for a message")
             return found
 
-    def meet(self, name: str, members: tuple[int, ...]) -> None:
-        """Returns when all members have called it with this name, however late.
+    def meet(self, name: str, members: tuple[int, ...], word: str = "") -> list[str]:
+        """Returns when all members have called it with this name, however late; gives everyone's word.
 
         Raises:
             PeerLost: one of them is known to be gone.
         """
         store = self.rendezvous.store
-        store.set(f"{name}/met/{self.rendezvous.rank}", "")
-        while not store.check([f"{name}/met/{member}" for member in members]):
+        store.set(f"{name}/met/{self.rendezvous.rank}", word)
+        keys = [f"{name}/met/{member}" for member in members]
+        pause_s = _FIRST_MEETING_INTERVAL_S
+        while not store.check(keys):
             for member in members:
                 if self._inbox.is_lost(member):
                     raise PeerLost(member, "waiting for all ranks to start a collective")
-            self.clock.sleep(_MEETING_INTERVAL_S)
+            self.clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
+        return [value.decode() for value in store.multi_get(keys)]
+
+    def collectives(self, name: str, members: tuple[int, ...]) -> GlooCollectives | SharedMemoryCollectives:
+        """Makes the collectives of some ranks on the CPU: through shared memory where all are on this host."""
+        own = self.rendezvous.rank
+        introduction = Introduction.own(self.rendezvous.address, self._shares_memory).to_json()
+        introductions = self.meet(name, members, introduction)
+
+        def tell_all(subject: str, word: str) -> list[str]:
+            return self.meet(f"{name}/{subject}", members, word)
+
+        shared = share_memory(members.index(own), members, introductions, tell_all)
+        if shared is None:
+            return GlooCollectives(self.groups.gloo(name, members.index(own), len(members)))
+        self._sharing.append(shared)
+        return shared
 
     def close(self) -> None:
         """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
@@ -143,6 +166,8 @@ class Rank:
         if self._incoming_memory is not None:
             self._incoming_memory.close(_CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
+        for shared in self._sharing:
+            shared.close()
 
     def _listen_on_host(self) -> IncomingMemoryLinks | None:
         try:
@@ -223,7 +248,7 @@ class TorchDistributedCommunicator:
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
         self._making = threading.Lock()
-        self._gloo: GlooCollectives | None = None
+        self._on_cpu: GlooCollectives | SharedMemoryCollectives | None = None
         self._nccl: Any = None
 
     @property
@@ -273,15 +298,19 @@ class TorchDistributedCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds up over all ranks."""
-        self.start_all_reduce(tensor).wait()
+        if self.size == 1 or tensor.is_cuda:
+            self.start_all_reduce(tensor).wait()
+        else:
+            self._count(tensor)
+            self._collectives().all_reduce(tensor)
 
-    def start_all_reduce(self, tensor: Tensor) -> CollectiveHandle:
-        """Starts to add up over all ranks: NCCL where every rank has a GPU, else gloo, by way of the CPU."""
+    def start_all_reduce(self, tensor: Tensor) -> Handle:
+        """Starts to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
         if self.size == 1:
             return CollectiveHandle(None)
-        self._home.bytes_sent += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size
+        self._count(tensor)
         if not tensor.is_cuda:
-            return self._gloo_group().start(lambda group: group.allreduce([tensor]))
+            return self._collectives().start_all_reduce(tensor)
         if one_gpu_a_rank():
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
@@ -289,21 +318,23 @@ class TorchDistributedCommunicator:
         def bring_back() -> None:
             tensor.copy_(copy)
 
-        return self._gloo_group().start(lambda group: group.allreduce([copy]), bring_back)
+        return self._collectives().start_all_reduce(copy, bring_back)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrites `tensor` with `root`'s."""
         if self.size == 1:
             return
-        copy = tensor.detach().cpu().contiguous()
         if self._rank == root:
-            self._home.bytes_sent += copy.numel() * copy.element_size() * (self.size - 1)
-        self._gloo_group().start(lambda group: group.broadcast(copy, root)).wait()
-        tensor.detach().copy_(copy)
+            self._home.bytes_sent += tensor.nbytes * (self.size - 1)
+        copy = tensor.detach().cpu()
+        self._collectives().broadcast(copy, root)
+        if tensor.is_cuda:
+            tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
-        self.all_reduce(torch.zeros(1))
+        if self.size > 1:
+            self._collectives().barrier()
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""
@@ -313,13 +344,16 @@ class TorchDistributedCommunicator:
     def _want(self, source: int | None, tag: int) -> Want:
         return Want(self._context, None if source is None else self._members[source], tag, self._members)
 
-    def _gloo_group(self) -> GlooCollectives:
+    def _count(self, tensor: Tensor) -> None:
+        self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+
+    def _collectives(self) -> GlooCollectives | SharedMemoryCollectives:
+        if self._on_cpu is not None:
+            return self._on_cpu
         with self._making:
-            if self._gloo is None:
-                name = group_name(self._name, self._members)
-                self._home.meet(name, self._members)
-                self._gloo = GlooCollectives(self._home.groups.gloo(name, self._rank, self.size))
-            return self._gloo
+            if self._on_cpu is None:
+                self._on_cpu = self._home.collectives(group_name(self._name, self._members), self._members)
+            return self._on_cpu
 
     def _nccl_group(self) -> Any:
         if self._nccl is None:
