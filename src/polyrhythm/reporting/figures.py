@@ -13,6 +13,8 @@ from polyrhythm.events import (
     RunEnded,
     RunStarted,
     ServerProgress,
+    WorkerJoined,
+    WorkerLost,
     WorkerProgress,
 )
 from polyrhythm.reporting.resumption import as_one_run
@@ -36,7 +38,8 @@ class RunFigures:
         versions: updates applied to the shard of every server, by its index.
         staleness_of: the staleness at every server, by its index.
         evaluations: all tests of the model, in order.
-        notices: all that the user should know, in order.
+        absent: workers that are lost, and whose successors have not come.
+        notices: all that the user should know, in order; losses of workers among it.
         checkpoint: the latest, or None.
     """
 
@@ -50,7 +53,8 @@ class RunFigures:
         self.versions: dict[int, int] = {}
         self.staleness_of: dict[int, Staleness] = {}
         self.evaluations: list[Evaluated] = []
-        self.notices: list[Notice] = []
+        self.absent: set[int] = set()
+        self.notices: list[Notice | WorkerLost | WorkerJoined] = []
         self.checkpoint: CheckpointSaved | None = None
 
     @classmethod
@@ -67,6 +71,7 @@ class RunFigures:
         match event:
             case RunStarted():
                 self.started = event
+                self.absent.clear()
             case WorkerProgress():
                 self._add_stretch(event)
             case ServerProgress():
@@ -76,6 +81,12 @@ class RunFigures:
                 self.evaluations.append(event)
             case CheckpointSaved():
                 self.checkpoint = event
+            case WorkerLost():
+                self.absent.add(event.worker)
+                self.notices.append(event)
+            case WorkerJoined():
+                self.absent.discard(event.worker)
+                self.notices.append(event)
             case Notice():
                 self.notices.append(event)
             case RunEnded():
@@ -118,6 +129,12 @@ class RunFigures:
         return round(self.started.workers * steps_before * first.images / first.steps)
 
     @property
+    def present(self) -> list[Series]:
+        """What those workers did that are not lost; of all if only lost ones have reported."""
+        found = [series for worker, series in self.workers.items() if worker not in self.absent]
+        return found or list(self.workers.values())
+
+    @property
     def staleness(self) -> Staleness:
         """The staleness at all servers together."""
         return Staleness.merged(self.staleness_of.values())
@@ -139,13 +156,13 @@ class RunFigures:
     @property
     def recent_images_per_s(self) -> float:
         """Images per second of all workers that still train, each over its last stretch."""
-        rates = [series.last.images_per_s for series in self.workers.values() if self.steps_left(series)]
+        rates = [series.last.images_per_s for series in self.present if self.steps_left(series)]
         return sum(rates) if rates else self.images_per_s
 
     @property
     def recent_loss(self) -> float:
         """Mean training loss over the last stretch of every worker; not a number before the first report."""
-        return mean_loss([series.last for series in self.workers.values()])
+        return mean_loss([series.last for series in self.present])
 
     @property
     def steps_per_worker(self) -> int:
@@ -158,15 +175,15 @@ class RunFigures:
 
     @property
     def fraction_done(self) -> float:
-        """Steps done by all workers, as a fraction of all steps of the run."""
+        """Steps done by all workers that are there, as a fraction of all their steps."""
         if not self.steps_per_worker or not self.started:
             return 0.0
-        done = sum(min(series.last.step, self.steps_per_worker) for series in self.workers.values())
-        return done / (self.steps_per_worker * self.started.workers)
+        done = sum(min(series.last.step, self.steps_per_worker) for series in self.present)
+        return done / (self.steps_per_worker * max(1, self.started.workers - len(self.absent)))
 
     @property
     def time_left_s(self) -> float:
         """Seconds until the slowest worker is through, at each one's mean pace; not a number if unknown."""
-        paces = [(self.steps_left(series), series.total) for series in self.workers.values()]
+        paces = [(self.steps_left(series), series.total) for series in self.present]
         left = [steps * total.seconds / total.steps for steps, total in paces if total.steps]
         return max(left, default=math.nan)

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyrhythm.events import Notice, RunEnded, RunStarted
+from polyrhythm.events import Notice, RunEnded, RunStarted, WorkerJoined, WorkerLost
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
 
@@ -59,7 +59,7 @@ class LiveProgress:
         if isinstance(event, RunStarted):
             self._draw()
             self._live.start()
-        elif isinstance(event, Notice):
+        elif isinstance(event, Notice | WorkerLost | WorkerJoined):
             self._console.print(Text(f"notice: {event.text}", style="yellow"))
         elif isinstance(event, RunEnded) or self._heard_s - self._drawn_s >= 1 / REFRESHES_PER_S:
             self._draw()
@@ -132,7 +132,8 @@ def _add_hidden(table: Table, hidden: int) -> None:
 def _worker_table(figures: RunFigures, rows: int) -> Table:
     table = _table("worker", "step", "images/s", "loss", "learning rate", "waiting")
     for worker in sorted(figures.workers)[:rows]:
-        table.add_row(str(worker), *_cells(figures.workers[worker].last, figures.steps_per_worker))
+        name = f"{worker} (lost)" if worker in figures.absent else str(worker)
+        table.add_row(name, *_cells(figures.workers[worker].last, figures.steps_per_worker))
     _add_hidden(table, len(figures.workers) - rows)
     return table
 
@@ -184,6 +185,4 @@ def _bar(figures: RunFigures) -> Table:
 def _epoch(figures: RunFigures) -> str:
     if not figures.started or not figures.workers:
         return ""
-    return (
-        f"epoch {1 + min(series.last.epoch for series in figures.workers.values())}/{figures.started.epochs}"
-    )
+    return f"epoch {1 + min(series.last.epoch for series in figures.present)}/{figures.started.epochs}"

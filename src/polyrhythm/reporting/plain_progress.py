@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TextIO
 
-from polyrhythm.events import Evaluated, Notice, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.events import (
+    Evaluated,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+)
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
 from polyrhythm.reporting.tables import facts
@@ -40,7 +48,7 @@ class PlainProgress:
                 self._write(training_line(self._figures))
             case Evaluated():
                 self._write(evaluation_line(event, self._figures))
-            case Notice():
+            case Notice() | WorkerLost() | WorkerJoined():
                 self._write(f"notice: {event.text}")
             case RunEnded():
                 self._write(end_line(event, self._figures))
@@ -67,7 +75,7 @@ def start_line(event: RunStarted) -> str:
 
 def training_line(figures: RunFigures) -> str:
     """Says how far the slowest worker is, and how well and how fast all of them train."""
-    slowest = min((series.last for series in figures.workers.values()), key=lambda stretch: stretch.step)
+    slowest = min((series.last for series in figures.present), key=lambda stretch: stretch.step)
     parts = [
         f"epoch {slowest.epoch + 1}/{figures.started.epochs if figures.started else '?'}",
         f"step {slowest.step}/{figures.steps_per_worker}",

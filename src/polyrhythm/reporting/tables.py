@@ -21,6 +21,9 @@ _LABELS = {
     "parameters": "Parameters",
     "workers": "Workers",
     "servers": "Servers",
+    "workers_lost": "Workers lost",
+    "workers_joined": "Successors of lost workers",
+    "images_not_seen": "Training images not seen",
     "epochs": "Epochs",
     "steps": "Steps",
     "seconds": "Time",
@@ -49,6 +52,7 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "bytes_sent_per_step": whole,
     "staleness": lambda value: f"mean {value['mean']:.2f}, largest {value['max']}",
 }
+_IF_NOT_ZERO = {"workers_lost", "workers_joined", "images_not_seen"}
 _ELSEWHERE = {"per_class", "confusion"}
 
 
@@ -84,7 +88,8 @@ def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = [name for name in _LABELS if name in known] + [
         name for name in known if name not in _LABELS and name not in _ELSEWHERE
     ]
-    return [(_LABELS.get(name, name), _fact(name, known[name])) for name in names]
+    said = [name for name in names if known[name] or name not in _IF_NOT_ZERO]
+    return [(_LABELS.get(name, name), _fact(name, known[name])) for name in said]
 
 
 def _fact(name: str, value: Any) -> str:

@@ -11,6 +11,8 @@ from polyrhythm.events import (
     RunEnded,
     RunStarted,
     ServerProgress,
+    WorkerJoined,
+    WorkerLost,
     WorkerProgress,
 )
 from polyrhythm.reporting.event_log import EventLog, read_events
@@ -34,6 +36,8 @@ EVERY_KIND = [
     ServerProgress(time_s=1.75, server=0, version=7, staleness={0: 2, 11: 1}),
     Evaluated(time_s=2.0, epoch=1, test_loss=0.25, test_top1=0.875, test_top5=1.0),
     CheckpointSaved(time_s=2.25, path="checkpoints/1", epoch=1, step=9),
+    WorkerLost(time_s=2.375, worker=3, rank=3, step=4),
+    WorkerJoined(time_s=2.4375, worker=3, rank=3),
     Notice(time_s=2.5, text="zwölf «NaN»\nand a second line"),
     RunEnded(time_s=3.0, outcome="done", result={"test_top1": 0.875, "staleness": {"mean": 0.5}}),
 ]

@@ -3,7 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from polyrhythm.events import CheckpointSaved, Notice, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.events import (
+    CheckpointSaved,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+)
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.staleness import Staleness
 
@@ -56,6 +64,21 @@ def test_time_left_is_that_of_the_slowest_worker(story):
     # Worker 0 has 2 steps left at 6 s for 18; worker 1 has 5 at 8 s for 15.
     assert figures.time_left_s == pytest.approx(5 * 8 / 15)
     assert figures.fraction_done == (18 + 15) / 40
+
+
+def test_a_lost_worker_keeps_nobody_waiting(story):
+    figures = RunFigures.of([*story, WorkerLost(time_s=9.5, worker=1, rank=1, step=15)])
+    assert figures.time_left_s == pytest.approx(2 * 6 / 18)
+    assert figures.fraction_done == 18 / 20
+    assert figures.recent_images_per_s == 80.0
+    assert figures.recent_loss == 0.5
+    assert figures.images_seen == 1040
+    assert [notice.text for notice in figures.notices[1:]] == [
+        "worker 1 (rank 1) is lost after step 15, the others go on"
+    ]
+    figures.add(WorkerJoined(time_s=9.75, worker=1, rank=1))
+    assert figures.fraction_done == (18 + 15) / 40
+    assert figures.notices[-1].text == "a successor of worker 1 (rank 1) has joined"
 
 
 def test_a_worker_that_is_through_counts_no_longer_for_the_rate(story):

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from polyrhythm.events import Notice, RunEnded, WorkerProgress
+from polyrhythm.events import Notice, RunEnded, WorkerLost, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.live_progress import drawing
 from polyrhythm.reporting.progress import LiveProgress, PlainProgress, progress_for
@@ -51,6 +51,14 @@ def test_plain_lines_about_workers_come_every_so_many_seconds_of_run_time(story,
 def test_plain_lines_leave_out_staleness_where_there_are_no_servers(story):
     workers_only = [event for event in story if not hasattr(event, "server")]
     assert not any("staleness" in line for line in plain(workers_only, every_s=1.0))
+
+
+def test_a_lost_worker_is_said_and_marked(story):
+    told = [*story, WorkerLost(time_s=9.5, worker=1, rank=1, step=15)]
+    assert plain(told)[-1] == "notice: worker 1 (rank 1) is lost after step 15, the others go on"
+    figures = RunFigures.of(told)
+    rows = drawn(figures).splitlines()
+    assert any(row.split()[:3] == ["1", "(lost)", "15/20"] for row in rows), rows
 
 
 def test_an_interrupted_run_says_so(story):

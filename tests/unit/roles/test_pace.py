@@ -30,6 +30,14 @@ def test_a_drawn_step_is_a_third_forward_and_the_rest_by_shares_of_buckets():
     assert [at for _, at in announced] == pytest.approx([0.2, 0.25, 0.3])
 
 
+def test_a_drawn_step_that_nobody_listens_to_passes_at_once():
+    clock = Clock()
+    pace = DrawnPace(clock, lambda: 0.3)
+    pace.forward([], lambda bucket: None)
+    pace.backward([], lambda bucket: None)
+    assert clock.slept == [0.3]
+
+
 def test_every_step_is_drawn_anew():
     times = iter([0.3, 0.6])
     clock = Clock()

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyrhythm.roles.result import bytes_per_step, digest, staleness_figures, train_loss
+from conformance.jobs import blobs, make_job
+from polyrhythm.data.sharding import batch_indices
+from polyrhythm.roles.result import bytes_per_step, digest, images_not_seen, staleness_figures, train_loss
 from polyrhythm.roles.worker_state import Account
 
 
@@ -50,6 +52,23 @@ def test_bytes_are_everybodys_for_a_step_of_one_worker():
     accounts = [account(session_steps=10), account(1, session_steps=6, bytes_sent=600)]
     assert bytes_per_step(accounts, [{"bytes_sent": 400}]) == 2000 / 16
     assert bytes_per_step([account(session_steps=0)], []) == 0.0
+
+
+def test_lost_workers_are_taken_to_have_sent_as_much_as_the_others():
+    # 10 steps with 1000 bytes of the worker that is left, 5 steps of a lost one; the server answered all 15
+    assert bytes_per_step([account()], [{"bytes_sent": 1500}], steps_of_lost=5) == 100 + 100
+
+
+@pytest.mark.parametrize("steps_done", [{}, {1: 0}, {0: 10, 1: 7, 2: 3}, {0: 10, 1: 10, 2: 9}])
+def test_images_not_seen_are_those_of_the_batches_that_were_left_out(steps_done):
+    job = make_job("parameter_server", 3, dataset=blobs(train=53), batch_size=4)  # 5 steps, the last ragged
+    left_out = [
+        index
+        for worker, done in steps_done.items()
+        for step in range(done, 10)
+        for index in batch_indices(torch.arange(53), step % 5, worker, 3, 4)
+    ]
+    assert images_not_seen(job, steps_done) == len(left_out)
 
 
 def test_train_loss_is_weighted_with_images():

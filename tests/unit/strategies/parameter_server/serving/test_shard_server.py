@@ -165,6 +165,68 @@ class TestAsynchronous:
         assert (before.stop, after.stop) == (False, True)
 
 
+class TestLosses:
+    def test_an_asynchronous_pushers_successor_goes_on_where_it_fell(self):
+        made = server(Asynchronous())
+        made.on_message(2, push([2.0, 0.0, 0.0]))
+        assert made.on_loss(2) == []  # between push and answer, or later: the push counts
+        assert made.steps == {0: 0, 2: 1, 5: 0}
+        assert answered(made.on_message(2, Message(Kind.PULL))) == {2: ([0.0, 2.0, 3.0], 1, 1)}
+        # another shard may have missed that push: its repetition is answered here, and not applied
+        assert answered(made.on_message(2, push([2.0, 0.0, 0.0], version=1))) == {2: ([0.0, 2.0, 3.0], 1, 1)}
+        assert answered(made.on_message(2, push([0.0, 2.0, 0.0], version=1, step=1))) == {
+            2: ([0.0, 1.0, 3.0], 2, 2)
+        }
+        assert (made.version, made.steps) == (2, {0: 0, 2: 2, 5: 0})
+
+    def test_the_final_pull_waits_for_those_that_are_left(self):
+        made = server(Asynchronous())
+        made.on_message(5, Message(Kind.LEAVE))
+        made.on_message(0, Message(Kind.LEAVE))
+        assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
+        assert answered(made.on_loss(2)) == {0: ([1.0, 2.0, 3.0], 0, 0)}
+        assert made.done
+
+    def test_the_final_pull_waits_for_a_successor(self):
+        made = server(Asynchronous())
+        made.on_loss(2)
+        made.on_message(2, Message(Kind.PULL))
+        made.on_message(5, Message(Kind.LEAVE))
+        made.on_message(0, Message(Kind.LEAVE))
+        assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
+        assert not made.done
+        assert answered(made.on_message(2, Message(Kind.LEAVE))) == {0: ([1.0, 2.0, 3.0], 0, 0)}
+
+    def test_a_pusher_that_was_lost_twice_is_left_once(self):
+        made = server(Asynchronous())
+        made.on_message(0, Message(Kind.LEAVE))
+        made.on_message(0, Message(Kind.PULL, stop=True))
+        for _ in range(2):
+            assert made.on_loss(2) == []
+        assert not made.done
+        assert answered(made.on_loss(5)) == {0: ([1.0, 2.0, 3.0], 0, 0)}
+
+    def test_who_asked_before_there_were_parameters_and_died_gets_no_answer(self):
+        made = ShardServer(PUSHERS, Asynchronous())
+        made.on_message(2, Message(Kind.PULL))
+        made.on_message(5, Message(Kind.PULL))
+        made.on_loss(2)
+        made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json())))
+        assert list(answered(made.on_message(0, Message(Kind.PARAMETERS, START.clone())))) == [5]
+
+    def test_the_loss_of_one_that_holds_the_others_up_sets_them_free(self):
+        made = server(Synchronous())
+        made.on_message(5, push([4.0, 0.0, 0.0]))
+        made.on_message(0, push([2.0, 0.0, 0.0]))
+        new = [1.0 - 0.5 * 3, 2.0, 3.0]
+        assert answered(made.on_loss(2)) == dict.fromkeys((0, 5), (new, 1, 1))
+
+    def test_the_loss_of_a_stranger_is_no_news(self):
+        made = server(Asynchronous())
+        assert made.on_loss(7) == []
+        assert not made.done
+
+
 def test_a_pull_before_there_are_parameters_is_answered_later():
     made = ShardServer(PUSHERS, Asynchronous())
     assert made.on_message(5, Message(Kind.PULL)) == []

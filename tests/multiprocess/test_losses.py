@@ -1,0 +1,184 @@
+"""Asynchronous runs whose workers are killed go on without them, or with their successors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from multiprocess.commands import POLYRHYTHM, Result, Started, are_gone, shell, wait_for
+from polyrhythm.api.replay import replay
+from polyrhythm.data.sharding import batch_indices
+from polyrhythm.errors import RequestError
+from polyrhythm.events import (
+    CheckpointSaved,
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+)
+from polyrhythm.reporting.event_log import read_events
+
+EPOCHS, BATCH_SIZE, IMAGES, WORKERS = 3, 4, 1438, 3
+STEPS = EPOCHS * -(-IMAGES // (BATCH_SIZE * WORKERS))
+TRAIN = [
+    *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "parameter_server(servers=2)"),
+    *("--optimizer", "sgd(lr=0.04)", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
+    *("--workers", str(WORKERS)),
+]
+Starter = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts a run; nothing of it outlives the test."""
+    started: list[Started] = []
+
+    def run(*options: str) -> Started:
+        started.append(Started([POLYRHYTHM, *TRAIN, "--out", "run", *options], tmp_path, tmp_path / "run"))
+        return started[-1]
+
+    yield run
+    for command in started:
+        if command.process.poll() is None:
+            ranks = command.children()
+            command.process.kill()
+            command.process.wait()
+            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+
+
+def kill(command: Started, rank: int) -> int:
+    """Kills a rank of a run in which nobody has died before."""
+    pids = wait_for(
+        lambda: (found := command.children()) and len(found) == WORKERS + 2 and found, "all ranks"
+    )
+    os.kill(pids[rank], signal.SIGKILL)
+    return pids[rank]
+
+
+def in_epoch(epoch: int, worker: int = 1) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, WorkerProgress) and (event.epoch, event.worker) == (epoch, worker)
+
+
+def of(kind: type[Event], command: Started) -> list[Event]:
+    return [event for event in read_events(command.run / "events.jsonl") if isinstance(event, kind)]
+
+
+def gradients(result: Result) -> float:
+    """Counts those that were applied: a shard each, so half of what the servers have counted."""
+    return sum(result.figures["staleness"]["histogram"].values()) / 2
+
+
+def images_after(step: int, worker: int) -> int:
+    """Counts the images of a worker's steps from one on, as its loader deals them out."""
+    length = STEPS // EPOCHS
+    return sum(
+        len(batch_indices(torch.arange(IMAGES), number % length, worker, WORKERS, BATCH_SIZE))
+        for number in range(step, STEPS)
+    )
+
+
+def test_the_others_go_on_without_a_killed_worker(start: Starter) -> None:
+    command = start("--restarts", "0")
+    command.wait_for(in_epoch(1))
+    kill(command, 1)
+    result = command.result()
+    figures = result.figures
+    assert (figures["workers_lost"], figures["workers_joined"]) == (1, 0)
+    assert figures["test_top1"] > 0.85
+    done = gradients(result) - 2 * STEPS  # all of the others' steps were applied, and some of the lost one's
+    assert 0 < done < STEPS
+    assert figures["images_not_seen"] == images_after(int(done), worker=1)
+    (lost,) = of(WorkerLost, command)
+    assert isinstance(lost, WorkerLost)
+    assert (lost.worker, lost.rank) == (1, 1)
+    assert lost.step <= done
+    (notice,) = of(Notice, command)
+    assert isinstance(notice, Notice)
+    assert notice.text == "worker 1 (rank 1) was killed by SIGKILL; the others go on"
+    assert f"notice: {notice.text}\n" in result.err
+    assert f"notice: {lost.text}\n" in result.err
+    assert "Training images not seen" in (command.run / "report.html").read_text()
+    with pytest.raises(RequestError, match="lost 1 of its workers on the way"):
+        replay(command.run)
+
+
+@pytest.mark.parametrize("epoch", [1, EPOCHS - 1])
+def test_a_successor_takes_the_steps_that_are_left(epoch: int, start: Starter) -> None:
+    command = start()
+    command.wait_for(in_epoch(epoch, worker=0))
+    os.kill(command.children()[0], signal.SIGSTOP)  # whatever the leader does for long, such as a test
+    kill(command, 1)
+    command.wait_for(lambda event: isinstance(event, Notice))
+    os.kill(command.children()[0], signal.SIGCONT)
+    result = command.result()
+    figures = result.figures
+    assert figures["workers_lost"] == 1
+    assert figures["test_top1"] > 0.85
+    if figures["workers_joined"]:
+        assert gradients(result) == 3 * STEPS  # no step is lost or counted twice, on any shard
+        assert figures["images_not_seen"] == 0
+        (joined,) = of(WorkerJoined, command)
+        steps = [
+            event.step
+            for event in of(WorkerProgress, command)
+            if isinstance(event, WorkerProgress) and event.worker == 1 and event.time_s > joined.time_s
+        ]
+        assert steps == sorted(steps)
+        assert steps[-1] == STEPS
+    else:  # the others were through before it could start
+        assert epoch == EPOCHS - 1
+        assert figures["images_not_seen"] > 0
+    (notice,) = of(Notice, command)
+    assert isinstance(notice, Notice)
+    assert notice.text.endswith("the others go on, and it is started again in 0.5 s (restart 1 of 3)")
+
+
+def test_a_worker_that_dies_at_the_start_has_a_successor(start: Starter) -> None:
+    command = start()
+    kill(command, 2)  # before anybody has trained
+    result = command.result()
+    assert len(of(RunStarted, command)) == 1
+    assert result.figures["test_top1"] > 0.85
+    assert gradients(result) == 3 * STEPS
+    assert result.figures["images_not_seen"] == 0
+
+
+def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> None:
+    command = start("--restarts", "0", "--min-workers", "3")
+    command.wait_for(in_epoch(1))
+    kill(command, 1)
+    result = command.result()
+    assert result.status == 1
+    assert result.complaint == (
+        "worker 0 (rank 0): 2 of 3 workers are left, and min_workers is 3; continue with --resume run"
+    )
+    *_, saved, end = read_events(command.run / "events.jsonl")
+    assert isinstance(saved, CheckpointSaved)
+    assert isinstance(end, RunEnded)
+    assert end.outcome == "failed"
+    (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
+    assert gradients(resumed) == 3 * STEPS
+    assert resumed.figures["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "worker 0 (rank 0)"), (4, "server 1 (rank 4)")])
+def test_without_its_leader_or_a_server_a_run_ends_and_can_be_resumed(
+    rank: int, name: str, start: Starter
+) -> None:
+    command = start()
+    command.wait_for(in_epoch(1))
+    command.wait_for(lambda event: isinstance(event, CheckpointSaved))
+    kill(command, rank)
+    result = command.result()
+    assert result.status == 1
+    assert result.complaint == f"{name} was killed by SIGKILL; continue with --resume run"
+    (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
+    assert gradients(resumed) == 3 * STEPS

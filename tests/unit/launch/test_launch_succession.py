@@ -1,0 +1,38 @@
+"""When successors start, by hand."""
+
+from __future__ import annotations
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.launch.succession import Succession
+
+
+def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None:
+    made = Succession(4)
+    assert made.lose(Peer(1, 0), 10.0) == 0.5
+    assert made.lose(Peer(2, 0), 10.1) == 0.5
+    assert made.next_s() == 10.5
+    assert made.take_due(10.4) == []
+    assert made.take_due(10.5) == [Peer(1, 1)]
+    assert made.take_due(10.7) == [Peer(2, 1)]
+    assert made.next_s() is None
+    assert made.lose(Peer(1, 1), 11.0) == 1.0
+    assert made.lose(Peer(1, 2), 13.0) == 2.0
+    assert made.left == 0
+    assert made.lose(Peer(1, 3), 20.0) is None
+    assert made.take_due(15.0) == [Peer(1, 2), Peer(1, 3)]
+    assert made.next_s() is None
+
+
+def test_pauses_have_a_limit() -> None:
+    made = Succession(20)
+    pauses = [made.lose(Peer(1, incarnation), 0.0) for incarnation in range(9)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_none_start_when_it_is_over() -> None:
+    made = Succession(2)
+    made.lose(Peer(1, 0), 0.0)
+    made.cancel()
+    assert made.take_due(100.0) == []
+    assert made.next_s() is None
+    assert made.lose(Peer(1, 0), 0.0) is None
