@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -94,7 +94,13 @@ class Message:
 
     def received(self) -> Message:
         """Gives a copy that shares no memory with the sender's."""
-        return self if self.tensor is None else replace(self, tensor=self.tensor.detach().clone())
+        if self.tensor is None:
+            return self
+        copy = self.tensor.detach().clone()
+        # field by field: `replace` takes longer than all else that a small message costs
+        return Message(
+            self.kind, copy, self.version, self.step, self.weight, self.learning_rate, self.stop, self.tag
+        )
 
 
 def _new(elements: int, dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,8 @@ class Pace(Protocol):
         """A forward pass is about to be computed.
 
         Args:
-            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1.
+            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1. Empty if
+                nobody listens.
             use: to be called with each bucket before it is used, if hooks will not do so.
         """
 
@@ -41,7 +42,7 @@ class Pace(Protocol):
         """A backward pass has been computed.
 
         Args:
-            shares: of the pass's time, a bucket each; they add up to 1.
+            shares: as given to `forward`.
             ready: to be called with each bucket in order, if hooks have not done so.
         """
 
@@ -73,7 +74,7 @@ class DrawnPace:
     _step_s: float = 0.0
 
     def forward(self, shares: Sequence[float], use: Announce) -> None:
-        """Sleeps for a third of the step, the first layers' share first."""
+        """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
         self._step_s = self.draw_s()
         for bucket in reversed(range(len(shares))):
             use(bucket)
@@ -81,6 +82,8 @@ class DrawnPace:
 
     def backward(self, shares: Sequence[float], ready: Announce) -> None:
         """Sleeps for the rest, announcing each bucket after its share."""
+        if not shares:
+            self.clock.sleep(self._step_s)
         for bucket, share in enumerate(shares):
             self.clock.sleep(self._step_s * (1 - FORWARD_SHARE) * share)
             ready(bucket)

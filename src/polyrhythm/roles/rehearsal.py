@@ -139,7 +139,7 @@ class _Rehearser:
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1
         listens = self._announces or self._part.hears_use
-        self._shares = rehearsal.sizes.shares if listens else (1.0,)
+        self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
         self._desk = rehearsal_desk(rehearsal, world)
         self._bytes_sent = 0

@@ -63,8 +63,8 @@ class Replica:
         return dict(self.model.named_buffers())
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Gives the pieces in which a drawn pass is played: a bucket each, or all at once if nobody listens."""
-        return shares if self._announces or self.part.hears_use else (1.0,)
+        """Gives the pieces in which a drawn pass is played: a bucket each, or none if nobody listens."""
+        return shares if self._announces or self.part.hears_use else ()
 
     @property
     def untrained(self) -> dict[str, Tensor]:

@@ -17,17 +17,18 @@ class PushPull:
     def __init__(self, setting: WorkerSetting) -> None:
         self._network = setting.network
         self._servers = setting.cast.servers
-        self._flat = setting.flat
         self._plan = setting.plan
         self._shards = shards(setting.flat.size, len(self._servers))
         self._versions = [0] * len(self._servers)
+        self._parameters = [setting.flat.vector[shard] for shard in self._shards]
+        self._gradients = [setting.flat.gradients[shard] for shard in self._shards]
 
     def initialise(self) -> None:
         """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
-        for server, shard in zip(self._servers, self._shards, strict=True):
+        for server, shard, parameters in zip(self._servers, self._shards, self._parameters, strict=True):
             plan = self._plan.part(shard.start, shard.stop).to_json()
             self._network.send(server, Message(Kind.CONFIGURE, pack_json(plan)))
-            self._network.send(server, Message(Kind.PARAMETERS, self._flat.vector[shard]))
+            self._network.send(server, Message(Kind.PARAMETERS, parameters))
 
     def pull(self, final: bool = False) -> int:
         """Overwrites the flat vector with the servers' parameters.
@@ -58,7 +59,7 @@ class PushPull:
                 server,
                 Message(
                     Kind.PUSH,
-                    self._flat.gradients[shard],
+                    gradients,
                     version=version,
                     step=step.number,
                     weight=weight,
@@ -66,7 +67,7 @@ class PushPull:
                     stop=step.stop,
                 ),
             )
-            for server, shard, version in zip(self._servers, self._shards, self._versions, strict=True)
+            for server, gradients, version in zip(self._servers, self._gradients, self._versions, strict=True)
         ]
         stop = self._take_answers()[1]
         for push in pushes:
@@ -80,10 +81,10 @@ class PushPull:
 
     def _take_answers(self) -> tuple[int, bool]:
         steps, stop = [], False
-        for position, (server, shard) in enumerate(zip(self._servers, self._shards, strict=True)):
+        for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
             _, answer = self._network.receive(server)
             assert answer.tensor is not None, "an answer carries parameters"
-            self._flat.vector[shard].copy_(answer.tensor)
+            parameters.copy_(answer.tensor)
             self._versions[position] = answer.version
             steps.append(answer.step)
             stop |= answer.stop

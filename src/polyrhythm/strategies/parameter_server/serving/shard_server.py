@@ -41,6 +41,7 @@ class ShardServer:
         self.staleness: Counter[int] = Counter()
         self.values = torch.empty(0)
         self._pushers = pushers
+        self._numbers = {rank: number for number, rank in enumerate(pushers)}
         self._gate = consistency.gate(len(pushers))
         self._plan: OptimizerPlan | None = None
         self._optimizer: FlatOptimizer | None = None
@@ -70,7 +71,7 @@ class ShardServer:
         Raises:
             RunError: a message that no pusher of ours sends.
         """
-        if source not in self._pushers:
+        if source not in self._numbers:
             raise RunError(
                 f"a server heard {message.kind.name} from rank {source}, which pushes nothing here"
             )
@@ -82,18 +83,18 @@ class ShardServer:
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.PUSH:
-            return self._push(self._pushers.index(source), message)
+            return self._push(self._numbers[source], message)
         if message.kind is Kind.LEAVE:
-            return self._leave(self._pushers.index(source))
+            return self._leave(self._numbers[source])
         raise RunError(f"a server cannot do anything with {message.kind.name} from rank {source}")
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count."""
-        if rank not in self._pushers:
+        if rank not in self._numbers:
             return []
         if rank in self._asking:
             self._asking.remove(rank)
-        return self._leave(self._pushers.index(rank))
+        return self._leave(self._numbers[rank])
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -138,7 +139,7 @@ class ShardServer:
         if message.stop:  # the final parameters: only when nobody can change them any more
             self._final = source
             return self._finish()
-        pusher = self._pushers.index(source)
+        pusher = self._numbers[source]
         if pusher in self._left:  # a successor
             self._left.remove(pusher)
             self._gate.join(pusher)
@@ -186,7 +187,7 @@ class ShardServer:
         return [self._answer(self._final)]
 
     def _answer(self, source: int) -> Reply:
-        step = self._steps[self._pushers.index(source)]
+        step = self._steps[self._numbers[source]]
         return source, Message(
             Kind.PARAMETERS, self._shown(), version=self.version, step=step, stop=self._stop
         )
