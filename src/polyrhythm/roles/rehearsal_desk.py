@@ -94,7 +94,8 @@ class _Leader:
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=self._figures(accounts, seconds)))
 
     def _missing(self) -> bool:
-        return len(self._accounts.keys() | self._reports.keys() | self._lost) < self._world.cast.size
+        lost = sum(rank not in self._accounts and rank not in self._reports for rank in self._lost)
+        return len(self._accounts) + len(self._reports) + lost < self._world.cast.size
 
     def _hear(self, *, wait: bool) -> bool:
         """Takes a message of another rank; gives whether there was one, or news of a loss."""

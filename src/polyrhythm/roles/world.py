@@ -67,7 +67,7 @@ class World:
     @property
     def is_worker(self) -> bool:
         """Whether this rank is a worker."""
-        return self.network.rank in self.cast.workers
+        return self.cast.works(self.network.rank)
 
     @property
     def leads(self) -> bool:

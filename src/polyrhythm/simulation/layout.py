@@ -83,7 +83,8 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
 
 def _server_homes(cluster: Cluster, used: list[int], servers: int, placement: Placement) -> list[int]:
     if placement.dedicated:
-        hosts = [host for host in range(len(cluster.machines)) if host not in used]
+        taken = set(used)
+        hosts = [host for host in range(len(cluster.machines)) if host not in taken]
     else:
         hosts = sorted(set(used), reverse=True)
     room = {host: cluster.machines[host].cores for host in hosts}

@@ -95,7 +95,7 @@ class Stage:
     def spawn(self, rank: int) -> Task:
         """Makes the task of a rank, which starts at the present time; a rank that is gone gets a successor."""
         world = self.world(rank)
-        name = f"{'worker' if rank in self.cast.workers else 'server'} {rank}"
+        name = f"{'worker' if self.cast.works(rank) else 'server'} {rank}"
         task = self.tasks[rank] = self.time.spawn(
             name, lambda: self.piece.role(world), owner=self.cluster.ranks[rank]
         )
@@ -105,7 +105,7 @@ class Stage:
 
     def world(self, rank: int) -> World:
         """Makes the world that a rank finds itself in."""
-        draw = self.draws(rank) if rank in self.cast.workers else _never
+        draw = self.draws(rank) if self.cast.works(rank) else _never
         pace = DrawnPace(self.time, draw)
         return World(self.cluster.communicator(rank), self.cast, pace, self.stop, self.emit)
 

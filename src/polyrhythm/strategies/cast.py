@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.placement import Placement
@@ -25,6 +26,14 @@ class Cast:
     def size(self) -> int:
         """Ranks in all."""
         return len(self.workers) + len(self.servers)
+
+    def works(self, rank: int) -> bool:
+        """Tells whether a rank is a worker; at once, since thousands of ranks ask about thousands."""
+        return rank in self._working
+
+    @cached_property
+    def _working(self) -> frozenset[int]:
+        return frozenset(self.workers)
 
 
 def cast_in_order(workers: int, servers: int) -> Cast:

@@ -64,3 +64,8 @@ def test_only_dedicated_servers_keep_a_core():
 def test_size():
     assert Cast((0, 1), (2,)).size == 3
     assert Cast((0,)).size == 1
+
+
+def test_a_cast_knows_who_works() -> None:
+    cast = Cast((0, 2, 3), (1, 4))
+    assert [cast.works(rank) for rank in range(5)] == [True, False, True, True, False]
