@@ -109,7 +109,8 @@ def test_out_of_step_real_processes_apply_every_gradient_once(spec, tmp_path):
         assert result["bytes_sent_per_step"] == 2 * (PARAMETERS * 4 + 2 * 64)
 
 
-def test_a_killed_worker_is_named_within_seconds(tmp_path):
+@pytest.mark.parametrize(("spec", "workers"), [("synchronous", 3), ("synchronous(collective=ring)", 4)])
+def test_a_killed_worker_is_named_within_seconds(spec, workers, tmp_path):
     killed_at = []
 
     def kill(event):
@@ -118,7 +119,7 @@ def test_a_killed_worker_is_named_within_seconds(tmp_path):
             killed_at.append(time.monotonic())
             os.kill(victim.pid, signal.SIGKILL)
 
-    job = make_job("synchronous", 3, folder=tmp_path, epochs=10_000)
+    job = make_job(spec, workers, folder=tmp_path, epochs=10_000)
     with pytest.raises(RunError) as caught:
         run(job, kill)
     assert time.monotonic() - killed_at[0] < 8

@@ -9,7 +9,9 @@ import torch
 from conformance.jobs import CLASSES, SIDE, blobs, make_job, result_of, simulated
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collectives.binomial_tree import BinomialTree
+from polyrhythm.communication.collectives.two_level import TwoLevel
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -25,7 +27,9 @@ from polyrhythm.cost.parameter_server import mean_staleness, staleness, synchron
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, simulate_on
 from polyrhythm.simulation.step_time import STEP_TIMES, generator_for_rank
+from polyrhythm.simulation.wiring import Wiring
 from polyrhythm.specs import build
+from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.training.flat_parameters import TAIL
 from simulation.traces import wide
 from unit.communication.collectives.groups import SPECS, collective
@@ -115,6 +119,28 @@ def test_a_synchronous_step_is_computing_and_the_collectives_formula(spec, worke
     exchange_s = collective(spec).seconds(LINKS, workers, Payload(WIDE + TAIL, 4))
     assert exchange_s > 0.005
     assert seconds_per_step(run) == pytest.approx(0.01 + exchange_s, rel=TEXTS)
+
+
+@pytest.mark.parametrize(("hosts", "ranks_a_host"), [(2, 2), (3, 2), (2, 4)])
+def test_two_levels_share_the_links_of_their_hosts(hosts, ranks_a_host):
+    """Where p ranks share a NIC, each has a p-th of it, and so it is inside a host."""
+    nic, inside = ({"latency_s": alpha, "bandwidth_bytes_per_s": 1e9} for alpha in (1e-4, 1e-5))
+    where = cluster({"count": hosts, "workers": ranks_a_host}, nic=nic, inside=inside)
+    ranks, time = hosts * ranks_a_host, VirtualTime()
+    wiring = Wiring(lay_out(where, ranks, 0, Shared()))
+    group = SimulatedCluster(time, ContendedNetwork(time, wiring.bandwidths, wiring.route), ranks)
+    kind, tensors = TwoLevel(group=ranks_a_host), [torch.ones(1200 * ranks) for _ in range(ranks)]
+    for rank, tensor in enumerate(tensors):
+        communicator = group.communicator(rank)
+        time.spawn(f"{rank}", lambda at=communicator, tensor=tensor: kind.all_reduce(at, tensor))
+    time.run()
+    assert all(torch.equal(tensor, torch.full_like(tensor, ranks)) for tensor in tensors)
+    near, far = (
+        Machine(latency_s=alpha, seconds_per_byte=ranks_a_host * 1e-9, header_bytes=HEADER_BYTES)
+        for alpha in (1e-5, 1e-4)
+    )
+    told_s = kind.seconds(near, ranks, Payload(1200 * ranks, 4), between=far)
+    assert time.now() == pytest.approx(told_s, rel=1e-12)
 
 
 @pytest.mark.usefixtures("no_progress")
