@@ -13,6 +13,8 @@ same choice. It is made anew for every size, takes all links for equal, and weig
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -31,6 +33,7 @@ from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError
 
 _NEAR = 1.01
+"""Times within a hundredth of the least are taken for equal."""
 
 
 class Auto(Collective):
@@ -70,7 +73,7 @@ class Auto(Collective):
         )
 
     def choice(self, ranks: int, payload: Payload) -> MessageCollective:
-        """Gives the quickest collective; of those within a hundredth of it, the first in the order below.
+        """Gives the quickest collective; of those within a hundredth of it, the first in the order of `_quickest`.
 
         What cannot be told apart must not be chosen by noise; the order prefers few messages, and neighbours' links.
 
@@ -81,20 +84,7 @@ class Auto(Collective):
         Raises:
             RequestError: nothing has been measured or given.
         """
-        machine = self._machine()
-        overhead_bytes = max(1.0, machine.port_s(0) / machine.seconds_per_byte)
-        candidates = (
-            RecursiveDoubling(),
-            BinomialTree(),
-            Flat(),
-            Rabenseifner(),
-            Ring(),
-            Direct(),
-            SegmentedChain(overhead_bytes=overhead_bytes),
-        )
-        told_s = [candidate.seconds(machine, ranks, payload) for candidate in candidates]
-        bound_s = min(told_s) * _NEAR
-        return next(candidate for candidate, each in zip(candidates, told_s, strict=True) if each <= bound_s)
+        return _quickest(self._machine(), ranks, payload)
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
         """Adds `tensor` up by the choice for its size; measures first, every time, if it is not prepared."""
@@ -111,3 +101,20 @@ class Auto(Collective):
             seconds_per_byte=1 / self.bandwidth_bytes_per_s,
             header_bytes=HEADER_BYTES,
         )
+
+
+@lru_cache(maxsize=1024)
+def _quickest(machine: Machine, ranks: int, payload: Payload) -> MessageCollective:
+    overhead_bytes = max(1.0, machine.port_s(0) / machine.seconds_per_byte)
+    candidates = (
+        RecursiveDoubling(),
+        BinomialTree(),
+        Flat(),
+        Rabenseifner(),
+        Ring(),
+        Direct(),
+        SegmentedChain(overhead_bytes=overhead_bytes),
+    )
+    told_s = [candidate.seconds(machine, ranks, payload) for candidate in candidates]
+    bound_s = min(told_s) * _NEAR
+    return next(candidate for candidate, each in zip(candidates, told_s, strict=True) if each <= bound_s)
