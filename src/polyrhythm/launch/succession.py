@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from polyrhythm.communication.transports.membership import Peer
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+_LIVES = 10
+"""A successor that lives for so many of the pauses before it has done well: the next pause is a short one again."""
 
 
 class Succession:
-    """Who is to be started again, and when: half a second after its first death, twice as long after every other.
+    """Who is to be started again, and when: after half a second, and twice as long whenever the last one died soon.
 
     Args:
         restarts: how many successors there may be in a run.
@@ -21,7 +21,7 @@ class Succession:
 
     def __init__(self, restarts: int) -> None:
         self.left = restarts
-        self._deaths: Counter[int] = Counter()
+        self._last: dict[int, tuple[float, float]] = {}
         self._due: list[tuple[float, Peer]] = []
 
     def lose(self, peer: Peer, now_s: float) -> float | None:
@@ -29,8 +29,8 @@ class Succession:
         if not self.left:
             return None
         self.left -= 1
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** self._deaths[peer.rank], _LONGEST_PAUSE_S)
-        self._deaths[peer.rank] += 1
+        pause_s = self._pause_s(peer.rank, now_s)
+        self._last[peer.rank] = pause_s, now_s + pause_s
         self._due.append((now_s + pause_s, Peer(peer.rank, peer.incarnation + 1)))
         return pause_s
 
@@ -49,3 +49,11 @@ class Succession:
         """Starts nobody any more."""
         self._due.clear()
         self.left = 0
+
+    def _pause_s(self, rank: int, now_s: float) -> float:
+        if rank not in self._last:
+            return FIRST_PAUSE_S
+        pause_s, started_at_s = self._last[rank]
+        if now_s - started_at_s >= _LIVES * pause_s:
+            return FIRST_PAUSE_S
+        return min(2 * pause_s, LONGEST_PAUSE_S)

@@ -107,7 +107,8 @@ class Stage:
         """Makes the world that a rank finds itself in."""
         draw = self.draws(rank) if self.cast.works(rank) else _never
         pace = DrawnPace(self.time, draw)
-        return World(self.cluster.communicator(rank), self.cast, pace, self.stop, self.emit)
+        rejoins = self.cluster.ranks[rank].incarnation > 0
+        return World(self.cluster.communicator(rank), self.cast, pace, self.stop, self.emit, rejoins=rejoins)
 
 
 def plain_stage(cast: Cast, piece: Piece, emit: Callable[[Event], None], around: Surroundings) -> Stage:

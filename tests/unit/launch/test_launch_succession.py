@@ -29,6 +29,13 @@ def test_pauses_have_a_limit() -> None:
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
+def test_a_successor_that_lived_long_is_replaced_soon() -> None:
+    made = Succession(20)
+    assert made.lose(Peer(1, 0), 0.0) == 0.5  # and it starts at 0.5
+    assert made.lose(Peer(1, 1), 5.49) == 1.0  # after less than 5 s; the next one starts at 6.49
+    assert made.lose(Peer(1, 2), 16.49) == 0.5  # after 10 s
+
+
 def test_none_start_when_it_is_over() -> None:
     made = Succession(2)
     made.lose(Peer(1, 0), 0.0)

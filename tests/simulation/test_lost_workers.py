@@ -1,0 +1,178 @@
+"""Workers that are killed in virtual time, at every moment of a run, with and without a successor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+
+from conformance.jobs import blobs, make_job, perceptron, result_of, uneven, with_batch_norm
+from polyrhythm.data.sharding import batch_indices
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.events import CheckpointSaved, Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
+from polyrhythm.roles.job import Losses
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.simulation.run import _piece
+from polyrhythm.simulation.stage import Surroundings, plain_stage
+from polyrhythm.strategies.cast import cast_in_order
+
+WORKERS, SERVERS, IMAGES, BATCH_SIZE = 3, 2, 53, 4
+LENGTH = 5  # steps of an epoch; 53 images are 4 full steps of 12, and 5 are left for the last one
+STEPS = 2 * LENGTH
+AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
+WHOLE_S = 0.25  # a little more than a run takes
+MOMENTS = [round(WHOLE_S * number / 36, 5) for number in range(36)]
+
+
+def job_of(spec="parameter_server(servers=2)", model=perceptron, **learning):
+    return make_job(spec, WORKERS, model=model, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, **learning)
+
+
+def events_of(job, kills, successors=()):
+    """Runs a job in which ranks are killed, and others come after them, at given times."""
+    events: list[Event] = []
+    cast = cast_in_order(job.workers, job.strategy.server_count)
+    stage = plain_stage(cast, _piece(job), events.append, AROUND)
+
+    def kill(rank):
+        if not stage.tasks[rank].ended:
+            stage.cluster.kill(rank)
+
+    def succeed(rank):
+        over = any(isinstance(event, RunEnded) for event in events)
+        if not over and not stage.cluster.ranks[rank].alive:
+            stage.cluster.replace(rank)
+            stage.spawn(rank)
+
+    for at_s, rank in kills:
+        stage.time.at(at_s, lambda rank=rank: kill(rank))
+    for at_s, rank in successors:
+        stage.time.at(at_s, lambda rank=rank: succeed(rank))
+    stage.play()
+    return events
+
+
+def gradients(result):
+    return sum(result["staleness"]["histogram"].values()) / SERVERS
+
+
+def batches(worker, step):
+    """Gives the sizes of a worker's batches from a step on."""
+    return [
+        len(batch_indices(torch.arange(IMAGES), number % LENGTH, worker, WORKERS, BATCH_SIZE))
+        for number in range(step, STEPS)
+    ]
+
+
+def steps_by(events, worker):
+    return [event.step for event in events if isinstance(event, WorkerProgress) and event.worker == worker]
+
+
+@pytest.mark.parametrize("at_s", MOMENTS)
+def test_the_others_go_on_whenever_a_worker_dies(at_s):
+    events = events_of(job_of(), [(at_s, 1)])
+    result = result_of(events)
+    assert events[-1].outcome == "done"
+    assert steps_by(events, 0)[-1] == steps_by(events, 2)[-1] == STEPS
+    done = round(gradients(result)) - 2 * STEPS
+    if any(isinstance(event, WorkerLost) for event in events):
+        assert result["workers_lost"] == 1
+        # both servers hold the same steps, or one more that the other has not heard
+        assert gradients(result) * SERVERS - SERVERS * (done + 2 * STEPS) in (-1, 0, 1)
+        assert result["images_not_seen"] in (sum(batches(1, done)), sum(batches(1, done - 1)))
+    else:
+        assert done == STEPS  # it had said its last words
+        assert result["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize("pause_s", [0.0005, 0.03])
+@pytest.mark.parametrize("at_s", MOMENTS)
+def test_a_successor_does_what_was_left_and_nothing_twice(at_s, pause_s):
+    events = events_of(job_of(), [(at_s, 1)], [(at_s + pause_s, 1)])
+    result = result_of(events)
+    assert events[-1].outcome == "done"
+    joined = [event for event in events if isinstance(event, WorkerJoined)]
+    if joined or not result["workers_lost"]:
+        assert gradients(result) == 3 * STEPS
+        assert result["images_not_seen"] == 0
+    else:  # all the others were through before it came
+        assert at_s + pause_s > events[-1].time_s - 0.02
+
+
+def test_all_but_the_leader_may_be_lost_and_more_than_once():
+    kills = [(0.03, 1), (0.031, 2), (0.06, 1), (0.09, 2)]
+    events = events_of(job_of(), kills, [(0.05, 1), (0.055, 2), (0.08, 1), (0.1, 2)])
+    result = result_of(events)
+    assert (result["workers_lost"], result["workers_joined"]) == (4, 4)
+    assert gradients(result) == 3 * STEPS
+
+
+def test_the_same_losses_give_the_same_parameters():
+    digests = {
+        result_of(events_of(job_of(), [(0.05, 1)], [(0.08, 1)]))["parameters_sha256"] for _ in range(2)
+    }
+    assert len(digests) == 1
+    assert digests != {result_of(events_of(job_of(), []))["parameters_sha256"]}
+
+
+def test_a_successor_takes_the_leaders_batch_norm_statistics():
+    job = job_of(model=with_batch_norm)
+    models, given = [], []
+
+    def make():
+        models.append(job.make_model())
+        return models[-1]
+
+    def note(welcome, replica):
+        give(welcome, replica)
+        given.append((welcome.untrained["1.num_batches_tracked"], models[-1][1].running_mean.clone()))
+
+    give = Welcome.give
+    with mock.patch.object(Welcome, "give", note):
+        events = events_of(replace(job, make_model=make), [(0.05, 1)], [(0.08, 1)])
+    assert [count.item() for count, _ in given[:2]] == [0, 0]  # all workers are given worker 0's at the start
+    count, mean = given[2]
+    assert 0 < count < STEPS
+    assert mean.abs().min() > 0
+    (joined,) = [event for event in events if isinstance(event, WorkerJoined)]
+    own = [event.steps for event in events if isinstance(event, WorkerProgress) and event.worker == 1]
+    assert joined.time_s >= 0.08
+    assert models[WORKERS][1].num_batches_tracked == count + sum(own[-2:])
+    assert result_of(events)["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "rank"),
+    [
+        ("parameter_server(servers=2)", 0),
+        ("parameter_server(servers=2)", 3),
+        ("parameter_server(consistency=synchronous)", 1),
+        ("mixed(replicas=2)", 1),
+        ("synchronous", 1),
+    ],
+)
+def test_what_cannot_go_on_ends_with_the_loss(spec, rank):
+    with pytest.raises(PeerLost) as caught:
+        events_of(job_of(spec), [(0.05, rank)])
+    assert caught.value.rank in (rank, 0, 1, 2)  # the first to hear of it, or its echo
+
+
+def test_with_too_few_workers_the_run_ends_with_a_checkpoint(tmp_path):
+    job = make_job("parameter_server", WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, folder=tmp_path)
+    events: list[Event] = []
+    with pytest.raises(
+        RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
+    ):
+        _collect(replace(job, losses=Losses(min_workers=3)), events)
+    *_, saved = events
+    assert isinstance(saved, CheckpointSaved)
+    assert 0 < saved.step < STEPS
+
+
+def _collect(job, events):
+    cast = cast_in_order(job.workers, job.strategy.server_count)
+    stage = plain_stage(cast, _piece(job), events.append, AROUND)
+    stage.time.at(0.03, lambda: stage.cluster.kill(1))
+    stage.play()
