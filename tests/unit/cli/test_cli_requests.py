@@ -20,7 +20,7 @@ WRONG = {
     "key of a model": (["--model", "mlp(hiden=3)"], "unknown key of model mlp 'hiden': did you mean hidden?"),
     "strategy": (["--strategy", "synchronus"], "unknown strategy 'synchronus': did you mean synchronous?"),
     "key of a strategy": (["--strategy", "mixed(server=2)"], "'server': did you mean servers?"),
-    "no keys": (["--strategy", "synchronous(a=1)"], "strategy synchronous takes no keys"),
+    "no keys": (["--strategy", "synchronous(collective=ring(a=1))"], "collective ring takes no keys"),
     "consistency": (
         ["--strategy", "parameter_server(consistency=async)"],
         "'async': did you mean asynchronous",
