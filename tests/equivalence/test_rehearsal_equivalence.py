@@ -1,0 +1,173 @@
+"""A rehearsal sends the messages of real training, at the same virtual times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, strategies, strategy, uneven
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.server import serve
+from polyrhythm.roles.worker import work
+from polyrhythm.roles.world import World
+from polyrhythm.simulation.rehearse import piece_of
+from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
+from polyrhythm.specs import build
+from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import ModelSizes, time_shares
+from polyrhythm.training.optimizer import OptimizerConfig
+
+IMAGES, SHAPE = 53, (1, 4, 4)
+SLOW = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+APART = (Kind.EVENT, Kind.STATE, Kind.REPORT)
+"""What is said of a run beside the strategy: it weighs nothing here, since a rehearsal has less to say."""
+Sent = list[tuple[float, str, int, int, int]]
+
+
+def _free_if_apart(nbytes_of: Callable[[Message], int], message: Message) -> int:
+    return 0 if message.kind in APART else nbytes_of(message)
+
+
+def _sent(piece: Piece, workers: int, servers: int) -> Sent:
+    """Plays, and gives the strategy's messages until worker 0 leaves, which in training waits for the others."""
+    sent: Sent = []
+    send = SimulatedCommunicator.start_send
+    ended = False
+
+    def noted(self: SimulatedCommunicator, to: int, message: Message) -> object:
+        nonlocal ended
+        source, target = self._home.rank, self._members[to]
+        ended |= source == 0 and message.kind is Kind.LEAVE
+        if message.kind not in APART and not (ended and 0 in (source, target)):
+            nbytes = self._home.cluster.nbytes_of(message)
+            sent.append((self.clock.now(), message.kind.name, source, target, nbytes))
+        return send(self, to, message)
+
+    weighed = replace(piece, nbytes_of=partial(_free_if_apart, piece.nbytes_of))
+    with mock.patch.object(SimulatedCommunicator, "start_send", noted):
+        plain_stage(cast_in_order(workers, servers), weighed, lambda event: None, SLOW).play()
+    return sent
+
+
+def _play(job: Job, world: World) -> None:
+    if world.is_worker:
+        work(job, world)
+    else:
+        serve(job.strategy, world)
+
+
+def _both(
+    spec: str,
+    model: Callable[[], nn.Module],
+    bucket_bytes: int,
+    epochs: int = 1,
+    sizes: ModelSizes | None = None,
+) -> tuple[Sent, Sent]:
+    """Gives the messages of training and of its rehearsal, 3 workers each."""
+    flats = partial(FlatParameters, bucket_bytes=bucket_bytes)
+    job = make_job(spec, 3, model=model, epochs=epochs, optimizer="sgd(lr=0.01)", schedule="constant")
+    job = replace(job, time_shares=partial(time_shares, image_shape=SHAPE))
+    if sizes is None:
+        made = model()
+        flat = flats(made)
+        numbers = tuple(min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets)
+        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE))
+    optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
+    assert isinstance(optimizer, OptimizerConfig)
+    rehearsal = Rehearsal(
+        strategy=job.strategy,
+        workers=3,
+        sizes=sizes,
+        steps=epochs * job.steps_per_epoch,
+        batch_size=4,
+        epoch_images=IMAGES,
+        optimizer=optimizer,
+    )
+    servers = job.strategy.server_count
+    with mock.patch("polyrhythm.roles.replica.FlatParameters", flats):
+        real = _sent(Piece(partial(_play, job)), 3, servers)
+    return real, _sent(piece_of(rehearsal), 3, servers)
+
+
+def _assert_same(real: Sent, rehearsed: Sent) -> None:
+    assert [entry[1:] for entry in rehearsed] == [entry[1:] for entry in real]
+    assert [entry[0] for entry in rehearsed] == pytest.approx([entry[0] for entry in real], rel=1e-9)
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_a_small_model_is_rehearsed_to_the_byte_and_the_instant(spec: str) -> None:
+    real, rehearsed = _both(spec, perceptron, bucket_bytes=16)
+    assert len(real) > 30
+    _assert_same(real, rehearsed)
+
+
+@pytest.mark.parametrize("spec", out_of_step(3))
+def test_epochs_end_as_in_training(spec: str) -> None:
+    _assert_same(*_both(spec, perceptron, bucket_bytes=16, epochs=2))
+
+
+def of_size(numbers: int) -> nn.Module:
+    """Makes a network with so many parameters, the last of which nothing uses."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = perceptron()
+            self.padding = nn.Parameter(torch.zeros(numbers - 103))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.inner(images) + 0 * self.padding[0]
+
+    return Padded()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "parameter_server",
+        "parameter_server(servers=2)",
+        "parameter_server(servers=4, consistency=synchronous)",
+    ],
+)
+def test_every_number_of_a_stand_in_weighs_as_many_as_it_stands_for(spec: str) -> None:
+    """8192 numbers are 8 times 1024, and every shard divides; the plans' texts have as many digits."""
+
+    def model() -> nn.Module:
+        return of_size(8192)
+
+    stood_for = Rehearsal(
+        strategy=strategy(spec), workers=3, sizes=ModelSizes((8192,), (1.0,)), steps=1
+    ).stand_in
+    assert (stood_for.numbers, stood_for.scale) == (1024, 8.0)
+    real, rehearsed = _both(spec, model, bucket_bytes=1 << 20)
+    without_plans = [[entry for entry in sent if entry[1] != "CONFIGURE"] for sent in (real, rehearsed)]
+    assert [entry[1:] for entry in without_plans[1]] == [entry[1:] for entry in without_plans[0]]
+    # a plan's text is a few bytes shorter, at 1 MB/s
+    assert [entry[0] for entry in rehearsed] == pytest.approx([entry[0] for entry in real], abs=1e-5)
+
+
+def test_slices_of_an_all_reduce_weigh_as_many_as_they_stand_for() -> None:
+    """The model and the two numbers that travel along are 9 times as many as in its rehearsal: 1538 and 13,842."""
+    sizes = ModelSizes((9 * 1536,), (1.0,))
+    assert Rehearsal(strategy=strategy("synchronous"), workers=3, sizes=sizes, steps=1).stand_in.scale == 9
+
+    def model() -> nn.Module:
+        return of_size(9 * 1538 - 2)
+
+    real, rehearsed = _both("synchronous", model, bucket_bytes=1 << 20, sizes=sizes)
+    assert len(real) == 2 + 5 * 12  # a broadcast, and two messages of everyone to everyone a step
+    assert sorted(entry[1:4] for entry in rehearsed) == sorted(entry[1:4] for entry in real)
+    # slices of 513, 513 and 512 numbers; the model's are 4614 each
+    assert {entry[4] for entry in rehearsed[2:]} == {64 + 4 * 9 * 513, 64 + 4 * 9 * 512}
+    assert {entry[4] for entry in real[2:]} == {64 + 4 * 4614}
+    assert rehearsed[-1][0] == pytest.approx(real[-1][0], rel=1e-3)
