@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from polyrhythm.communication.collectives.auto import Auto
+from polyrhythm.communication.collectives.rabenseifner import Rabenseifner
+from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -25,7 +28,7 @@ class Member:
     found: tuple = ()
 
 
-def exchange(members, bucket_bytes=4 << 20, skew_s=0.0):
+def exchange(members, bucket_bytes=4 << 20, skew_s=0.0, collective=None):
     """Averages once; gives every member's gradients afterwards."""
     time = VirtualTime()
     cluster = SimulatedCluster(time, ConstantNetwork(time), len(members))
@@ -35,7 +38,8 @@ def exchange(members, bucket_bytes=4 << 20, skew_s=0.0):
         time.sleep(rank * skew_s)
         flat = flats[rank]
         flat.gradients.copy_(torch.tensor(member.gradients))
-        mean = GradientMean(cluster.communicator(rank), flat)
+        mean = GradientMean(cluster.communicator(rank), flat, collective)
+        mean.prepare()
         step = Step(0, member.weight, member.stop)
         mean.begin(step)
         for bucket in range(member.announced):
@@ -51,7 +55,8 @@ def exchange(members, bucket_bytes=4 << 20, skew_s=0.0):
 
 @pytest.mark.parametrize("announced", [0, 1, 4])
 @pytest.mark.parametrize("skew_s", [0.0, 0.01])
-def test_the_mean_is_weighted_with_samples(announced, skew_s):
+@pytest.mark.parametrize("collective", [None, Ring(), Rabenseifner(), Auto()], ids=str)
+def test_the_mean_is_weighted_with_samples(announced, skew_s, collective):
     members = [
         Member([8.0, 0.0, 4.0, 1.0], weight=1.0, announced=announced),
         Member([0.0, 8.0, 4.0, 1.0], weight=0.5, announced=announced),
@@ -59,7 +64,7 @@ def test_the_mean_is_weighted_with_samples(announced, skew_s):
         Member([4.0, 4.0, 4.0, 1.0], weight=0.5, announced=announced),
     ]
     expected = [(8 + 2) / 2, (4 + 2) / 2, (4 + 2 + 2) / 2, 1.0]
-    assert exchange(members, bucket_bytes=4, skew_s=skew_s) == [expected] * 4
+    assert exchange(members, bucket_bytes=4, skew_s=skew_s, collective=collective) == [expected] * 4
     assert [member.found for member in members] == [(2.0, False)] * 4
 
 
