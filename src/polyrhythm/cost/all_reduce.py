@@ -39,7 +39,7 @@ def binomial_tree_s(machine: Machine, ranks: int, payload: Payload) -> float:
     """Reduces up a tree, broadcasts down it: `2 ⌈log2 N⌉ (α + βM) + ⌈log2 N⌉ γM`.
 
     L counts only `⌊log2 N⌋` times each way. Where N is no power of two and receivers' ports are shared, small subtrees
-    send early, and the way up takes up to `L + β (M+H)` less.
+    send early, and the way up takes up to `o + β (M+H)` less.
     """
     rounds, hops = ceil_log2(ranks), floor_log2(ranks)
     ports = rounds + (rounds if machine.shared_receiver else hops)
@@ -92,7 +92,7 @@ def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
     ports = [machine.port_s(nbytes) for nbytes in payload.slice_bytes(ranks)]
     last_long = (
         payload.elements - 1
-    ) % ranks  # the last rank with a long slice, and the last of all, end last
+    ) % ranks  # of those with a long slice; it, or the last of all, ends last
     ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
     return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
 
