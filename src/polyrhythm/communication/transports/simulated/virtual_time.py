@@ -21,6 +21,9 @@ import greenlet
 from polyrhythm.errors import RunError
 
 
+_MOST_NAMED = 16
+
+
 class Deadlock(RunError):
     """Every task waits for something that cannot happen any more."""
 
@@ -175,9 +178,7 @@ class VirtualTime:
         if stuck and self._unheard:  # the likely cause of the standstill
             self.join(self._unheard[0])
         if stuck:
-            raise Deadlock(
-                "deadlock: " + "; ".join(f"{task.name} waits for {task.waiting_for}" for task in stuck)
-            )
+            raise Deadlock(_standstill(stuck))
 
     def _running(self) -> Task:
         assert self._current is not None, "only a task can wait in virtual time"
@@ -199,3 +200,11 @@ class VirtualTime:
             if not task.awaited:
                 raise task.error
             self._unheard.append(task)
+
+
+def _standstill(stuck: list[Task]) -> str:
+    """Says what each task waits for, or the first of many."""
+    named = [f"{task.name} waits for {task.waiting_for}" for task in stuck[:_MOST_NAMED]]
+    if len(stuck) > len(named):
+        named.append(f"and {len(stuck) - len(named):,} more wait")
+    return f"deadlock: {'; '.join(named)}"

@@ -185,3 +185,14 @@ def test_the_same_program_gives_the_same_trace() -> None:
     first = trace()
     assert len(first) == 200
     assert trace() == first
+
+
+def test_a_deadlock_of_many_names_the_first_and_counts_the_others() -> None:
+    time = VirtualTime()
+    for number in range(1000):
+        time.spawn(f"worker {number}", lambda number=number: time.park(f"a message from rank {number + 1}"))  # type: ignore[misc]
+    with pytest.raises(
+        Deadlock, match=r"worker 0 waits for a message from rank 1; .*; and 984 more wait$"
+    ) as caught:
+        time.run()
+    assert len(str(caught.value)) < 1000
