@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -202,6 +203,23 @@ def test_ranks_that_cannot_share_memory_use_gloo_links() -> None:
             {0: OutgoingMemoryLink, 1: OutgoingLink},
         ]
         ranks.wait_for_end(range(3))
+
+
+def _with_little_memory(seat: Seat) -> None:
+    if seat.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # holds for files of memory too
+    home, network = seat.connect()
+    for size in (100_000, LARGE, 100_000):
+        if seat.rank == 0:
+            network.send(1, Message(Kind.PUSH, torch.arange(size, dtype=torch.float32)))
+        else:
+            assert torch.equal(network.receive(0)[1].tensor, torch.arange(size, dtype=torch.float32))
+    home.close()
+
+
+def test_too_little_memory_costs_speed_and_nothing_else() -> None:
+    with RankProcesses(_with_little_memory, 2) as ranks:
+        ranks.wait_for_end(range(2))
 
 
 def _tell_host(seat: Seat, address: str) -> None:

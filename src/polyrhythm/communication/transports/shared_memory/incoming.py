@@ -221,9 +221,7 @@ class _Reading:
 def _unpacked(raw: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
     if len(raw) != elements * dtype.itemsize:
         raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes came with {len(raw)}")
-    tensor = torch.empty(elements, dtype=dtype)
-    tensor.view(torch.uint8).numpy().data[:] = raw
-    return tensor
+    return torch.frombuffer(bytearray(raw), dtype=dtype)
 
 
 def _send_byte(connection: PacketSocket, value: int) -> None:

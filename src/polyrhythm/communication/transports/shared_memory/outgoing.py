@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import struct
 import threading
 from array import array
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,12 +30,12 @@ from polyrhythm.communication.transports.shared_memory.frames import (
 )
 from polyrhythm.communication.transports.shared_memory.slots import LendingSlots, Slot
 from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
-from polyrhythm.errors import PeerLost
+from polyrhythm.errors import PeerLost, RunError
 
 MOST_SHARED_BYTES = 1 << 30
 """Of one link. What does not fit, because the receiver holds all of it, goes through the socket in chunks."""
 
-_OPENING_PATIENCE_S = 30.0
+_OPENING_PATIENCE_S = 30
 _log = logging.getLogger(__name__)
 
 
@@ -48,27 +50,38 @@ class Sent:
         """Returns at once."""
 
 
+@dataclass(slots=True)
 class Parcel:
-    """A message on its way, and the handle of one that could not leave at once.
+    """A message as it leaves.
 
-    Args:
+    Attributes:
         header: of the message.
         payload: `(n,)`, None if there is none or if it is in `slot`.
         slot: holds the payload.
+    """
+
+    header: bytes
+    payload: Tensor | None
+    slot: Slot | None
+
+
+class Pending:
+    """The handle of a message that could not leave at once.
+
+    Args:
+        parcel: what is to be sent.
         to: the receiver.
     """
 
-    def __init__(self, header: bytes, payload: Tensor | None, slot: Slot | None, to: int) -> None:
-        self.header = header
-        self.payload = payload
-        self.slot = slot
+    def __init__(self, parcel: Parcel, to: int) -> None:
+        self.parcel = parcel
         self._to = to
         self._broken = False
         self._left = threading.Event()
 
     def end(self, broken: bool) -> None:
         """Notes that it has left, or never will."""
-        self.payload, self._broken = None, broken
+        self.parcel.payload, self._broken = None, broken
         self._left.set()
 
     def done(self) -> bool:
@@ -99,28 +112,20 @@ class OutgoingMemoryLink:
 
     Raises:
         PeerLost: the receiver is gone.
+        RunError: this process may open no more files.
     """
 
-    def __init__(
-        self,
-        card: Card,
-        source: Peer,
-        to: Peer,
-        membership: Membership,
-    ) -> None:
+    def __init__(self, card: Card, source: Peer, to: Peer, membership: Membership) -> None:
         self._to = to.rank
         self.incarnation = to.incarnation
         self._slots = LendingSlots(MOST_SHARED_BYTES)
         self._warned = False
         self._sending = threading.Lock()  # messages leave in the order in which they take it
         self._collecting = threading.Lock()
-        self._waiting: deque[Parcel] = deque()
+        self._waiting: deque[Pending] = deque()
         self._said_goodbye = False
-        self._socket = PacketSocket()
+        self._socket = _connect(card, to.rank)
         try:
-            self._socket.settimeout(_OPENING_PATIENCE_S)
-            self._socket.connect(f"\0{card.address}")
-            self._socket.settimeout(None)
             self._socket.send(encode_hello(card.token, source))
         except OSError:
             raise PeerLost(to.rank, "opening a link to it") from None
@@ -136,33 +141,36 @@ class OutgoingMemoryLink:
     def close(self, patience_s: float) -> None:
         """Tells the receiver that nothing more will come, and waits for its goodbye."""
         with suppress(PeerLost):  # who is gone needs not be told
-            parcel = self._start(Message(Kind.CLOSE), 0)
-            if parcel is not None:
-                parcel.wait(patience_s)
+            pending = self._start(Message(Kind.CLOSE), 0)
+            if pending is not None:
+                pending.wait(patience_s)
         self._watcher.join(patience_s)
         self._slots.close()
 
-    def _start(self, message: Message, context: int) -> Parcel | None:
+    def _start(self, message: Message, context: int) -> Pending | None:
         """Gives what is still to be sent, if anything."""
         parcel = self._pack(message, context)
         with self._sending:
             if not self._waiting and self._sent_at_once(parcel):
                 return None
-            self._waiting.append(parcel)
+            pending = Pending(parcel, self._to)
+            self._waiting.append(pending)
             if len(self._waiting) == 1:
                 name = f"sending to {self._to}"
                 threading.Thread(target=self._send_waiting, name=name, daemon=True).start()
-        return parcel
+        return pending
 
     def _pack(self, message: Message, context: int) -> Parcel:
         header = encode_header(message, context)
         if message.tensor is None or message.tensor.numel() == 0:
-            return Parcel(header, None, None, self._to)
-        payload = message.tensor.detach().reshape(-1)
+            return Parcel(header, None, None)
+        payload = message.tensor.detach()
+        if payload.dim() != 1 or not payload.is_contiguous():
+            payload = payload.reshape(-1).contiguous()
         if payload.nbytes <= MOST_INLINE_BYTES:
-            return Parcel(header, payload, None, self._to)
+            return Parcel(header, payload, None)
         slot = self._lend(payload)
-        return Parcel(header, payload if slot is None else None, slot, self._to)
+        return Parcel(header, payload if slot is None else None, slot)
 
     def _lend(self, payload: Tensor) -> Slot | None:
         self._collect()
@@ -192,19 +200,19 @@ class OutgoingMemoryLink:
     def _send_waiting(self) -> None:
         """Sends until nothing waits: one thread at a time, and nobody else sends meanwhile."""
         while True:
-            parcel = self._waiting[0]
+            pending = self._waiting[0]
             try:
-                self._send(parcel)
+                self._send(pending.parcel)
             except OSError:
                 break
-            parcel.end(broken=False)
+            pending.end(broken=False)
             with self._sending:
                 self._waiting.popleft()
                 if not self._waiting:
                     return
         with self._sending:
-            for parcel in self._waiting:
-                parcel.end(broken=True)
+            for pending in self._waiting:
+                pending.end(broken=True)
             self._waiting.clear()
 
     def _send(self, parcel: Parcel) -> None:
@@ -258,5 +266,22 @@ class OutgoingMemoryLink:
             membership.lose_receiver(Peer(self._to, self.incarnation))
 
 
+def _connect(card: Card, to: int) -> PacketSocket:
+    try:
+        connection = PacketSocket()
+    except OSError as error:
+        raise RunError(
+            f"no link to rank {to} can be opened ({error.strerror}): raise the limit, for instance with ulimit -n"
+        ) from None
+    # Not `settimeout`, with which a connection would fail at once if many others wait to be accepted.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _OPENING_PATIENCE_S, 0))
+    try:
+        connection.connect(f"\0{card.address}")
+    except OSError:
+        raise PeerLost(to, "opening a link to it") from None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+    return connection
+
+
 def _raw(payload: Tensor) -> memoryview:
-    return payload.contiguous().view(torch.uint8).numpy().data
+    return payload.view(torch.uint8).numpy().data

@@ -15,7 +15,7 @@ import torch
 
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory import outgoing, slots
+from polyrhythm.communication.transports.shared_memory import incoming, outgoing, slots
 from polyrhythm.communication.transports.shared_memory.frames import (
     IN_CHUNKS,
     IN_PACKET,
@@ -27,7 +27,7 @@ from polyrhythm.communication.transports.shared_memory.frames import (
 from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.shared_memory.slots import shared_file
-from polyrhythm.errors import PeerLost
+from polyrhythm.errors import PeerLost, RunError
 
 PATIENCE_S = 20.0
 SENDER, RECEIVER = Peer(3, 1), Peer(4, 0)
@@ -238,6 +238,33 @@ def test_who_has_closed_cannot_be_reached() -> None:
     pair.incoming._listener.close()
     with pytest.raises(PeerLost, match=r"rank 4 is gone \(noticed while opening a link to it\)"):
         pair.link()
+
+
+def test_too_many_files_are_no_loss_of_a_peer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(outgoing, "PacketSocket", refuse)
+    with pytest.raises(
+        RunError, match=r"no link to rank 4 can be opened \(Too many open files\): raise the limit"
+    ):
+        pair.link()
+
+
+def test_a_link_waits_until_it_is_accepted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "_BACKLOG", 0)
+    narrow = Pair()
+    links: list[OutgoingMemoryLink] = []
+    openers = [threading.Thread(target=lambda: links.append(narrow.link())) for _ in range(20)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join()
+    assert len(links) == 20
+    for link in links:
+        link.close(PATIENCE_S)
+    narrow.incoming.close(PATIENCE_S)
+    assert narrow.heard.lost.empty()
 
 
 def _stranger(card: Card) -> socket.socket:
