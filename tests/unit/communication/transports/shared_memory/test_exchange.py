@@ -1,0 +1,209 @@
+"""Collectives through an arena, with threads for members."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.transports.shared_memory import arena as arena_module
+from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
+from polyrhythm.communication.transports.shared_memory.barrier import Barrier
+from polyrhythm.communication.transports.shared_memory.exchange import Exchange
+from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+from polyrhythm.errors import RequestError
+
+SLOT_BYTES = 4096
+SLOT = SLOT_BYTES // 4
+SIZES = (0, 1, 2, 3, 7, 8, 1000, SLOT - 1, SLOT, SLOT + 1, 2 * SLOT, 3 * SLOT + 5, 20_011)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+
+
+@pytest.fixture(autouse=True)
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "_LARGEST_SLOT_BYTES", SLOT_BYTES)
+
+
+@pytest.fixture(params=[2, 3, 4, 8])
+def exchanges(request: pytest.FixtureRequest) -> list[Exchange]:
+    """One a member, each with a mapping of its own."""
+    layout = Layout(request.param)
+    descriptor = memory_file(layout.nbytes)
+    ranks = tuple(range(10, 10 + request.param))
+    made = []
+    for member in range(request.param):
+        arena = Arena(descriptor, layout)
+        barrier = Barrier(arena.words, member, ranks, Lifelines([]))
+        barrier.patient = True  # threads share Python's lock, so who spins keeps the others from coming
+        made.append(Exchange(arena, barrier, member, ranks))
+    os.close(descriptor)
+    return made
+
+
+def _together(exchanges: list[Exchange], work: Callable[[Exchange, int], Any]) -> list[Any]:
+    """Runs `work` on all members at once; gives its results by member."""
+    with ThreadPoolExecutor(len(exchanges)) as threads:
+        return list(threads.map(work, exchanges, range(len(exchanges))))
+
+
+def _vectors(members: int, size: int, seed: int = 0) -> list[Tensor]:
+    """Gives floats whose sum depends on the order of adding."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(size, generator=generator) * 10 ** torch.randn(size, generator=generator)
+        for _ in range(members)
+    ]
+
+
+def _sum_in_rank_order(vectors: list[Tensor]) -> Tensor:
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total = total + vector
+    return total
+
+
+def test_sums_have_the_bits_of_adding_in_rank_order(exchanges: list[Exchange]) -> None:
+    cases = [_vectors(len(exchanges), size, seed=size) for size in SIZES]
+
+    def work(exchange: Exchange, member: int) -> list[Tensor]:
+        mine = [case[member].clone() for case in cases]
+        for vector in mine:
+            exchange.all_reduce(vector)
+        return mine
+
+    sums = _together(exchanges, work)
+    for place, case in enumerate(cases):
+        expected = _sum_in_rank_order(case)
+        assert all(torch.equal(sums[member][place], expected) for member in range(len(exchanges)))
+
+
+def test_every_dtype_is_added_up(exchanges: list[Exchange]) -> None:
+    def vector(dtype: torch.dtype, member: int) -> Tensor:
+        return (torch.arange(9001) % 5 + member % 3).to(dtype)  # small enough to be exact in all
+
+    def work(exchange: Exchange, member: int) -> list[Tensor]:
+        mine = [vector(dtype, member) for dtype in DTYPES]
+        for each in mine:
+            exchange.all_reduce(each)
+        return mine
+
+    members = len(exchanges)
+    expected = (torch.arange(9001) % 5) * members + sum(member % 3 for member in range(members))
+    for sums in _together(exchanges, work):
+        for dtype, total in zip(DTYPES, sums, strict=True):
+            assert total.dtype is dtype
+            assert torch.equal(total.to(torch.int64), expected)
+
+
+def test_reduce_scatter_then_all_gather_is_all_reduce(exchanges: list[Exchange]) -> None:
+    cases = [_vectors(len(exchanges), size, seed=size) for size in SIZES]
+
+    def work(exchange: Exchange, member: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        outcome = []
+        for case in cases:
+            vector = case[member].clone()
+            mine = exchange.reduce_scatter(vector).clone()
+            scattered = vector.clone()
+            exchange.all_gather(vector)
+            outcome.append((mine, scattered, vector))
+        return outcome
+
+    outcomes = _together(exchanges, work)
+    for place, case in enumerate(cases):
+        expected = _sum_in_rank_order(case)
+        slices = torch.tensor_split(expected, len(exchanges))
+        for member, outcome in enumerate(outcomes):
+            mine, scattered, gathered = outcome[place]
+            assert torch.equal(mine, slices[member])
+            assert torch.equal(gathered, expected)
+            untouched = torch.tensor_split(case[member], len(exchanges))
+            for other, part in enumerate(torch.tensor_split(scattered, len(exchanges))):
+                assert torch.equal(part, slices[member] if other == member else untouched[other])
+
+
+def test_broadcast_takes_the_roots_bits_of_any_dtype(exchanges: list[Exchange]) -> None:
+    dtypes = (*DTYPES, torch.bool, torch.complex64)
+
+    def vector(dtype: torch.dtype, member: int) -> Tensor:
+        return ((torch.arange(10_007) + member) % 3).to(dtype)
+
+    def work(exchange: Exchange, member: int) -> list[Tensor]:
+        taken = []
+        for root in range(len(exchanges)):
+            for dtype in dtypes:
+                taken.append(vector(dtype, member))
+                exchange.broadcast(taken[-1], root)
+        return taken
+
+    expected = [vector(dtype, root) for root in range(len(exchanges)) for dtype in dtypes]
+    for taken in _together(exchanges, work):
+        assert all(torch.equal(one, other) for one, other in zip(taken, expected, strict=True))
+
+
+def test_nobody_passes_the_barrier_before_all_have_come(exchanges: list[Exchange]) -> None:
+    come: list[int] = []
+
+    def work(exchange: Exchange, member: int) -> list[int]:
+        seen = []
+        for turn in range(1, 6):
+            come.append(turn)
+            exchange.barrier()
+            seen.append(come.count(turn))
+        return seen
+
+    assert _together(exchanges, work) == [[len(exchanges)] * 5] * len(exchanges)
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (lambda exchange: exchange.all_reduce(torch.ones(5)), "all_reduce with 5 elements of float32"),
+        (
+            lambda exchange: exchange.all_reduce(torch.ones(6).double()),
+            "all_reduce with 6 elements of float64",
+        ),
+        (lambda exchange: exchange.all_reduce(torch.ones(9000)), "all_reduce with 9000 elements of float32"),
+        (
+            lambda exchange: exchange.reduce_scatter(torch.ones(6)),
+            "reduce_scatter with 6 elements of float32",
+        ),
+        (lambda exchange: exchange.all_gather(torch.ones(6)), "all_gather with 6 elements of float32"),
+        (
+            lambda exchange: exchange.broadcast(torch.ones(6), 1),
+            "broadcast from 1 with 6 elements of float32",
+        ),
+        (lambda exchange: exchange.barrier(), "barrier"),
+    ],
+)
+def test_members_that_disagree_are_told_and_may_go_on(
+    exchanges: list[Exchange], ours: Callable[[Exchange], None], words: str
+) -> None:
+    last = len(exchanges) - 1
+
+    def work(exchange: Exchange, member: int) -> tuple[str, float]:
+        with pytest.raises(RequestError) as caught:
+            ours(exchange) if member == last else exchange.all_reduce(torch.ones(6))
+        vector = torch.ones(3000)
+        exchange.all_reduce(vector)
+        return str(caught.value), vector.sum().item()
+
+    said = (
+        f"rank 10 called all_reduce with 6 elements of float32, rank {10 + last} {words}: call the same collective "
+        "with the same dtype and size on all ranks"
+    )
+    assert _together(exchanges, work) == [(said, 3000.0 * len(exchanges))] * len(exchanges)

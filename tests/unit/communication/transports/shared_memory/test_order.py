@@ -1,0 +1,137 @@
+"""Works in the order of their start, by whoever waits or by the helper."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from polyrhythm.communication.transports.shared_memory import order as order_module
+from polyrhythm.communication.transports.shared_memory.order import InOrder
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def order() -> Iterator[InOrder]:
+    made = InOrder(lambda patient: None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def unhelped(monkeypatch: pytest.MonkeyPatch) -> Iterator[InOrder]:
+    """A helper that never comes."""
+    monkeypatch.setattr(order_module, "_HELP_AFTER_S", 3600.0)
+    monkeypatch.setattr(order_module.InOrder, "_help", lambda self: None)
+    made = InOrder(lambda patient: None)
+    yield made
+    made.close()
+
+
+def test_waiting_does_what_was_started_before_too_and_no_more(unhelped: InOrder) -> None:
+    done: list[int] = []
+    works = [unhelped.start(lambda number=number: done.append(number)) for number in range(4)]
+    assert (done, works[2].done()) == ([], False)
+    works[2].wait()
+    assert done == [0, 1, 2]
+    assert [work.done() for work in works] == [True, True, True, False]
+    works[0].wait()
+    assert done == [0, 1, 2]
+    unhelped.do(lambda: done.append(9))
+    assert done == [0, 1, 2, 3, 9]
+
+
+def test_it_is_done_on_the_thread_that_waits(unhelped: InOrder) -> None:
+    threads: list[str] = []
+    unhelped.start(lambda: threads.append(threading.current_thread().name)).wait()
+    unhelped.do(lambda: threads.append(threading.current_thread().name))
+    assert threads == [threading.current_thread().name] * 2
+
+
+def test_what_nobody_waits_for_is_done_by_the_helper(order: InOrder) -> None:
+    for _ in range(2):
+        done = threading.Event()
+        work = order.start(done.set)
+        assert done.wait(PATIENCE_S)
+        work.wait()
+        assert work.done()
+
+
+def test_a_helper_that_sleeps_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "_AWAKE_S", 0.0)
+    asleep = threading.Event()
+    order = InOrder(lambda patient: None)
+    wait = order._wake.wait
+    monkeypatch.setattr(order._wake, "wait", lambda: (asleep.set(), wait()))
+    try:
+        for _ in range(3):
+            done = threading.Event()
+            asleep.clear()
+            order.start(done.set)
+            assert done.wait(PATIENCE_S)
+            assert asleep.wait(PATIENCE_S)
+    finally:
+        order.close()
+
+
+def test_the_helper_says_that_it_works_in_the_background() -> None:
+    moods: list[bool] = []
+    ended = threading.Event()
+
+    def change(patient: bool) -> None:
+        moods.append(patient)
+        if not patient:
+            ended.set()
+
+    order = InOrder(change)
+    seen: list[bool] = []
+    work = order.start(lambda: seen.append(moods[-1]))
+    assert ended.wait(PATIENCE_S)
+    order.close()
+    assert work.done()
+    assert seen == [True]
+    assert moods == [True, False]
+
+
+def test_errors_reach_who_waits_each_time_and_hold_nobody_up(order: InOrder) -> None:
+    failing = order.start(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    done: list[int] = []
+    following = order.start(lambda: done.append(1))
+    following.wait()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failing.wait()
+    with pytest.raises(ZeroDivisionError):
+        order.do(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    assert (done, failing.done()) == ([1], True)
+
+
+def test_one_who_waits_while_another_works_gets_the_result(unhelped: InOrder) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        assert go_on.wait(PATIENCE_S)
+
+    work = unhelped.start(slow)
+    other = threading.Thread(target=work.wait)
+    other.start()
+    assert began.wait(PATIENCE_S)
+    done: list[int] = []
+    waiter = threading.Thread(target=lambda: (unhelped.do(lambda: done.append(1)), done.append(2)))
+    waiter.start()
+    assert done == []
+    go_on.set()
+    other.join(PATIENCE_S)
+    waiter.join(PATIENCE_S)
+    assert (work.done(), done) == (True, [1, 2])
+
+
+def test_closing_ends_the_helper() -> None:
+    before = threading.enumerate()
+    order = InOrder(lambda patient: None)
+    order.start(lambda: None).wait()
+    order.close()
+    assert threading.enumerate() == before
