@@ -90,8 +90,9 @@ class Bundle:
 
     def pass_to(self, now_s: float) -> None:
         """Counts the bytes up to the present."""
-        self._count += self.rate * (now_s - self._counted_at)
-        self._counted_at = now_s
+        if now_s != self._counted_at:
+            self._count += self.rate * (now_s - self._counted_at)
+            self._counted_at = now_s
 
     def join(self, flow: Flow) -> None:
         """Takes in a flow; the count must be up to date."""
@@ -112,18 +113,20 @@ class Bundle:
 
     def plan(self) -> None:
         """Finds out when the next flow ends at the present rate."""
-        self._drop_strangers()
-        self.ends_at_s = inf
-        if self._ends:
-            self.ends_at_s = self._counted_at + max(0.0, self._ends[0][0] - self._count) / self.rate
+        ends = self._drop_strangers()
+        if ends:
+            left = ends[0][0] - self._count
+            self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
+        else:
+            self.ends_at_s = inf
 
     def end_next(self, now_s: float) -> list[Flow]:
         """Ends the flow that is next, and all that end with it; called when its time has come."""
-        self._drop_strangers()
-        self._count, self._counted_at = self._ends[0][0], now_s  # as it was planned, whatever rounding says
+        ends = self._drop_strangers()
+        self._count, self._counted_at = ends[0][0], now_s  # as it was planned, whatever rounding says
         ended = []
-        while self._ends and self._ends[0][0] <= self._count:
-            flow = heapq.heappop(self._ends)[2]
+        while ends and ends[0][0] <= self._count:
+            flow = heapq.heappop(ends)[2]
             self.leave(flow)
             ended.append(flow)
             self._drop_strangers()
@@ -153,9 +156,12 @@ class Bundle:
                 links.append(link)
         return links
 
-    def _drop_strangers(self) -> None:
-        """Forgets flows that left for another bundle, and perhaps came back with another target."""
-        while self._ends and (
-            self._ends[0][2].bundle is not self or self._ends[0][2].target != self._ends[0][0]
-        ):
-            heapq.heappop(self._ends)
+    def _drop_strangers(self) -> list[tuple[float, int, Flow]]:
+        """Forgets flows that left for another bundle, and perhaps came back with another target; gives the others."""
+        ends = self._ends
+        while ends:
+            target, _, flow = ends[0]
+            if flow.bundle is self and flow.target == target:
+                break
+            heapq.heappop(ends)
+        return ends

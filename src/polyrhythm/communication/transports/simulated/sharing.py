@@ -89,13 +89,13 @@ class Sharing:
         while self._changed:
             changed, self._changed = self._changed, {}
             touched.update(changed)
-            components = self._components(changed)
+            components = self._components(changed, touched)
             for component in components:
                 for bundle in self._fill(component):
                     touched[bundle] = None
             if self._suspects:
                 self._couple_overloaded()
-            if not self._changed and not loosened:
+            if components and not self._changed and not loosened:
                 loosened = True  # once is enough: the rates are the same afterwards
                 self._loosen(components)
         for bundle in touched:
@@ -168,8 +168,8 @@ class Sharing:
         bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
         self._changed[bundle] = None
 
-    def _components(self, changed: Iterable[Bundle]) -> list[list[Bundle]]:
-        """Gives all bundles that share coupling links with those that have changed, directly or through others."""
+    def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
+        """Gives new rates to bundles that share no coupling link; gives the others, as they are connected."""
         components = []
         found: set[Bundle] = set()
         for bundle in changed:
@@ -178,17 +178,29 @@ class Sharing:
                 self._bundles.pop((bundle.links, bundle.limit), None)
                 seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
             for seed in seeds:
-                if seed not in found:
-                    component = _connected(seed)
-                    found.update(component)
+                if seed in found:
+                    continue
+                component = _connected(seed)
+                found.update(component)
+                if len(component) > 1:
                     components.append(component)
+                elif self._fill_alone(seed):
+                    touched[seed] = None
         return components
+
+    def _fill_alone(self, bundle: Bundle) -> bool:
+        """Gives the rate that `fair_rates` would give to a single bundle."""
+        self.rates_computed += 1
+        rate, size = bundle.limit, bundle.size
+        for link in bundle.links:
+            share = link.bandwidth / size
+            if share < rate:
+                rate = share
+        return self._give(bundle, rate)
 
     def _fill(self, component: list[Bundle]) -> list[Bundle]:
         """Gives new rates to bundles that share coupling links with each other only; gives those that changed."""
         self.rates_computed += len(component)
-        if len(component) == 1:
-            return component if self._give(component[0], _fair_alone(component[0])) else []
         demands = {
             number: Demand(bundle.links, bundle.size, bundle.limit) for number, bundle in enumerate(component)
         }
@@ -199,10 +211,12 @@ class Sharing:
     def _give(self, bundle: Bundle, rate: float) -> bool:
         if rate == bundle.rate:
             return False
+        rises = rate > bundle.rate
         bundle.pass_to(self._now_s)
         bundle.rate = rate
-        for link in bundle.outgrown():
-            self._suspects[link] = None
+        if rises:
+            for link in bundle.outgrown():
+                self._suspects[link] = None
         return True
 
     def _couple_overloaded(self) -> None:
@@ -222,10 +236,9 @@ class Sharing:
 
     def _loosen(self, components: list[list[Bundle]]) -> None:
         """Leaves out links that have had room for long; those that only one bundle crosses do no harm."""
-        coupled = [bundle for component in components if len(component) > 1 for bundle in component]
-        if not coupled:
-            return
-        links = dict.fromkeys([link for bundle in coupled for link in bundle.links])
+        links = dict.fromkeys(
+            [link for component in components for bundle in component for link in bundle.links]
+        )
         for link in links:
             link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
         for link in [link for link in links if link.roomy >= len(link.flows)]:
@@ -238,16 +251,6 @@ def _cross_less(link: Link, bundle: Bundle) -> None:
     else:
         del link.bundles[bundle]
         bundle.forget(link)
-
-
-def _fair_alone(bundle: Bundle) -> float:
-    """Gives what `fair_rates` would give to a single bundle."""
-    rate = bundle.limit
-    for link in bundle.links:
-        share = link.bandwidth / bundle.size
-        if share < rate:
-            rate = share
-    return rate
 
 
 def _connected(bundle: Bundle) -> list[Bundle]:
