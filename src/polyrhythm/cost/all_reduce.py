@@ -90,9 +90,8 @@ def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
     if ranks == 1:
         return 0.0
     ports = [machine.port_s(nbytes) for nbytes in payload.slice_bytes(ranks)]
-    last_long = (
-        payload.elements - 1
-    ) % ranks  # of those with a long slice; it, or the last of all, ends last
+    # Of the ranks with a long slice the last, or the last of all, ends last.
+    last_long = (payload.elements - 1) % ranks
     ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
     return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
 
