@@ -194,6 +194,8 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
 def _check_number(what: str, annotation: Any, value: Any) -> None:
     """Refuses what pydantic would take for a number although nobody can have meant one: `true`, 2.0 workers."""
     kinds = get_args(annotation) or (annotation,)
+    if any(value in get_args(kind) for kind in kinds):  # a word that a `Literal` allows beside numbers
+        return
     if float in kinds:
         if isinstance(value, bool):
             raise RequestError(f"{what} should be a number (given {value})")

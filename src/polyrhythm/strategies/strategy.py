@@ -17,6 +17,9 @@ from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.progress import Progress
+from polyrhythm.strategies.invariants.versions import Versions
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -283,6 +286,10 @@ class Strategy(Config):
         Few numbers that stand for a model are chosen so that they can be cut as evenly as the model.
         """
         return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Makes what must hold after every event of a run."""
+        return [Progress(conditions.patience_s), Versions()]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -17,6 +17,8 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
 
 
@@ -53,6 +55,11 @@ class Synchronous(Strategy):
     def slices(self, workers: int) -> int:
         """One a worker."""
         return workers
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """All replicas are equal, and hold all gradients."""
+        replicas = Replicas(conditions, [conditions.cast.workers], alone=True)
+        return [*super().invariants(conditions), replicas]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

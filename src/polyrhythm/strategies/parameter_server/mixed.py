@@ -20,9 +20,12 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.parameter_server import CONSISTENCIES, PLACEMENTS
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.invariants import serving_invariants
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
@@ -93,6 +96,20 @@ class Mixed(Strategy):
     def slices(self, workers: int) -> int:
         """One a replica of a group."""
         return min(self.replicas, workers)
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Those of servers, a group's leader pushing its mean; and equal replicas inside each group."""
+        workers = conditions.cast.workers
+        starts = range(0, len(workers), self.replicas)
+        groups = [workers[start : start + self.replicas] for start in starts]
+        indices = tuple(range(len(workers)))
+        pushers = {workers[start]: indices[start : start + self.replicas] for start in starts}
+        serving = serving_invariants(conditions, pushers, in_step=self.in_step(len(workers)))
+        return [
+            *super().invariants(conditions),
+            *serving,
+            Replicas(conditions, groups, alone=len(groups) == 1),
+        ]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

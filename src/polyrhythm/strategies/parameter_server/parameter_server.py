@@ -18,8 +18,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.invariants import serving_invariants
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
@@ -55,6 +58,10 @@ class ParameterServer(Strategy):
         bytes_per_step="2M",
         staleness="N-1 (0 if synchronous)",
         use_it="asynchronous: uneven machines, of which none should wait for another",
+        when_a_worker_dies=(
+            "asynchronous: the others go on, and a successor takes over the steps that are left (the leader's loss stops "
+            "the run); synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
+        ),
     )
 
     servers: int = Field(default=1, ge=1)
@@ -82,6 +89,16 @@ class ParameterServer(Strategy):
     def updates_per_step(self, workers: int) -> int:
         """One where workers go in step, else one a worker."""
         return 1 if self.consistency.in_step() else workers
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Those of servers, each worker pushing its own gradients; and equal replicas where workers go in step."""
+        workers = conditions.cast.workers
+        pushers = {rank: (index,) for index, rank in enumerate(workers)}
+        found = super().invariants(conditions)
+        found += serving_invariants(conditions, pushers, in_step=self.consistency.in_step())
+        if self.consistency.in_step():
+            found.append(Replicas(conditions, [workers], alone=True))
+        return found
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

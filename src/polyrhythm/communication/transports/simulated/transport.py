@@ -64,11 +64,11 @@ class SimulatedRank:
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
         """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
-        if not (self.alive and self._hears(source)):
+        if not (self.alive and self.hears(source)):
             return
         self._put(context, source.rank, message)
 
-    def _hears(self, source: SimulatedRank) -> bool:
+    def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
         known = self._peers.setdefault(source.rank, source)
         if known is source:
@@ -158,6 +158,9 @@ class Courier(Protocol):
     def carry(self, parcel: Parcel) -> None:
         """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
 
+    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+        """Lets a rank hear that another is gone, after all that had left it."""
+
 
 @dataclass
 class PlainCourier:
@@ -172,6 +175,11 @@ class PlainCourier:
     def carry(self, parcel: Parcel) -> None:
         """Starts now; see `Courier`."""
         self.network.transfer(parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive)
+
+    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+        """Tells it one latency later, as the end of a TCP connection takes."""
+        heard_at_s = gone.cluster.time.now() + self.network.alpha_s(gone.rank, to.rank)
+        gone.cluster.time.at(heard_at_s, partial(to.hear_of_loss, gone))
 
 
 class SimulatedCluster:
@@ -236,8 +244,7 @@ class SimulatedCluster:
         self.time.kill(victim)
         for other in self.ranks:
             if other.alive:
-                heard_at_s = self.time.now() + self.network.alpha_s(rank, other.rank)
-                self.time.at(heard_at_s, partial(other.hear_of_loss, victim))
+                self.courier.tell_loss(victim, other)
 
     def replace(self, rank: int) -> None:
         """Gives a killed rank a successor, whose links are new."""

@@ -1,0 +1,77 @@
+"""What a fault is: something that goes wrong at a time, after a step, or at random from the seed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import BeforeValidator
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config, build
+
+if TYPE_CHECKING:
+    from polyrhythm.simulation.scene import Scene
+
+FAULTS = "polyrhythm.simulation.faults"
+
+
+class Fault(Config):
+    """One fault of a run."""
+
+    @abstractmethod
+    def check(self, scene: Scene) -> None:
+        """Refuses what names nothing of this run.
+
+        Raises:
+            RequestError: it names a rank or a host that is not there.
+        """
+
+    @abstractmethod
+    def begin(self, scene: Scene, random: Random) -> None:
+        """Prepares what is to happen; called before the run begins.
+
+        Args:
+            scene: the run.
+            random: this fault's own stream.
+        """
+
+    def holds_up_s(self, step_s: float) -> float:
+        """Gives about how long it may hold a run up at once, in which a step takes `step_s`."""
+        return 0.0
+
+
+def check_rank(fault: Fault, scene: Scene, rank: int) -> None:
+    """Checks that a rank is one of the run's.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if not 0 <= rank < scene.cast.size:
+        raise RequestError(f"fault {fault}: there is no rank {rank}; ranks are 0 to {scene.cast.size - 1}")
+
+
+def parse_faults(given: Any) -> tuple[Fault, ...]:
+    """Reads faults.
+
+    Args:
+        given: text such as `kill(rank=1, at_s=2); drop(probability=0.01)`, or a list of such texts and faults.
+
+    Raises:
+        RequestError: an unknown fault or key, or a value out of its range.
+    """
+    if isinstance(given, str):
+        parts = [part.strip() for part in given.split(";") if part.strip()]
+        return tuple(cast(Fault, build("fault", part, FAULTS)) for part in parts)
+    if not isinstance(given, Iterable):
+        raise RequestError(f"faults: write them as kill(rank=1, at_s=2); … (given {given!r})")
+    found: list[Fault] = []
+    for entry in given:
+        found += [entry] if isinstance(entry, Fault) else parse_faults(str(entry))
+    return tuple(found)
+
+
+Faults = Annotated[tuple[Fault, ...], BeforeValidator(parse_faults)]
+"""A field that holds faults, given as text or as a list."""

@@ -1,0 +1,76 @@
+"""A mix of faults drawn from a seed: such as real clusters have, and links of TCP let through."""
+
+from __future__ import annotations
+
+from random import Random
+
+from polyrhythm.data.seeding import seed_for
+from polyrhythm.roles.world import LEADER
+from polyrhythm.simulation.fault import Fault
+from polyrhythm.simulation.faults.cut import Cut
+from polyrhythm.simulation.faults.delay import Delay
+from polyrhythm.simulation.faults.kill import Kill
+from polyrhythm.simulation.faults.slow import Slow
+from polyrhythm.strategies.cast import Cast
+
+_MOST = 3
+
+
+def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: bool) -> tuple[Fault, ...]:
+    """Draws one to three faults.
+
+    Messages are neither dropped, doubled nor corrupted, since no strategy is meant to bear that.
+
+    Args:
+        cast: who does what.
+        seed: of the draw.
+        length_s: about how long the run takes.
+        spares: whether workers without the leader may be killed.
+    """
+    random = Random(seed_for("fault mix", seed))
+    kinds = [_slow, _delay, _cut]
+    if spares and len(cast.workers) > 1:
+        kinds += [_kill, _kill, _kills]
+    return tuple(random.choice(kinds)(cast, random, length_s) for _ in range(random.randint(1, _MOST)))
+
+
+def _rounded(seconds: float) -> float:
+    """Gives a time that a command line can hold."""
+    return float(f"{seconds:.3g}")
+
+
+def _window(random: Random, length_s: float) -> tuple[float, float]:
+    begin = random.uniform(0, length_s)
+    return _rounded(begin), _rounded(begin + length_s * random.uniform(0.01, 0.3) + 1e-9)
+
+
+def _slow(cast: Cast, random: Random, length_s: float) -> Fault:
+    from_s, to_s = _window(random, length_s)
+    factor = _rounded(random.uniform(1.5, 10))
+    return Slow(rank=random.choice(cast.workers), factor=factor, from_s=from_s, to_s=to_s)
+
+
+def _delay(cast: Cast, random: Random, length_s: float) -> Fault:
+    seconds = _rounded(length_s * random.uniform(0.001, 0.1))
+    return Delay(seconds=seconds, probability=_rounded(random.uniform(0.01, 0.3)))
+
+
+def _cut(cast: Cast, random: Random, length_s: float) -> Fault:
+    from_s, to_s = _window(random, length_s)
+    return Cut(source=random.randrange(cast.size), from_s=from_s, to_s=to_s)
+
+
+def _kill(cast: Cast, random: Random, length_s: float) -> Fault:
+    rank = random.choice([rank for rank in cast.workers if rank != LEADER])
+    at_s = _rounded(length_s * random.uniform(0.001, 1))
+    return Kill(rank=rank, at_s=at_s, restart_after_s=_restart(random, length_s))
+
+
+def _kills(cast: Cast, random: Random, length_s: float) -> Fault:
+    every_s = _rounded(length_s * random.uniform(0.1, 0.5))
+    return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
+
+
+def _restart(random: Random, length_s: float) -> float | None:
+    """Gives when a successor comes: never, at once (before anyone has heard of the death), or later."""
+    return random.choice([None, 0.0, _rounded(length_s * random.uniform(0, 0.2))])

@@ -1,0 +1,34 @@
+"""Cut: links carry nothing for a time, and then all that they held.
+
+TCP repeats what is not acknowledged, so a cut that ends loses nothing; one that lasts too long breaks the connection,
+and both ends hear that the other is gone. Acknowledgements go the other way, so a cut of one way stops both.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from polyrhythm.simulation.link_cutting import cut_links
+from polyrhythm.simulation.message_fault import LinkFault
+from polyrhythm.training.quantities import Positive
+
+if TYPE_CHECKING:
+    from polyrhythm.simulation.scene import Scene
+
+
+class Cut(LinkFault):
+    """The links between two ranks, or all of one rank, are cut, both ways.
+
+    Attributes:
+        broken_after_s: after which the connections are lost; default: about what Linux takes.
+    """
+
+    broken_after_s: Positive = 900.0
+
+    def begin(self, scene: Scene, random: Random) -> None:
+        """Cuts the links when it is time."""
+        cut_links(scene, self._between, self.from_s, self.to_s, self.broken_after_s)
+
+    def _between(self, one: int, other: int) -> bool:
+        return self.concerns(one, other) or self.concerns(other, one)

@@ -1,0 +1,27 @@
+"""Delay: messages are late, and what follows them on the same link waits behind them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.message_fault import MessageFault
+from polyrhythm.training.quantities import Positive
+
+
+class Delay(MessageFault):
+    """Chosen messages are late.
+
+    Attributes:
+        seconds: by which they are.
+    """
+
+    seconds: Positive
+
+    def holds_up_s(self, step_s: float) -> float:
+        """Some messages in a row."""
+        return 10 * self.seconds
+
+    def happen(self, passage: Passage, random: Random) -> None:
+        """Delays the message."""
+        passage.delay_s += self.seconds

@@ -1,0 +1,16 @@
+"""Drop: messages are lost on the way. A TCP link drops nothing, so this is what a wrong link would do."""
+
+from __future__ import annotations
+
+from random import Random
+
+from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.message_fault import MessageFault
+
+
+class Drop(MessageFault):
+    """Chosen messages never arrive; their senders do not learn of it."""
+
+    def happen(self, passage: Passage, random: Random) -> None:
+        """Loses the message."""
+        passage.copies = 0

@@ -1,0 +1,16 @@
+"""Duplicate: messages arrive twice, one right behind the other. No TCP link does so."""
+
+from __future__ import annotations
+
+from random import Random
+
+from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.message_fault import MessageFault
+
+
+class Duplicate(MessageFault):
+    """Chosen messages arrive twice."""
+
+    def happen(self, passage: Passage, random: Random) -> None:
+        """Doubles the message."""
+        passage.copies *= 2

@@ -1,0 +1,88 @@
+"""Kill: a rank, or all ranks of a host, end at once; successors may take their places."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.world import LEADER
+from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.training.quantities import Count, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from polyrhythm.simulation.scene import Scene
+
+
+class Kill(Fault):
+    """Ranks are killed.
+
+    Attributes:
+        rank: which, or `any`: at random each time, of the living workers without the one that leads.
+        host: instead of `rank`: all ranks on it.
+        at_s: when, in virtual seconds.
+        after_step: instead: when this worker has done so many steps, its successors' counted on.
+        every_s: instead: again and again, after exponentially distributed times of this mean.
+        restart_after_s: when a successor starts, if one does.
+    """
+
+    rank: int | Literal["any"] | None = None
+    host: int | None = None
+    at_s: Positive | None = None
+    after_step: Count | None = None
+    every_s: Positive | None = None
+    restart_after_s: NonNegative | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Kill:
+        if (self.rank is None) == (self.host is None):
+            raise RequestError("fault kill: give either rank or host")
+        if [self.at_s, self.after_step, self.every_s].count(None) != 2:
+            raise RequestError("fault kill: give one of at_s, after_step and every_s")
+        if self.after_step is not None and not isinstance(self.rank, int):
+            raise RequestError("fault kill: after_step needs the number of one rank")
+        return self
+
+    def check(self, scene: Scene) -> None:
+        """Checks that the rank or the host exists."""
+        if self.host is not None and self.host not in scene.host_of:
+            raise RequestError(f"fault {self}: no rank is on host {self.host}")
+        if self.rank == "any" and len(scene.cast.workers) < 2:
+            raise RequestError(f"fault {self}: there is no worker but the one that leads")
+        if isinstance(self.rank, int):
+            check_rank(self, scene, self.rank)
+        if self.after_step is not None and self.rank not in scene.cast.workers:
+            raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
+
+    def holds_up_s(self, step_s: float) -> float:
+        """Until a successor is there."""
+        return self.restart_after_s or 0.0
+
+    def begin(self, scene: Scene, random: Random) -> None:
+        """Plans when it happens."""
+        kill = partial(self._kill, scene, random)
+        if self.at_s is not None:
+            scene.time.at(self.at_s, kill)
+        elif self.every_s is not None:
+            scene.repeat(partial(random.expovariate, 1 / self.every_s), kill)
+        elif self.after_step is not None:
+            assert isinstance(self.rank, int)
+            scene.when_done(self.rank, self.after_step, kill)
+
+    def _kill(self, scene: Scene, random: Random) -> None:
+        for rank in self._victims(scene, random):
+            scene.kill(rank)
+            if self.restart_after_s is not None:
+                scene.time.at(scene.time.now() + self.restart_after_s, partial(scene.restart, rank))
+
+    def _victims(self, scene: Scene, random: Random) -> list[int]:
+        if self.host is not None:
+            return scene.living([rank for rank, host in enumerate(scene.host_of) if host == self.host])
+        if self.rank == "any":
+            living = scene.living([rank for rank in scene.cast.workers if rank != LEADER])
+            return [random.choice(living)] if living else []
+        assert isinstance(self.rank, int)
+        return scene.living([self.rank])

@@ -1,0 +1,52 @@
+"""Slow: a worker's steps take longer for a time."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.training.quantities import NonNegative, Positive
+
+if TYPE_CHECKING:
+    from polyrhythm.simulation.scene import Scene
+
+
+class Slow(Fault):
+    """Steps that begin within a time are longer.
+
+    Attributes:
+        rank: a worker's.
+        factor: by which they are.
+        from_s: virtual seconds.
+        to_s: virtual seconds; default: to the end.
+    """
+
+    rank: int
+    factor: Positive
+    from_s: NonNegative = 0.0
+    to_s: float = Field(default=inf, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Slow:
+        if self.to_s <= self.from_s:
+            raise RequestError(f"fault slow: to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
+        return self
+
+    def check(self, scene: Scene) -> None:
+        """Checks that the rank computes."""
+        check_rank(self, scene, self.rank)
+        if self.rank not in scene.cast.workers:
+            raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
+
+    def holds_up_s(self, step_s: float) -> float:
+        """Some steps in a row."""
+        return 10 * self.factor * step_s
+
+    def begin(self, scene: Scene, random: Random) -> None:
+        """Slows the worker."""
+        scene.slow(self.rank, lambda: self.factor if self.from_s <= scene.time.now() < self.to_s else 1.0)

@@ -1,0 +1,177 @@
+"""The scene of a run in which things go wrong: a stage, and what faults can do to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+from polyrhythm.communication.transports.simulated.transport import SimulatedRank
+from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
+from polyrhythm.data.seeding import seed_for
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.roles.world import LEADER, World, goes_on_without
+from polyrhythm.simulation.fault import Fault
+from polyrhythm.simulation.faulty_links import FaultyLinks
+from polyrhythm.simulation.stage import Draw, Stage
+from polyrhythm.strategies.strategy import Strategy
+
+Slowness = Callable[[], float]
+
+
+class Scene:
+    """A stage on which faults happen.
+
+    A rank that loses a peer which it needs dies of it, as its process would; the run ends with it unless the others can
+    do without it.
+
+    Args:
+        stage: where the run is played; changed in place, before it is played.
+        strategy: what is played; says who can be done without.
+        faults: what goes wrong.
+        seed: of everything about faults that is random.
+        host_of: the number of each rank's host; default: every rank has its own.
+
+    Attributes:
+        cast: who does what.
+        time: of all ranks.
+        host_of: the number of each rank's host.
+        links: between all ranks.
+        killed_at_s: when each rank was killed that was, the last time.
+
+    Raises:
+        RequestError: a fault names nothing of this run.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        strategy: Strategy,
+        faults: Sequence[Fault],
+        *,
+        seed: int = 0,
+        host_of: Sequence[int] | None = None,
+    ) -> None:
+        self.cast = stage.cast
+        self.time = stage.time
+        self.host_of = tuple(host_of) if host_of is not None else tuple(range(stage.cast.size))
+        self.links = FaultyLinks(stage.time, stage.network)
+        self.killed_at_s: dict[int, float] = {}
+        self._stage = stage
+        self._strategy = strategy
+        self._recurring = 0
+        self._steps_begun: Counter[int] = Counter()
+        self._after_step: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._slowness: dict[int, list[Slowness]] = {}
+        for fault in faults:
+            fault.check(self)
+        stage.cluster.courier = self.links
+        stage.draws = partial(self._draws, stage.draws)
+        stage.piece = replace(stage.piece, role=partial(self._play_role, stage.piece.role))
+        for number, fault in enumerate(faults):
+            fault.begin(self, Random(seed_for("fault", seed, number)))
+
+    @property
+    def ranks(self) -> list[SimulatedRank]:
+        """The latest under every number."""
+        return self._stage.cluster.ranks
+
+    def play(self) -> None:
+        """Plays the run to its end.
+
+        Raises:
+            RunError: a rank was killed that cannot be done without.
+            Deadlock: no rank can go on.
+        """
+        try:
+            self._stage.play()
+        except PeerLost as loss:
+            if loss.rank not in self.killed_at_s:
+                raise
+            raise RunError(f"{self._death(loss.rank)}, and the run needs it: {loss}") from loss
+        except Deadlock as standstill:
+            if not self._end_late_successors():
+                deaths = "; ".join(map(self._death, self.killed_at_s))
+                raise (Deadlock(f"{standstill} ({deaths})") if deaths else standstill) from None
+
+    def can_spare(self, rank: int) -> bool:
+        """Whether the run goes on without a rank."""
+        return goes_on_without(rank, self.cast, self._strategy)
+
+    def kill(self, rank: int) -> None:
+        """Kills a rank; one that has ended already stays as it is."""
+        if not self._stage.tasks[rank].ended:
+            self._end(rank)
+
+    def restart(self, rank: int) -> None:
+        """Starts a successor, unless the rank lives, or the run is over."""
+        if not self.ranks[rank].alive and not self._stage.tasks[LEADER].ended:
+            self._stage.cluster.replace(rank)
+            self._stage.spawn(rank)
+
+    def living(self, ranks: Sequence[int]) -> list[int]:
+        """Gives those of some ranks that have not ended."""
+        return [rank for rank in ranks if not self._stage.tasks[rank].ended]
+
+    def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
+        """Does something when a worker has done so many steps, and is about to begin another."""
+        self._after_step.setdefault((rank, steps), []).append(action)
+
+    def slow(self, rank: int, factor: Slowness) -> None:
+        """Lets a worker's steps take longer by a factor, asked when each begins."""
+        self._slowness.setdefault(rank, []).append(factor)
+
+    def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
+        """Does something again and again, while the run goes on."""
+        self._recurring += 1
+
+        def again() -> None:
+            self._recurring -= 1
+            if self.time.queued > self._recurring:  # else nobody will ever go on
+                action()
+                self.repeat(gap_s, action)
+
+        self.time.at(self.time.now() + gap_s(), again)
+
+    def _end(self, rank: int) -> None:
+        self.killed_at_s[rank] = self.time.now()
+        self._stage.cluster.kill(rank)
+
+    def _draws(self, inner: Callable[[int], Draw], rank: int) -> Draw:
+        draw = inner(rank)
+
+        def drawn() -> float:
+            for action in self._after_step.pop((rank, self._steps_begun[rank]), ()):
+                self.time.at(self.time.now(), action)
+            self._steps_begun[rank] += 1
+            seconds = draw()
+            for factor in self._slowness.get(rank, ()):
+                seconds *= factor()
+            return seconds
+
+        return drawn
+
+    def _play_role(self, role: Callable[[World], None], world: World) -> None:
+        try:
+            role(world)
+        except PeerLost:
+            rank = world.network.rank
+            if not self.can_spare(rank):
+                raise
+            self.time.at(self.time.now(), partial(self._end, rank))
+
+    def _end_late_successors(self) -> bool:
+        """Ends successors that came when nobody was there to serve them; gives whether nothing else was wrong."""
+        stuck = self.living(range(self.cast.size))
+        late = all(rank in self.killed_at_s and self.ranks[rank].incarnation for rank in stuck)
+        if not (stuck and late) or self.living([LEADER, *self.cast.servers]):
+            return False
+        for rank in stuck:
+            self._end(rank)
+        return True
+
+    def _death(self, rank: int) -> str:
+        what = "worker" if rank in self.cast.workers else "server"
+        return f"{what} {rank} was killed at {self.killed_at_s[rank]:g} s"

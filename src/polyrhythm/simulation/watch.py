@@ -1,0 +1,138 @@
+"""Watching a run from outside: tells invariants what is sent, handled and updated; one that is broken ends it.
+
+What a strategy makes is wrapped: its parts are called as ever, and do not know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+from polyrhythm.communication.message import Message
+from polyrhythm.communication.transports.simulated.transport import Parcel
+from polyrhythm.simulation.scene import Scene
+from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
+from polyrhythm.strategies.strategy import (
+    ServerPart,
+    ServerSetting,
+    Step,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+
+
+class Watch:
+    """Tells invariants what happens.
+
+    Args:
+        invariants: are told everything, in order.
+    """
+
+    def __init__(self, invariants: Sequence[Invariant]) -> None:
+        self._invariants = tuple(invariants)
+        self._scene: Scene | None = None
+
+    def watched(self, strategy: Strategy) -> Strategy:
+        """Gives the strategy with parts that are watched."""
+        return cast(Strategy, _WatchedStrategy(strategy, self))
+
+    def attend(self, scene: Scene) -> None:
+        """Watches the links of a scene, whose clock counts."""
+        self._scene = scene
+        scene.links.on_arrival = self._delivered
+
+    def ended(self, steps: int) -> None:
+        """Tells that the run is over, in which every worker had to take so many steps."""
+        survivors = tuple(rank for rank in self._now.cast.workers if self._now.ranks[rank].alive)
+        event = Ended(self._now.time.now(), steps, survivors)
+        for invariant in self._invariants:
+            invariant.ended(event)
+
+    def handled(self, event: Handled) -> None:
+        """Tells that a server part took something."""
+        for invariant in self._invariants:
+            invariant.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        """Tells that a worker's step is over."""
+        for invariant in self._invariants:
+            invariant.stepped(event)
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+        return self._now.time.now()
+
+    @property
+    def _now(self) -> Scene:
+        assert self._scene is not None, "a watch attends a scene before it is played"
+        return self._scene
+
+    def _delivered(self, parcel: Parcel) -> None:
+        source, to = parcel.source, parcel.to
+        event = Delivered(
+            self.now_s, source.rank, source.incarnation, to.rank, to.incarnation, parcel.message
+        )
+        for invariant in self._invariants:
+            invariant.delivered(event)
+
+
+class _Wrapped:
+    """Passes on whatever is not watched, whatever it may be."""
+
+    def __init__(self, inner: Any, watch: Watch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+
+class _WatchedStrategy(_Wrapped):
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        return cast(WorkerPart, _WatchedWorker(self._inner.worker(setting), self._watch, setting))
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        rank = setting.cast.servers[setting.index]
+        return cast(ServerPart, _WatchedServer(self._inner.server(setting), self._watch, rank))
+
+
+class _WatchedWorker(_Wrapped):
+    def __init__(self, inner: WorkerPart, watch: Watch, setting: WorkerSetting) -> None:
+        super().__init__(inner, watch)
+        self._setting = setting
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        stop: bool = self._inner.gradients_ready(step, learning_rate)
+        setting = self._setting
+        event = Stepped(self._watch.now_s, setting.network.rank, step.number, setting.flat.vector)
+        self._watch.stepped(event)
+        return stop
+
+
+class _WatchedServer(_Wrapped):
+    def __init__(self, inner: ServerPart, watch: Watch, rank: int) -> None:
+        super().__init__(inner, watch)
+        self._rank = rank
+
+    def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
+        return self._observed(source, message)
+
+    def on_loss(self, rank: int) -> list[tuple[int, Message]]:
+        return self._observed(rank, None)
+
+    def _observed(self, source: int, message: Message | None) -> list[tuple[int, Message]]:
+        inner: ServerPart = self._inner
+        version, staleness = inner.version, Counter(inner.staleness)
+        replies = inner.on_loss(source) if message is None else inner.on_message(source, message)
+        applied = inner.staleness - staleness
+        now_s = self._watch.now_s
+        self._watch.handled(
+            Handled(now_s, self._rank, source, message, replies, version, inner.version, applied)
+        )
+        return replies

@@ -1,0 +1,129 @@
+"""Invariants: what must hold after every event of a run, whatever goes wrong.
+
+They see from outside what ranks send, hear and hold; no strategy knows that it is watched. Ranks are global ones, and
+an incarnation counts the ranks that came before under the same number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Message
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.cast import Cast
+
+
+class Violation(RunError):
+    """Something happened that must not."""
+
+    def __init__(self, what: str, *, rank: int, time_s: float, expected: object, found: object) -> None:
+        super().__init__(f"at {time_s:g} s, rank {rank}: {what}: expected {expected}, found {found}")
+        self.rank = rank
+        self.time_s = time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Under which a run is watched.
+
+    Attributes:
+        cast: who does what.
+        numbers: in the flat vector, which begins with zeros.
+        gradient: gives the gradient, `(numbers,)`, of a worker's index and step, of which all means and sums are exact;
+            plain steps of rate 1 are made with it. None: gradients are not known.
+        patience_s: within which something must get on.
+    """
+
+    cast: Cast
+    numbers: int
+    gradient: Callable[[int, int], Tensor] | None = None
+    patience_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message is there."""
+
+    time_s: float
+    source: int
+    source_incarnation: int
+    to: int
+    to_incarnation: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A server part took a message, or the news that a worker is gone.
+
+    Attributes:
+        time_s: when.
+        server: its rank.
+        source: of the message, or who is gone.
+        message: None for such news.
+        replies: what it gave.
+        version_before: its updates before.
+        version: its updates now.
+        applied: gradients that it counted, by staleness.
+    """
+
+    time_s: float
+    server: int
+    source: int
+    message: Message | None
+    replies: list[tuple[int, Message]]
+    version_before: int
+    version: int
+    applied: Counter[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A worker has exchanged and updated.
+
+    Attributes:
+        time_s: when.
+        rank: of the worker.
+        step: the step's number.
+        vector: `(numbers,)`, its parameters now; changes later.
+    """
+
+    time_s: float
+    rank: int
+    step: int
+    vector: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over.
+
+    Attributes:
+        time_s: when.
+        steps: that every worker had to take.
+        survivors: ranks of the workers that have left of their own accord.
+    """
+
+    time_s: float
+    steps: int
+    survivors: tuple[int, ...]
+
+
+class Invariant:
+    """One rule; a subclass hears what it wants to hear, and raises `Violation`."""
+
+    def delivered(self, event: Delivered) -> None:
+        """A message is there, and nobody has taken it."""
+
+    def handled(self, event: Handled) -> None:
+        """A server part took something."""
+
+    def stepped(self, event: Stepped) -> None:
+        """A worker's step is over."""
+
+    def ended(self, event: Ended) -> None:
+        """The run is over."""

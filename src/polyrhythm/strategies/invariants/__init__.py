@@ -1,0 +1,1 @@
+"""What strategies declare of themselves: each file is one invariant."""

@@ -1,0 +1,55 @@
+"""Which gradients every update is made of, found out from the messages alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.strategies.invariant import Handled, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A gradient that a server holds or has applied."""
+
+    source: int
+    message: Message
+
+
+class Pushes:
+    """Follows the gradients from their coming to their update.
+
+    A server holds what comes, and an update takes all that is held. A step that has come before does not count again.
+    """
+
+    def __init__(self) -> None:
+        self._come: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._held: defaultdict[int, list[Push]] = defaultdict(list)
+
+    def come(self, server: int, source: int) -> int:
+        """How many steps of a pusher have come to a server."""
+        return self._come[server, source]
+
+    def follow(self, event: Handled) -> list[Push]:
+        """Takes an event; gives the gradients of the update that it made, if it made one.
+
+        Raises:
+            Violation: a step came before the one ahead of it.
+        """
+        message, key = event.message, (event.server, event.source)
+        if message is not None and message.kind is Kind.PUSH:
+            if message.step > self._come[key]:
+                raise Violation(
+                    f"a gradient of rank {event.source}",
+                    rank=event.server,
+                    time_s=event.time_s,
+                    expected=f"step {self._come[key]}",
+                    found=f"step {message.step}",
+                )
+            if message.step == self._come[key]:
+                self._come[key] += 1
+                self._held[event.server].append(Push(event.source, message))
+        if event.version == event.version_before:
+            return []
+        return self._held.pop(event.server, [])
