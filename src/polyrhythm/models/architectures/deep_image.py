@@ -61,7 +61,8 @@ class DeepImage(Config):
         for layer in made:
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
         return made
 
     def _convolution(self, inputs: int, outputs: int) -> list[nn.Module]:
