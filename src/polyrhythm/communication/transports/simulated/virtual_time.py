@@ -20,7 +20,6 @@ import greenlet
 
 from polyrhythm.errors import RunError
 
-
 _MOST_NAMED = 16
 
 
