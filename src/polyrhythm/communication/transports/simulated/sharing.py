@@ -194,8 +194,7 @@ class Sharing:
         rate, size = bundle.limit, bundle.size
         for link in bundle.links:
             share = link.bandwidth / size
-            if share < rate:
-                rate = share
+            rate = min(rate, share)
         return self._give(bundle, rate)
 
     def _fill(self, component: list[Bundle]) -> list[Bundle]:

@@ -331,6 +331,7 @@ class SimulatedCommunicator:
         self._numbers = group.numbers
         self._rank = self._numbers[home.rank]
         self._collective_space: SimulatedCommunicator | None = None
+        self._waited: tuple[int | None, int, Want, str] | None = None
         self._collectives = 0
 
     @property
@@ -368,13 +369,13 @@ class SimulatedCommunicator:
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Waits for a message."""
-        who = "anyone" if source is None else f"rank {self._members[source]}"
-        global_source, message = self._home.take(self._want(source, tag), f"a message from {who}")
+        want, reason = self._wait_for(source, tag)
+        global_source, message = self._home.take(want, reason)
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         """Takes a message if one is there."""
-        found = self._home.take_now(self._want(source, tag))
+        found = self._home.take_now(self._wait_for(source, tag)[0])
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
@@ -413,8 +414,13 @@ class SimulatedCommunicator:
         members = cluster.globally(self._group, ranks)
         return SimulatedCommunicator(self._home, cluster.group(f"{self._group.name}/{name}", members))
 
-    def _want(self, source: int | None, tag: int) -> Want:
-        return Want(self._context, None if source is None else self._members[source], tag, self._members)
+    def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:
+        """Gives what a receiver waits for, and in words; that of the last time, since most receive the same again."""
+        if self._waited is None or self._waited[:2] != (source, tag):
+            who = "anyone" if source is None else f"rank {self._members[source]}"
+            want = Want(self._context, None if source is None else self._members[source], tag, self._members)
+            self._waited = (source, tag, want, f"a message from {who}")
+        return self._waited[2:]
 
     def _apart(self) -> SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""
