@@ -22,8 +22,8 @@ from polyrhythm.errors import PeerLost, RequestError
 SOON_S = 2.0
 """How long the news of a death may take on a busy machine; it needs about a millisecond."""
 
-LARGE = 3_000_000
-"""Elements of a vector of several chunks."""
+LARGE = 1_600_001
+"""Elements of a vector that is larger than the arena of two."""
 
 
 def _floats(rank: int, size: int) -> Tensor:

@@ -1,0 +1,205 @@
+"""What a synchronous step costs over the same step without communication, and what DistributedDataParallel costs.
+
+    python benchmarks/step-efficiency/measure.py [--models mlp lenet5] [--workers 2] [--rounds 15] [--json]
+
+Each worker is a process of one thread with one batch of 64 random images in memory. In each round all workers take, in
+turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, and some
+with PyTorch's DistributedDataParallel over gloo. Printed are medians over rounds of the slowest worker's step time, and
+the medians and ranges of the rounds' ratios of speeds: ours to the step alone, and ours to DDP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.models.create import create_model
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.allreduce.synchronous import Synchronous
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.strategy import Step
+
+_SHAPES = {"mlp": ((1, 8, 8), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
+_CLASSES = 10
+_RATE = 0.01
+_ROUND_S = 0.1
+"""About so long each way steps in a round."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One line of the table; times are medians in milliseconds, ratios of speeds."""
+
+    model: str
+    workers: int
+    ours_ms: float
+    alone_ms: float
+    ddp_ms: float
+    to_alone: tuple[float, float, float]
+    to_ddp: tuple[float, float, float]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--models", nargs="+", choices=sorted(_SHAPES), default=["mlp", "lenet5"])
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    table = [measure(model, chosen.workers, chosen.rounds) for model in chosen.models]
+    if chosen.json:
+        print(json.dumps([asdict(line) for line in table]))
+        return
+    print("| model | workers | ours | alone | DDP | speed to alone (range) | speed to DDP (range) |")
+    print("|---|---|---|---|---|---|---|")
+    for line in table:
+        ratios = [
+            f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in (line.to_alone, line.to_ddp)
+        ]
+        print(
+            f"| {line.model} | {line.workers} | {line.ours_ms:.3f} ms | {line.alone_ms:.3f} ms | {line.ddp_ms:.3f} ms "
+            f"| {ratios[0]} | {ratios[1]} |"
+        )
+
+
+def measure(model: str, workers: int, rounds: int) -> Figures:
+    """Starts the workers and gathers what they timed."""
+    context = multiprocessing.get_context("spawn")
+    store = host_store()
+    pipes, processes = [], []
+    for rank in range(workers):
+        ours, theirs = context.Pipe()
+        processes.append(
+            context.Process(
+                target=_worker, args=(rank, workers, store.port, model, rounds, theirs), daemon=True
+            )
+        )
+        processes[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    timings = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
+    ours_ms, alone_ms, ddp_ms = (1e3 * statistics.median(times) for times in slowest)
+    return Figures(
+        model,
+        workers,
+        ours_ms,
+        alone_ms,
+        ddp_ms,
+        _ratio(slowest[0], slowest[1]),
+        _ratio(slowest[0], slowest[2]),
+    )
+
+
+def _ratio(ours: list[float], others: list[float]) -> tuple[float, float, float]:
+    ratios = [other / mine for mine, other in zip(ours, others, strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    home, network = connect(local(rank, workers, port))
+    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=dist.PrefixStore("ddp", store), rank=rank, world_size=workers)
+    shape, size = _SHAPES[name]
+    torch.manual_seed(rank)
+    batch = torch.randn(size, *shape), torch.randint(_CLASSES, (size,))
+    away_home, away = connect(_apart(local(0, 1, port), rank))
+    ways = [
+        _ours(name, shape, World(network, Cast(tuple(range(workers)))), batch),
+        _ours(name, shape, World(away, Cast((0,))), batch),
+        _ddp(name, shape, batch),
+    ]
+    pipe.send(_time(ways, rounds, network))
+    network.barrier()
+    dist.destroy_process_group()
+    away_home.close()
+    home.close()
+    os._exit(0)
+
+
+def _apart(rendezvous: Rendezvous, rank: int) -> Rendezvous:
+    """Gives a meeting place of one's own at the same store."""
+    store: Any = dist.PrefixStore(f"alone/{rank}", rendezvous.store)
+    return Rendezvous(store, rendezvous.rank, rendezvous.size, rendezvous.address)
+
+
+def _model(name: str, shape: tuple[int, int, int]) -> nn.Module:
+    torch.manual_seed(0)
+    return create_model(name, classes=_CLASSES, image_shape=shape)
+
+
+def _ours(
+    name: str, shape: tuple[int, int, int], world: World, batch: tuple[Tensor, Tensor]
+) -> Callable[[], None]:
+    model = _model(name, shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
+    replica = Replica(model, optimizer, Synchronous(), world, announce=True)
+    replica.part.start(0)
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        replica.begin(Step(0))
+        criterion(model(batch[0]), batch[1]).backward()
+        replica.finish(_RATE)
+
+    return step
+
+
+def _ddp(name: str, shape: tuple[int, int, int], batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    model = DistributedDataParallel(_model(name, shape))
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return step
+
+
+def _time(ways: list[Callable[[], None]], rounds: int, network: Any) -> list[list[float]]:
+    counts = []
+    for step in ways:
+        for _ in range(3):
+            step()
+        network.barrier()
+        began = time.perf_counter()
+        for _ in range(3):
+            step()
+        took = torch.tensor([(time.perf_counter() - began) / 3], dtype=torch.float64)
+        network.broadcast(took)  # all must take as many steps
+        counts.append(max(1, int(_ROUND_S / float(took))))
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds):
+        for place, step in enumerate(ways):
+            network.barrier()
+            began = time.perf_counter()
+            for _ in range(counts[place]):
+                step()
+            times[place].append((time.perf_counter() - began) / counts[place])
+    return times
+
+
+if __name__ == "__main__":
+    main()
