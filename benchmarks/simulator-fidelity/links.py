@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from polyrhythm.communication.communicator import Communicator
@@ -13,8 +12,7 @@ SMALL_PART = 32
 """Of a model: about what a collective's or a shard's smallest messages are."""
 
 TRIPS = 25
-QUANTILE = 0.1
-"""Of the trips' times. A machine that does other things makes some longer, and none shorter."""
+"""Of which the fastest counts: a machine that does other things makes some longer, and none shorter."""
 
 _LEAST_SECONDS_PER_BYTE = 1e-12
 """Where noise hides the bytes, as inside a host."""
@@ -34,18 +32,18 @@ def link_to_next(network: Communicator, nbytes: int) -> MeasuredLink | None:
         answer_link(network, 0)
         return None
     small_bytes = nbytes // SMALL_PART
-    _usual_trip_s(network, nbytes)  # the first ones find buffers still to be made, and windows still small
-    back_s = _usual_trip_s(network, 0) / 2
-    small_s, large_s = (_usual_trip_s(network, size) - back_s for size in (small_bytes, nbytes))
+    _fastest_trip_s(network, nbytes)  # the first ones find buffers still to be made, and windows still small
+    back_s = _fastest_trip_s(network, 0) / 2
+    small_s, large_s = (_fastest_trip_s(network, size) - back_s for size in (small_bytes, nbytes))
     seconds_per_byte = max(_LEAST_SECONDS_PER_BYTE, (large_s - small_s) / (nbytes - small_bytes))
     latency_s = max(0.0, small_s - seconds_per_byte * small_bytes)
     network.send(1, Message(Kind.LEAVE))
     return MeasuredLink(latency_s, 1 / seconds_per_byte)
 
 
-def _usual_trip_s(network: Communicator, nbytes: int) -> float:
+def _fastest_trip_s(network: Communicator, nbytes: int) -> float:
     payload = torch.ones(nbytes, dtype=torch.uint8)
-    return float(np.quantile([_trip_s(network, payload) for _ in range(TRIPS)], QUANTILE))
+    return min(_trip_s(network, payload) for _ in range(TRIPS))
 
 
 def _trip_s(network: Communicator, payload: torch.Tensor) -> float:

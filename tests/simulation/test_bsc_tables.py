@@ -1,0 +1,71 @@
+"""The published tables that the simulator is held against; see benchmarks/bsc-tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.simulation.cluster_file import open_cluster
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "bsc-tables"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, Any]]:
+    """The benchmark's scripts as modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER.parent))
+        patch.syspath_prepend(str(FOLDER))
+        yield {name: importlib.import_module(name) for name in ("throughput", "convergence")}
+
+
+@pytest.fixture(scope="module")
+def rows(scripts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Tables 1 and 2 out of a short run, by setup."""
+    throughput = scripts["throughput"]
+    found = throughput.table(open_cluster("bsc"), throughput.Simulation(seconds=300, seeds=1))
+    return {row["name"]: row for row in found}
+
+
+def test_every_row_of_the_paper_comes_out_within_ten_percent(rows: dict[str, dict[str, Any]]) -> None:
+    assert len(rows) == 7
+    assert {name: row["error"] for name, row in rows.items() if abs(row["error"]) > 0.1} == {}
+
+
+def test_two_rows_are_calibrated_on_and_five_follow(rows: dict[str, dict[str, Any]]) -> None:
+    told = sorted(row["images_per_s"] for row in rows.values() if row["calibrated_on"])
+    predicted = sorted(row["images_per_s"] for row in rows.values() if not row["calibrated_on"])
+    assert told == [124.18, 292.22]
+    assert predicted == [195.60, 374.73, 383.09, 396.62, 809.10]
+
+
+def test_the_network_has_the_parameters_of_resnet_50_with_1200_classes(scripts: dict[str, Any]) -> None:
+    assert scripts["throughput"].parameters() == 25_557_032 + 200 * (2048 + 1)  # ImageNet's has 1,000
+
+
+def test_the_committed_table_is_what_the_simulator_says_today(rows: dict[str, dict[str, Any]]) -> None:
+    committed = json.loads((FOLDER / "throughput.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["name"] for row in committed] == list(rows)
+    for row in committed:  # of a longer run, with other drawn step times
+        assert rows[row["name"]]["simulated"] == pytest.approx(row["simulated"], rel=0.03)
+
+
+def test_more_servers_make_four_workers_faster_as_in_figure_1(rows: dict[str, dict[str, Any]]) -> None:
+    four = {
+        (row["servers"], row["placement"]): row["simulated"] for row in rows.values() if row["workers"] == 4
+    }
+    assert four[1, "shared"] < 0.85 * four[3, "shared"]
+
+
+def test_more_nodes_take_more_steps_to_a_loss_and_less_time_as_in_table_3(scripts: dict[str, Any]) -> None:
+    train = scripts["convergence"].train
+    alone, eight = ([train(nodes, rate=0.3, loss=0.2, seed=seed) for seed in (0, 1)] for nodes in (1, 8))
+    assert min(run.steps for run in eight) > max(run.steps for run in alone)
+    speedup = statistics.mean(run.seconds for run in alone) / statistics.mean(run.seconds for run in eight)
+    assert 3 < speedup < 7  # theirs: 4.73, for 6.52 times as many images a second
