@@ -6,7 +6,7 @@ replayed one look alike. Times are seconds on the run's own clock, which starts 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -22,7 +22,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """Gives the event as a JSON-able dict; `event` holds its class name."""
-        return {"event": type(self).__name__, **asdict(self)}
+        return {"event": type(self).__name__, **vars(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
@@ -47,7 +46,7 @@ class _Mail:
         self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
     def end(self, account: Account) -> None:
-        self._control.send(LEADER, Message(Kind.STATE, pack_json(asdict(account))))
+        self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))
 
 
 class _Leader:

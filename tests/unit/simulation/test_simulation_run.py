@@ -115,3 +115,15 @@ def test_a_strategy_that_waits_for_ever_is_named() -> None:
 def test_a_wrong_request_surfaces_from_inside() -> None:
     with pytest.raises(RequestError, match=r"the loss is .* learning rate \S+: lower the learning rate"):
         simulate(make_job("synchronous", 2, optimizer="sgd(lr=3e38)"))
+
+
+def test_arithmetic_is_counted_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[int, int, int]] = []
+
+    def count(model: object, flat: object, image_shape: tuple[int, int, int]) -> tuple[float, ...]:
+        counted.append(image_shape)
+        return (1.0,)
+
+    monkeypatch.setattr("polyrhythm.simulation.run.time_shares", count)
+    simulate(make_job("synchronous", 3), Surroundings(**FAST))
+    assert counted == [(1, 4, 4)]
