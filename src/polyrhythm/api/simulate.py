@@ -24,12 +24,14 @@ from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster
+from polyrhythm.simulation.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
-from polyrhythm.simulation.rehearse import rehearse_on
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.simulation.tempo import check_slowness
 from polyrhythm.simulation.timeline import Timeline
+from polyrhythm.simulation.trials import Trial
+from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
 
 CLUSTER_FILE = "cluster.yaml"
@@ -44,6 +46,8 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
     gradients: str = "real",
     steps: int | None = None,
     step_time: str | StepTime | None = None,
+    faults: str | Sequence[str | Fault] = (),
+    check: bool = False,
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     **options: Any,
@@ -60,6 +64,9 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
             thousands of workers. A recipe's options for learning are then not looked at.
         steps: that every worker takes, of full batches, instead of epochs; with `gradients="none"` only.
         step_time: compute time of a step instead of the cluster's, such as `constant(seconds=0.1)`.
+        faults: what goes wrong beside the cluster's own faults, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
+        check: with `gradients="none"` only: watches the strategy's invariants, with gradients of whole numbers and full
+            batches; one that is broken ends the run.
         out: the run folder, new or empty; None makes one under `runs/`.
         observers: are told every event.
         **options: any field of `RunConfig` but `port`, as in `train`.
@@ -79,15 +86,25 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
         check_rehearsable(options, steps)
     elif steps is not None:
         raise RequestError("--steps goes with --gradients none: real training is as long as its --epochs")
+    if check and gradients != "none":
+        raise RequestError("--check goes with --gradients none: it counts gradients of whole numbers")
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
-    where = _cluster(cluster, step_time)
+    where = described_cluster(cluster, step_time, faults)
     if gradients == "none":
-        return _rehearse(where, config, steps, out, observers)
+        return _rehearse(where, config, steps, check, out, observers)
     return _train(where, config, out, observers)
 
 
-def _cluster(cluster: str | Path | Cluster, step_time: str | StepTime | None) -> Cluster:
+def described_cluster(
+    cluster: str | Path | Cluster, step_time: str | StepTime | None, faults: str | Sequence[str | Fault]
+) -> Cluster:
+    """Gives a cluster, with what else was said of it.
+
+    Raises:
+        RequestError: there is no such cluster, step time or fault.
+    """
     found = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
+    found = found.model_copy(update={"faults": (*found.faults, *parse_faults(faults))})
     if step_time is None:
         return found
     made = step_time if isinstance(step_time, StepTime) else build("step time", step_time, STEP_TIMES)
@@ -96,7 +113,7 @@ def _cluster(cluster: str | Path | Cluster, step_time: str | StepTime | None) ->
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
     job = assemble(config, Keeping(checkpoints=config.keep_checkpoints))
-    layout = _laid_out(where, job)
+    layout = laid_out(where, job)
     folder = _folder(out, job, config, where)
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
 
@@ -112,15 +129,17 @@ def _rehearse(
     where: Cluster,
     config: RunConfig,
     steps: int | None,
+    check: bool,
     out: str | Path | None,
     observers: Sequence[Observer],
 ) -> Run:
     rehearsal, images = assemble_rehearsal(config, steps)
-    layout = _laid_out(where, rehearsal)
+    layout = laid_out(where, rehearsal)
+    trial = Trial(layout=layout, rehearsal=rehearsal, faults=(), check=check)
     folder = _folder(out, rehearsal, config, where)
 
     def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
-        rehearse_on(layout, rehearsal, emit, stop=stop, timeline=timeline)
+        play_trial(trial, rehearsal.seed, emit, stop=stop, timeline=timeline)
 
     if steps is None:
         config = config.model_copy(update={"epochs": rehearsal.epochs})
@@ -133,10 +152,17 @@ def _rehearse(
     return told.run()
 
 
-def _laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
+def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
+    """Gives every rank its host.
+
+    Raises:
+        RequestError: it does not fit, or the cluster slows or loses what is not there.
+    """
     strategy = what.strategy
     layout = lay_out(where, what.workers, strategy.server_count, strategy.server_placement)
     check_slowness(layout)
+    for fault in where.faults:
+        fault.check(layout)
     return layout
 
 

@@ -9,6 +9,7 @@ import typer
 
 from polyrhythm.cli.options import with_run_options
 from polyrhythm.cli.output import JSON_HELP, percent, print_json
+from polyrhythm.cli.seeds import try_seeds
 
 INTERRUPTED = 130
 
@@ -34,6 +35,20 @@ def simulate(
             help="Compute time of a step, for example exponential(mean=0.1) (default: the cluster's)."
         ),
     ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(help="What goes wrong, for example kill(rank=1, at_s=2); slow(rank=2, factor=3)."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With --gradients none: watch the strategy's invariants.")
+    ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --gradients none: try N seeds, with faults drawn from each unless --faults says which.",
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
     ] = None,
@@ -41,6 +56,16 @@ def simulate(
     **options: Any,
 ) -> None:
     """Train, or rehearse it, in virtual time on a cluster that you describe: modelled hosts and links."""
+    if seeds is not None:
+        given = {
+            "recipe": recipe,
+            "cluster": cluster,
+            "steps": steps,
+            "step_time": step_time,
+            "faults": faults,
+        }
+        try_seeds(gradients, out, {**given, "seeds": seeds, **options}, as_json=json)
+        return
     from polyrhythm.api.simulate import simulate as simulate_run
     from polyrhythm.reporting.progress import progress_for
 
@@ -52,6 +77,8 @@ def simulate(
             gradients=gradients,
             steps=steps,
             step_time=step_time,
+            faults=faults or (),
+            check=check,
             out=out,
             observers=[observer],
             **options,

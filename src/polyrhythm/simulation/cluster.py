@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polyrhythm.errors import RequestError
+from polyrhythm.simulation.fault import Faults
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.specs import chosen
 from polyrhythm.training.quantities import Count, NonNegative, Positive
@@ -131,6 +132,7 @@ class Cluster(Described):
         step_time: compute seconds of a step on a host of speed 1, whatever the batch.
         slow: by rank, the factor by which all its steps are longer.
         passing_slowness: of some ranks, for some time.
+        faults: what goes wrong.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Cluster(Described):
     step_time: Annotated[StepTime, chosen("step time", STEP_TIMES)]
     slow: dict[Annotated[int, Field(ge=0)], Positive] = {}
     passing_slowness: tuple[PassingSlowness, ...] = ()
+    faults: Faults = ()
 
     @cached_property
     def machines(self) -> tuple[HostKind, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 from pydantic import BeforeValidator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config, build
+from polyrhythm.strategies.cast import Cast
 
 if TYPE_CHECKING:
     from polyrhythm.simulation.scene import Scene
@@ -18,11 +19,23 @@ if TYPE_CHECKING:
 FAULTS = "polyrhythm.simulation.faults"
 
 
+class Ground(Protocol):
+    """Where faults happen: the ranks of a run."""
+
+    @property
+    def cast(self) -> Cast:
+        """Which of them do what."""
+
+    @property
+    def host_of(self) -> tuple[int, ...]:
+        """The number of each rank's host."""
+
+
 class Fault(Config):
     """One fault of a run."""
 
     @abstractmethod
-    def check(self, scene: Scene) -> None:
+    def check(self, ground: Ground) -> None:
         """Refuses what names nothing of this run.
 
         Raises:
@@ -43,14 +56,14 @@ class Fault(Config):
         return 0.0
 
 
-def check_rank(fault: Fault, scene: Scene, rank: int) -> None:
+def check_rank(fault: Fault, ground: Ground, rank: int) -> None:
     """Checks that a rank is one of the run's.
 
     Raises:
         RequestError: it is not.
     """
-    if not 0 <= rank < scene.cast.size:
-        raise RequestError(f"fault {fault}: there is no rank {rank}; ranks are 0 to {scene.cast.size - 1}")
+    if not 0 <= rank < ground.cast.size:
+        raise RequestError(f"fault {fault}: there is no rank {rank}; ranks are 0 to {ground.cast.size - 1}")
 
 
 def parse_faults(given: Any) -> tuple[Fault, ...]:

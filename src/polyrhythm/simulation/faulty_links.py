@@ -115,6 +115,6 @@ class FaultyLinks:
             parcel.source.break_link(parcel.to)
             return
         for _ in range(passage.copies):
-            if self.on_arrival is not None and parcel.to.hears(parcel.source):
+            if self.on_arrival is not None and parcel.to.alive and parcel.to.hears(parcel.source):
                 self.on_arrival(parcel)
             parcel.arrive()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.simulation.fault import Fault, Ground, check_rank
 from polyrhythm.simulation.faulty_links import Passage
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
@@ -43,11 +43,11 @@ class LinkFault(Fault):
             raise RequestError(f"fault {self.name}: source and to are the same rank {self.to}")
         return self
 
-    def check(self, scene: Scene) -> None:
+    def check(self, ground: Ground) -> None:
         """Checks that the ranks exist."""
         for rank in (self.source, self.to):
             if rank is not None:
-                check_rank(self, scene, rank)
+                check_rank(self, ground, rank)
 
     def holds_up_s(self, step_s: float) -> float:
         """All that it lasts."""

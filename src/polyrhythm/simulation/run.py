@@ -14,6 +14,7 @@ from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopWish, World
 from polyrhythm.simulation.layout import Layout
+from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.cast import cast_in_order
@@ -64,7 +65,8 @@ def simulate_on(
         Deadlock: no rank can go on.
     """
     seed = job.learning.seed
-    modelled_stage(layout, _piece(job), emit, seed=seed, stop=stop, timeline=timeline).play()
+    stage = modelled_stage(layout, _piece(job), emit, seed=seed, stop=stop, timeline=timeline)
+    Scene(stage, job.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
 
 
 def _piece(job: Job) -> Piece:

@@ -80,7 +80,7 @@ class Trial:
     Attributes:
         layout: the cluster, and which rank is on which of its hosts.
         rehearsal: what is rehearsed; its batches are taken to be full, and its gradients to be exact.
-        faults: what goes wrong; None draws some from each seed.
+        faults: what goes wrong beside the faults of the cluster; None draws some from each seed.
         check: whether invariants watch.
         command: gives the command that repeats a seed, from it and its faults as text.
     """
@@ -98,7 +98,7 @@ def faults_text(faults: Iterable[Fault]) -> str:
 
 
 def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
-    """Gives the faults of a seed."""
+    """Gives the faults of a seed beside the cluster's own."""
     if trial.faults is not None:
         return trial.faults
     rehearsal = trial.rehearsal
@@ -136,7 +136,7 @@ def play(
         RunError: an invariant does not hold, or no rank can go on.
     """
     layout, rehearsal = trial.layout, replace(trial.rehearsal, seed=seed)
-    faults = faults_of(trial, seed)
+    faults = (*layout.cluster.faults, *faults_of(trial, seed))
     watch: Watch | None = None
     if trial.check:
         rehearsal, watch = _watched(trial, rehearsal, faults)

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import LEADER
-from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.simulation.fault import Fault, Ground, check_rank
 from polyrhythm.training.quantities import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ class Kill(Fault):
             raise RequestError("fault kill: after_step needs the number of one rank")
         return self
 
-    def check(self, scene: Scene) -> None:
+    def check(self, ground: Ground) -> None:
         """Checks that the rank or the host exists."""
-        if self.host is not None and self.host not in scene.host_of:
+        if self.host is not None and self.host not in ground.host_of:
             raise RequestError(f"fault {self}: no rank is on host {self.host}")
-        if self.rank == "any" and len(scene.cast.workers) < 2:
+        if self.rank == "any" and len(ground.cast.workers) < 2:
             raise RequestError(f"fault {self}: there is no worker but the one that leads")
         if isinstance(self.rank, int):
-            check_rank(self, scene, self.rank)
-        if self.after_step is not None and self.rank not in scene.cast.workers:
+            check_rank(self, ground, self.rank)
+        if self.after_step is not None and self.rank not in ground.cast.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
 
     def holds_up_s(self, step_s: float) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.simulation.fault import Fault, Ground, check_rank
 from polyrhythm.simulation.link_cutting import cut_links
 from polyrhythm.training.quantities import NonNegative, Positive
 
@@ -43,11 +43,11 @@ class Partition(Fault):
             )
         return self
 
-    def check(self, scene: Scene) -> None:
+    def check(self, ground: Ground) -> None:
         """Checks that the ranks exist."""
         for group in self.groups:
             for rank in group:
-                check_rank(self, scene, rank)
+                check_rank(self, ground, rank)
 
     def holds_up_s(self, step_s: float) -> float:
         """All that it lasts."""

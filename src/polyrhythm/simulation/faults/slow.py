@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, check_rank
+from polyrhythm.simulation.fault import Fault, Ground, check_rank
 from polyrhythm.training.quantities import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class Slow(Fault):
             raise RequestError(f"fault slow: to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
         return self
 
-    def check(self, scene: Scene) -> None:
+    def check(self, ground: Ground) -> None:
         """Checks that the rank computes."""
-        check_rank(self, scene, self.rank)
-        if self.rank not in scene.cast.workers:
+        check_rank(self, ground, self.rank)
+        if self.rank not in ground.cast.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
 
     def holds_up_s(self, step_s: float) -> float:

@@ -1,0 +1,30 @@
+"""Trials on a small cluster whose steps take exponentially long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.jobs import strategy as strategy_of
+from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.simulation.fault import parse_faults
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.trials import Trial
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.model_sizes import ModelSizes
+from unit.simulation.clusters import cluster
+
+STEP_S = 0.01
+
+
+def trial(strategy: str | Strategy, *, workers: int = 4, steps: int = 20, **options: Any) -> Trial:
+    """Makes a trial; a model of 400 kB takes a third of a mean step on the wire."""
+    chosen = strategy_of(strategy) if isinstance(strategy, str) else strategy
+    nic = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1.2e8}
+    step_time = options.pop("step_time", f"exponential(mean={STEP_S})")
+    where = cluster({"count": workers + 2, "cores": 8}, nic=nic, step_time=step_time)
+    layout = lay_out(where, workers, chosen.server_count, chosen.server_placement)
+    sizes = ModelSizes((100_000,), (1.0,))
+    rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=sizes)
+    if isinstance(options.get("faults"), str):
+        options["faults"] = parse_faults(options["faults"])
+    return Trial(layout=layout, rehearsal=rehearsal, **options)
