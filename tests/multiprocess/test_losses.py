@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -182,3 +185,38 @@ def test_without_its_leader_or_a_server_a_run_ends_and_can_be_resumed(
     assert result.complaint == f"{name} was killed by SIGKILL; continue with --resume run"
     (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
     assert gradients(resumed) == 3 * STEPS
+
+
+def test_with_a_torchrun_for_each_rank_the_others_go_on(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--data", "digits", "--model", "mlp", "--strategy", "parameter_server", "--batch-size", "4"]
+    commands = [
+        Started(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"),
+                *(f"--node-rank={host}", "--master-addr=127.0.0.1", f"--master-port={port}", "--no-python"),
+                *(POLYRHYTHM, "train", *options, "--epochs", str(EPOCHS), "--out", "run"),
+            ],
+            tmp_path,
+            tmp_path / f"host{host}",
+        )
+        for host in range(3)
+    ]
+    commands[0].run = tmp_path / "run"
+    try:
+        commands[0].wait_for(in_epoch(1))
+        (worker,) = commands[1].children()
+        os.kill(worker, signal.SIGKILL)
+        end = commands[0].wait_for(lambda event: isinstance(event, RunEnded))
+    finally:  # torchruns wait for each other's for minutes
+        for command in commands:
+            for pid in [*command.children(), command.process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            command.process.wait()
+    assert isinstance(end, RunEnded)
+    assert end.outcome == "done"
+    assert (end.result["workers"], end.result["workers_lost"]) == (2, 1)
+    assert end.result["images_not_seen"] > 0

@@ -99,6 +99,8 @@ def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
     ("strategy", "rank", "name"),
     [
         ("synchronous", 1, "worker 1 (rank 1)"),
+        ("synchronous", 0, "worker 0 (rank 0)"),
+        ("parameter_server(consistency=synchronous)", 1, "worker 1 (rank 1)"),
         ("mixed(replicas=2)", 2, "server 0 (rank 2)"),
     ],
 )

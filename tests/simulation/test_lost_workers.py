@@ -148,9 +148,9 @@ def test_a_successor_takes_the_leaders_batch_norm_statistics():
     [
         ("parameter_server(servers=2)", 0),
         ("parameter_server(servers=2)", 3),
-        ("parameter_server(consistency=synchronous)", 1),
-        ("mixed(replicas=2)", 1),
-        ("synchronous", 1),
+        *(("parameter_server(consistency=synchronous)", rank) for rank in (0, 1, 3)),
+        *(("mixed(replicas=2)", rank) for rank in (0, 1, 2, 3)),
+        *(("synchronous", rank) for rank in (0, 1)),
     ],
 )
 def test_what_cannot_go_on_ends_with_the_loss(spec, rank):

@@ -33,7 +33,7 @@ def test_a_successor_that_lived_long_is_replaced_soon() -> None:
     made = Succession(20)
     assert made.lose(Peer(1, 0), 0.0) == 0.5  # and it starts at 0.5
     assert made.lose(Peer(1, 1), 5.49) == 1.0  # after less than 5 s; the next one starts at 6.49
-    assert made.lose(Peer(1, 2), 16.49) == 0.5  # after 10 s
+    assert made.lose(Peer(1, 2), 16.5) == 0.5  # after 10 s
 
 
 def test_none_start_when_it_is_over() -> None:
