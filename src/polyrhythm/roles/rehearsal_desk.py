@@ -101,7 +101,8 @@ class _Leader:
         try:
             found = self._control.receive() if wait else self._control.poll()
         except PeerLost as loss:
-            if not self._rehearsal.strategy.goes_on(len(self._world.cast.workers)):
+            said_all = loss.rank in self._accounts or loss.rank in self._reports
+            if not said_all and not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
                 raise
             self._lost.add(loss.rank)
             return True
