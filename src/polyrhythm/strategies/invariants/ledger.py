@@ -38,10 +38,11 @@ class Ledger(Invariant):
     def handled(self, event: Handled) -> None:
         """Books an update, and compares what is answered."""
         applied = self._pushes.follow(event)
-        if event.version > event.version_before:
+        if applied:
             members = [(w, push.message.step) for push in applied for w in self._behind(push.source)]
-            total = sum((self._gradient(*member) for member in members), torch.zeros(()))
-            self._values[event.server] -= (total / max(1, len(members)))[self._shards[event.server]]
+            shard, values = self._shards[event.server], self._values[event.server]
+            for member in members:
+                values.sub_(self._gradient(*member)[shard], alpha=1 / len(members))
         for to, reply in event.replies:
             if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
                 self._compare(event, to, reply.tensor)
