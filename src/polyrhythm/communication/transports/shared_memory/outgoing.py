@@ -10,7 +10,6 @@ import threading
 from array import array
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     encode_hello,
     encode_place,
 )
+from polyrhythm.communication.transports.shared_memory.parcels import Parcel, Pending, Sent
 from polyrhythm.communication.transports.shared_memory.slots import LendingSlots, Slot
 from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
 from polyrhythm.errors import PeerLost, RunError
@@ -37,65 +37,6 @@ MOST_SHARED_BYTES = 1 << 30
 
 _OPENING_PATIENCE_S = 30
 _log = logging.getLogger(__name__)
-
-
-class Sent:
-    """The handle of a message that has left."""
-
-    def done(self) -> bool:
-        """Always."""
-        return True
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-
-@dataclass(slots=True)
-class Parcel:
-    """A message as it leaves.
-
-    Attributes:
-        header: of the message.
-        payload: `(n,)`, None if there is none or if it is in `slot`.
-        slot: holds the payload.
-    """
-
-    header: bytes
-    payload: Tensor | None
-    slot: Slot | None
-
-
-class Pending:
-    """The handle of a message that could not leave at once.
-
-    Args:
-        parcel: what is to be sent.
-        to: the receiver.
-    """
-
-    def __init__(self, parcel: Parcel, to: int) -> None:
-        self.parcel = parcel
-        self._to = to
-        self._broken = False
-        self._left = threading.Event()
-
-    def end(self, broken: bool) -> None:
-        """Notes that it has left, or never will."""
-        self.parcel.payload, self._broken = None, broken
-        self._left.set()
-
-    def done(self) -> bool:
-        """Whether it has left, or never will."""
-        return self._left.is_set()
-
-    def wait(self, patience_s: float | None = None) -> None:
-        """Blocks until the message has left.
-
-        Raises:
-            PeerLost: the receiver is gone, or takes longer than `patience_s`.
-        """
-        if not self._left.wait(patience_s) or self._broken:
-            raise PeerLost(self._to, "sending to it")
 
 
 class OutgoingMemoryLink:
