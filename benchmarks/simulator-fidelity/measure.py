@@ -15,7 +15,6 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,6 @@ STRATEGIES = {  # and the workers on each host
 ONE_WAY_S = 0.04
 """A whole model alone on a link: about as long as a step computes, so that both count."""
 
-QUIET, TRIES = 0.8, 3
-"""A cell during which the processors were busy for a larger share of the time is measured again, so many times at most;
-the quietest counts. The ranks themselves take half of two cores at most."""
-
 MOST_MODEL_BYTES = 4_000_000
 """More would measure two cores copying, not links."""
 
@@ -62,7 +57,6 @@ class Row:
     strategy: str
     measured_steps_per_s: float
     simulated_steps_per_s: float
-    processors_busy: float
 
     @property
     def error(self) -> float:
@@ -73,14 +67,11 @@ class Row:
         """As a line of Markdown."""
         return (
             f"| {self.megabits_per_s} Mb/s | {self.hosts} | `{self.strategy}` | {self.measured_steps_per_s:.2f} "
-            f"| {self.simulated_steps_per_s:.2f} | {100 * self.error:+.1f} % | {100 * self.processors_busy:.0f} % |"
+            f"| {self.simulated_steps_per_s:.2f} | {100 * self.error:+.1f} % |"
         )
 
 
-HEAD = (
-    "| link | hosts | strategy | measured steps/s | simulated steps/s | error | processors busy |\n"
-    "|---|---|---|---|---|---|---|"
-)
+HEAD = "| link | hosts | strategy | measured steps/s | simulated steps/s | error |\n|---|---|---|---|---|---|"
 
 
 def main() -> None:
@@ -116,31 +107,12 @@ def main() -> None:
 
 
 def _row(megabits: int, cell: Cell, hosts: list[Host], calibration: Calibration) -> Row | None:
-    tries: list[tuple[float, float]] = []
-    while len(tries) < TRIES and not (tries and tries[-1][0] <= QUIET):
-        try:
-            with_busy = _while_busy(lambda: cell.measured(hosts))
-        except (RanksFailed, ValueError) as error:
-            print(
-                f"{megabits} Mb/s, {cell.hosts} hosts, {cell.strategy}: {error}", file=sys.stderr, flush=True
-            )
-            return None
-        tries.append(with_busy)
-    busy, measured = min(tries)
-    return Row(megabits, cell.hosts, cell.strategy, measured, cell.simulated(calibration), busy)
-
-
-def _while_busy(work: Callable[[], float]) -> tuple[float, float]:
-    """Gives the share of the time for which the processors were busy, whoever used them, and what `work` gives."""
-    (idle_before, all_before), result, (idle, everything) = _processor_times(), work(), _processor_times()
-    return 1 - (idle - idle_before) / max(1, everything - all_before), result
-
-
-def _processor_times() -> tuple[int, int]:
-    """Gives the time that all processors have been idle, and all their time, in ticks of the kernel."""
-    with open("/proc/stat", encoding="ascii") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
-    return ticks[3] + ticks[4], sum(ticks)
+    try:
+        measured = cell.measured(hosts)
+    except (RanksFailed, ValueError) as error:
+        print(f"{megabits} Mb/s, {cell.hosts} hosts, {cell.strategy}: {error}", file=sys.stderr, flush=True)
+        return None
+    return Row(megabits, cell.hosts, cell.strategy, measured, cell.simulated(calibration))
 
 
 def _model_bytes(megabits: int) -> int:

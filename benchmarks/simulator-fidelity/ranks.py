@@ -20,6 +20,8 @@ from polyrhythm.launch.name_service import ask_names_briefly
 Role = Callable[[Communicator], Any]
 _PORTS = count(29500)  # a new one each time: the last one's connections may still be closing
 _PATIENCE_S = 90.0
+_PRIORITY = os.sched_param(1)
+"""Real-time, the lowest of them: a rank that wakes runs at once, whatever else the machine does. Ranks mostly sleep."""
 
 
 class RanksFailed(Exception):
@@ -69,6 +71,7 @@ def _result(rank: int, pipe: Connection) -> Any:
 
 def _play(hosts: Sequence[Host], rank: int, port: int, role: Role, results: Connection) -> None:
     hosts[rank].enter()
+    os.sched_setscheduler(0, os.SCHED_RR, _PRIORITY)
     ask_names_briefly()
     torch.set_num_threads(1)
     os.environ.update(
