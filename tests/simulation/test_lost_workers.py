@@ -8,13 +8,13 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, perceptron, result_of, uneven, with_batch_norm
+from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, uneven, with_batch_norm
 from polyrhythm.data.sharding import batch_indices
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.welcome import Welcome
-from polyrhythm.simulation.run import _piece
+from polyrhythm.simulation.run import _piece, simulate
 from polyrhythm.simulation.stage import Surroundings, plain_stage
 from polyrhythm.strategies.cast import cast_in_order
 
@@ -141,6 +141,29 @@ def test_a_successor_takes_the_leaders_batch_norm_statistics():
     assert joined.time_s >= 0.08
     assert models[WORKERS][1].num_batches_tracked == count + sum(own[-2:])
     assert result_of(events)["images_not_seen"] == 0
+
+
+EARLY = [0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005]
+
+
+@pytest.mark.parametrize("at_s", EARLY)
+def test_a_worker_may_die_while_all_get_ready(at_s):
+    events = events_of(job_of(model=with_batch_norm), [(at_s, 1)], [(at_s + 0.02, 1)])
+    assert result_of(events)["workers_joined"] == 1
+    assert gradients(result_of(events)) == 3 * STEPS
+
+
+@pytest.mark.parametrize("at_s", EARLY)
+def test_a_worker_may_die_while_a_run_is_resumed(at_s, tmp_path):
+    job = make_job("parameter_server(servers=2)", WORKERS, batch_size=BATCH_SIZE, folder=tmp_path)
+    stopped = simulate(job, replace(AROUND, stop_at_s=0.06))
+    assert stopped[-1].outcome == "interrupted"
+    assert 0 < gradients(result_of(stopped)) < 3 * STEPS
+    events = events_of(resumed(job), [(at_s, 1)], [(at_s + 0.02, 1)])
+    assert result_of(events)["workers_joined"] == 1
+    assert gradients(result_of(events)) == 3 * STEPS
+    without = events_of(resumed(job), [(at_s, 2)])
+    assert without[-1].outcome == "done"
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,12 @@ class Watch:
         then = "" if pause_s is None else f", and it is started again in {pause_s:g} s (restart {used})"
         text = f"{self._ranks.name(child.rank)} {child.death}; the others go on{then}"
         self._emit(Notice(time_s=self._time_s, text=text))
+        living = sum(other.open and other.rank in self._cast.workers for other in self._ranks.children)
+        if (
+            pause_s is None and living < self._job.losses.min_workers
+        ):  # the leader may not know of all that died
+            self._stop.wish()
+            self._ranks.signal(signal.SIGTERM)
 
     def _can_be_spared(self, child: Child) -> bool:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""
