@@ -67,7 +67,7 @@ def _kill(cast: Cast, random: Random, length_s: float) -> Fault:
 
 
 def _kills(cast: Cast, random: Random, length_s: float) -> Fault:
-    every_s = _rounded(length_s * random.uniform(0.1, 0.5))
+    every_s = _rounded(length_s * random.uniform(0.3, 1))  # so that steps are done in between
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
 
 

@@ -40,9 +40,11 @@ class Ledger(Invariant):
         applied = self._pushes.follow(event)
         if applied:
             members = [(w, push.message.step) for push in applied for w in self._behind(push.source)]
-            shard, values = self._shards[event.server], self._values[event.server]
-            for member in members:
-                values.sub_(self._gradient(*member)[shard], alpha=1 / len(members))
+            shard = self._shards[event.server]
+            total = sum(
+                (self._gradient(*member)[shard] for member in members[1:]), self._gradient(*members[0])[shard]
+            )
+            self._values[event.server] -= total if len(members) == 1 else total / len(members)
         for to, reply in event.replies:
             if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
                 self._compare(event, to, reply.tensor)
