@@ -73,7 +73,10 @@ def parse_cluster(text: str, where: str) -> Cluster:
 def cluster_text(cluster: Cluster) -> str:
     """Writes a cluster as YAML that reads back as the same."""
     values = cluster.model_dump(mode="python", exclude_defaults=True)
-    return yaml.safe_dump(_plain({**values, "step_time": str(cluster.step_time)}), sort_keys=False)
+    specs: dict[str, Any] = {"step_time": str(cluster.step_time)}
+    if cluster.faults:
+        specs["faults"] = [str(fault) for fault in cluster.faults]
+    return yaml.safe_dump(_plain({**values, **specs}), sort_keys=False)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,62 @@
+"""Faults of a cluster file, in training with real gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.jobs import blobs, make_job, result_of
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import Event, WorkerJoined, WorkerLost
+from polyrhythm.simulation.cluster_file import cluster_text, parse_cluster
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import simulate_on
+from unit.simulation.clusters import cluster
+
+
+def _train(spec: str, faults: Any) -> list[Event]:
+    job = make_job(spec, 3, epochs=4, batch_size=4, dataset=blobs(train=48, test=6))
+    where = cluster({"count": 4, "cores": 4}, faults=faults)
+    strategy = job.strategy
+    events: list[Event] = []
+    layout = lay_out(where, 3, strategy.server_count, strategy.server_placement)
+    simulate_on(layout, job, events.append)
+    return events
+
+
+def test_a_successor_takes_over_what_is_left_of_training() -> None:
+    """4 steps an epoch; worker 1 dies when it has done five, and its successor begins two seconds later."""
+    fault = "kill(rank=1, after_step=5, restart_after_s=2)"
+    events = _train("parameter_server(placement=dedicated)", fault)
+    result = result_of(events)
+    lost = [event for event in events if isinstance(event, WorkerLost)]
+    joined = [event for event in events if isinstance(event, WorkerJoined)]
+    assert [(event.worker, event.rank) for event in lost] == [(1, 1)]
+    assert [event.worker for event in joined] == [1]
+    assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (1, 1, 0)
+    assert sum(result["staleness"]["histogram"].values()) == 3 * 16  # every step of every worker, once
+    assert result["seconds"] == pytest.approx(5 + 2 + 11)
+    assert (
+        result["parameters_sha256"]
+        == result_of(_train("parameter_server(placement=dedicated)", fault))["parameters_sha256"]
+    )
+
+
+def test_training_in_step_ends_with_the_cause() -> None:
+    with pytest.raises(RunError, match=r"worker 2 was killed at 3\.5 s, and the run needs it"):
+        _train("synchronous", "kill(rank=2, at_s=3.5)")
+
+
+def test_faults_of_a_cluster_file_read_back_as_they_are_written() -> None:
+    where = cluster(
+        {"count": 2}, faults=["kill(rank=1, at_s=2)", "drop(probability=0.5); slow(rank=0, factor=2)"]
+    )
+    assert [fault.name for fault in where.faults] == ["kill", "drop", "slow"]
+    assert parse_cluster(cluster_text(where), "small") == where
+
+
+def test_an_impossible_fault_of_a_cluster_file_is_one_line() -> None:
+    text = cluster_text(cluster({"count": 2})) + "faults: [kill(rank=1)]\n"
+    with pytest.raises(RequestError, match="cluster small: faults: fault kill: give one of at_s, after_step"):
+        parse_cluster(text, "small")
