@@ -31,7 +31,13 @@ class Watch:
     """
 
     def __init__(self, invariants: Sequence[Invariant]) -> None:
-        self._invariants = tuple(invariants)
+        told = [entry for entry in invariants if type(entry).delivered is not Invariant.delivered]
+        self._on_delivered = [entry.delivered for entry in told]
+        told = [entry for entry in invariants if type(entry).handled is not Invariant.handled]
+        self._on_handled = [entry.handled for entry in told]
+        told = [entry for entry in invariants if type(entry).stepped is not Invariant.stepped]
+        self._on_stepped = [entry.stepped for entry in told]
+        self._on_end = [entry.ended for entry in invariants]
         self._scene: Scene | None = None
 
     def watched(self, strategy: Strategy) -> Strategy:
@@ -47,18 +53,18 @@ class Watch:
         """Tells that the run is over, in which every worker had to take so many steps."""
         survivors = tuple(rank for rank in self._now.cast.workers if self._now.ranks[rank].alive)
         event = Ended(self._now.time.now(), steps, survivors)
-        for invariant in self._invariants:
-            invariant.ended(event)
+        for tell in self._on_end:
+            tell(event)
 
     def handled(self, event: Handled) -> None:
         """Tells that a server part took something."""
-        for invariant in self._invariants:
-            invariant.handled(event)
+        for tell in self._on_handled:
+            tell(event)
 
     def stepped(self, event: Stepped) -> None:
         """Tells that a worker's step is over."""
-        for invariant in self._invariants:
-            invariant.stepped(event)
+        for tell in self._on_stepped:
+            tell(event)
 
     @property
     def now_s(self) -> float:
@@ -75,8 +81,8 @@ class Watch:
         event = Delivered(
             self.now_s, source.rank, source.incarnation, to.rank, to.incarnation, parcel.message
         )
-        for invariant in self._invariants:
-            invariant.delivered(event)
+        for tell in self._on_delivered:
+            tell(event)
 
 
 class _Wrapped:
