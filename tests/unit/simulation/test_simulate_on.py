@@ -38,15 +38,15 @@ def test_steps_in_step_take_as_long_as_the_slowest_of_exponential_workers() -> N
 
 
 def test_gradients_of_equal_workers_are_others_updates_old() -> None:
-    """N-1, once the first steps, in which everyone has fresh parameters, are over."""
+    """N-1 each, but for ties: who computes as long as others may be overtaken, and overtakes in turn."""
     workers = 4
     data = blobs(train=160, test=3)  # no ragged batch at the end
     job = make_job("parameter_server(placement=dedicated)", workers, epochs=1, dataset=data)
     result = result_of(on(cluster({"count": workers + 1}), job))
     histogram = {int(key): count for key, count in result["staleness"]["histogram"].items()}
-    steps = result["steps"] * workers
-    first = dict.fromkeys(range(workers - 1), 1)
-    assert histogram == {**first, workers - 1: steps - len(first)}
+    assert sum(histogram.values()) == result["steps"] * workers
+    assert max(histogram, key=histogram.__getitem__) == workers - 1
+    assert result["staleness"]["mean"] == pytest.approx(workers - 1, rel=0.1)
 
 
 def test_the_cluster_does_not_change_what_is_learned_in_step() -> None:
@@ -64,7 +64,7 @@ def test_the_cluster_does_not_change_what_is_learned_in_step() -> None:
 def test_a_servers_nic_saturates_and_a_second_server_helps() -> None:
     """The shape of Campos et al., ICCS 2017, figure 1."""
     slow, fast = ({"latency_s": 0, "bandwidth_bytes_per_s": speed} for speed in (4e5, 4e6))
-    where = cluster({"count": 8, "nic": fast}, {"count": 2}, nic=slow, step_time="constant(seconds=0.1)")
+    where = cluster({"count": 8, "nic": fast}, {"count": 2}, nic=slow, step_time="exponential(mean=0.1)")
 
     def throughput(spec: str, workers: int) -> float:
         data = blobs(train=40 * workers, test=3)
@@ -72,9 +72,11 @@ def test_a_servers_nic_saturates_and_a_second_server_helps() -> None:
         return float(result_of(on(where, job))["images_per_s"])
 
     one, two = "parameter_server(placement=dedicated)", "parameter_server(servers=2, placement=dedicated)"
-    # 40 kB take 0.1 s into a server's NIC and out again; so it lets 10 gradients a second in
-    assert throughput(one, 8) == pytest.approx(10, rel=0.05)
-    assert throughput(two, 8) == pytest.approx(20, rel=0.05)
+    # 40 kB take 0.1 s into a server's NIC and 0.1 s out of it, at once. Eight workers that wait at two stations of 10 a
+    # second, and compute for one more, pass 10 * 8 / (8 + 2) of them or more; 10 would be a NIC that never rests.
+    alone = throughput(one, 8)
+    assert 8 <= alone < 10
+    assert throughput(two, 8) == pytest.approx(2 * alone, rel=0.05)
 
 
 @pytest.mark.parametrize("spec", ["synchronous", "parameter_server(servers=2)", "mixed"])
