@@ -1,8 +1,9 @@
 """Steady throughput, by the same rule for real and for simulated runs: from the times at which steps began.
 
-    worker 0   |  .  .  .  .  .  .  .  |          begin    all workers have begun their second step
-    worker 1   | .    .    .    .    . |          end      the first worker begins no more
-                 begin │  windows  │ end
+    worker 0   | .  .  .  .  .  .  .  .  |        end     the first worker begins no more
+    worker 1   | .    .    .    .    .   |        begin   a quarter of the way there, from when all have begun
+                      │   windows    │                    their second step: until then all are still in phase
+                    begin           end
 
 A run ends by itself: worker 0 wishes to stop once it has taken steps for so many seconds, and everybody hears of it.
 """
@@ -21,6 +22,9 @@ from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.stage import modelled_stage
 
 WINDOWS = 5
+IN_PHASE = 0.25
+"""Share of a run that does not count: workers begin together, and those of free-running strategies drift apart."""
+
 ENDLESS = 10**9
 """Steps of a run that ends by a wish."""
 
@@ -68,9 +72,10 @@ def steps_per_s(times: Sequence[Sequence[float]], windows: int = WINDOWS) -> flo
     """
     if min(map(len, times)) < 3:
         raise ValueError("a worker has begun fewer than three steps: let the run take longer")
-    edges = np.linspace(max(own[1] for own in times), min(own[-1] for own in times), windows + 1)
+    first, last = max(own[1] for own in times), min(own[-1] for own in times)
+    edges = np.linspace(first + (last - first) * IN_PHASE, last, windows + 1)
     done = sum(np.interp(edges, own, np.arange(len(own))) for own in times)
-    return statistics.median(np.diff(done) / np.diff(edges))
+    return float(statistics.median(np.diff(done) / np.diff(edges)))
 
 
 def simulated_times(layout: Layout, rehearsal: Rehearsal, seconds: float) -> list[list[float]]:
