@@ -196,3 +196,42 @@ def test_a_deadlock_of_many_names_the_first_and_counts_the_others() -> None:
     ) as caught:
         time.run()
     assert len(str(caught.value)) < 1000
+
+
+def test_a_killed_owners_tasks_end_where_they_are_and_others_go_on():
+    time, owner, trace = VirtualTime(), object(), []
+
+    def victim():
+        try:
+            time.join(time.spawn("helper", helper, awaited=True, owner=owner))
+        finally:
+            trace.append(("victim", time.now()))
+            time.sleep(1.0)  # nobody comes back from here
+            trace.append("never")
+
+    def helper():
+        time.sleep(9.0)
+        trace.append("never")
+
+    def other():
+        time.sleep(5.0)
+        trace.append(("other", time.now()))
+
+    time.spawn("victim", victim, owner=owner)
+    time.spawn("early", lambda: trace.append("early"), owner=object())
+    time.spawn("other", other)
+    time.at(3.0, lambda: time.kill(owner))
+    time.run()
+    assert trace == ["early", ("victim", 3.0), ("other", 5.0)]
+
+
+def test_a_task_that_is_killed_before_it_begins_does_nothing():
+    time, owner, trace = VirtualTime(), object(), []
+
+    def kill_next():
+        time.spawn("never", lambda: trace.append("never"), owner=owner)
+        time.kill(owner)
+
+    time.at(1.0, kill_next)
+    time.run()
+    assert trace == []
