@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +32,9 @@ from steady import ENDLESS, Marks, simulated_times, steps_per_s
 COMPUTE = Normal(mean=0.05, deviation=0.015)
 """Of a step: what a rank sleeps. Real and simulated ranks draw the same numbers, from the same seed."""
 
-FREE_RUNNING = 10
-"""So many times as long are strategies simulated whose workers do not wait for each other: what comes first differs
-from run to run, so it is their mean that is compared, and not one order of events."""
+MEASURED_SEEDS, SIMULATED_SEEDS = 2, 8
+"""Over so many seeds is the mean taken where workers do not wait for each other: what comes first differs from run to
+run, by some percent in the throughput of a few seconds. Lock-step strategies have one seed, the same in both worlds."""
 
 BUCKETS = 2
 _FREE = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)
@@ -110,14 +111,21 @@ class Cell:
 
     def simulated(self, calibration: Calibration) -> float:
         """Gives the steps a second of all workers together, in simulation."""
-        rehearsal = replace(self.rehearsal, exact=False)
-        lock_step = rehearsal.strategy.in_step(rehearsal.workers)
-        seconds = self.seconds if lock_step else FREE_RUNNING * self.seconds
-        return steps_per_s(simulated_times(self.layout(calibration), rehearsal, seconds))
+        return statistics.mean(cell._simulated_once(calibration) for cell in self._seeded(SIMULATED_SEEDS))
 
     def measured(self, hosts: Sequence[Host]) -> float:
         """Gives the steps a second of all workers together, on real ranks."""
-        return steps_per_s(self.times(hosts))
+        return statistics.mean(steps_per_s(cell.times(hosts)) for cell in self._seeded(MEASURED_SEEDS))
+
+    def _seeded(self, seeds: int) -> list[Cell]:
+        """Gives this cell with several seeds, or by itself where workers go in step."""
+        if self._strategy.in_step(self.hosts * self.workers_per_host):
+            return [self]
+        return [replace(self, seed=self.seed + number) for number in range(seeds)]
+
+    def _simulated_once(self, calibration: Calibration) -> float:
+        rehearsal = replace(self.rehearsal, exact=False)
+        return steps_per_s(simulated_times(self.layout(calibration), rehearsal, self.seconds))
 
     def times(self, hosts: Sequence[Host]) -> list[list[float]]:
         """Plays on real ranks; gives when each worker's steps began, in seconds of the machine's clock."""

@@ -1,6 +1,6 @@
 """How true the simulation is: throughput on hosts that exist against its prediction.
 
-    python benchmarks/simulator-fidelity/measure.py [--megabits 100,200,1000] [--hosts 2,3,4] [--seconds 4] [--out DIR]
+    python benchmarks/simulator-fidelity/measure.py [--megabits 100,200,1000] [--hosts 2,3,4] [--seconds 3] [--out DIR]
 
 Hosts are network namespaces with shaped links. Of each rate, one link between two hosts, one inside a host and one
 worker alone are measured, and nothing else is told to the simulation. Needs root and iproute2.
@@ -143,7 +143,7 @@ def _options() -> argparse.Namespace:
     options.add_argument("--megabits", type=_numbers, default=[100, 200, 1000])
     options.add_argument("--hosts", type=_numbers, default=[2, 3, 4])
     options.add_argument("--strategies", type=lambda text: text.split(";"), default=list(STRATEGIES))
-    options.add_argument("--seconds", type=float, default=4.0)
+    options.add_argument("--seconds", type=float, default=3.0)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--out", type=Path, default=None)
     return options.parse_args()
