@@ -37,6 +37,13 @@ def test_every_strategy_holds_what_it_declares_under_many_seeds(spec: str) -> No
     assert (tried.seeds, tried.failures) == (SEEDS, ())
 
 
+def test_successors_that_come_late_find_all_servers_or_none() -> None:
+    """A server that ended by itself once let another wait for ever for a successor which waited for the first."""
+    faults = "delay(probability=0.2, seconds=0.02); kill(rank=any, every_s=0.06, restart_after_s=0.02)"
+    tried = try_seeds(trial("parameter_server(servers=2)", steps=6, faults=faults), range(70))
+    assert (tried.seeds, tried.failures) == (70, ())
+
+
 def _events(seed: int, **options: Any) -> list[Event]:
     events: list[Event] = []
     play(trial("parameter_server(servers=2)", **options), seed, events.append)

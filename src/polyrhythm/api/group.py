@@ -145,6 +145,8 @@ class Group:
             self._replica.part.settle()
             self._replica.part.end()
             share_final_model(self._replica, self._peers)
+            if self.leads:
+                self._replica.part.let_go()
             self._hear_last_words()
             self._optimizer.over = True
             self._home.close()

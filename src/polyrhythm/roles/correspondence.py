@@ -74,10 +74,13 @@ class Correspondence:
         """Waits until every worker has stopped early, or left because it was done."""
         self._wait_for_all(lambda account: account.stopped or account.final)
 
-    def wait_for_end(self) -> None:
-        """Waits for everyone's last words."""
-        servers = self._world.cast.servers
-        self._wait_for_all(lambda account: account.final, lambda: len(self.reports) == len(servers))
+    def wait_for_workers(self) -> None:
+        """Waits for the last words of every worker."""
+        self._wait_for_all(lambda account: account.final)
+
+    def wait_for_servers(self) -> None:
+        """Waits for the last words of every server, which says them when it has been let go."""
+        self.read_until(lambda: len(self.reports) == len(self._world.cast.servers))
 
     def ask_servers(self) -> list[State]:
         """Asks every server for its part of a checkpoint."""
@@ -88,15 +91,12 @@ class Correspondence:
         self.read_until(lambda: len(self._server_states) == len(servers))
         return [self._server_states[rank] for rank in servers]
 
-    def _wait_for_all(self, done: Callable[[Account], bool], also: Callable[[], bool] = lambda: True) -> None:
-        """Waits until it can be said of the state of every worker that is there, and until something else is true."""
+    def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
+        """Waits until it can be said of the state of every worker that is there."""
         self.read_until(
-            lambda: (
-                all(
-                    worker in self.states and done(self.states[worker].account)
-                    for worker in self.attendance.present
-                )
-                and also()
+            lambda: all(
+                worker in self.states and done(self.states[worker].account)
+                for worker in self.attendance.present
             )
         )
 

@@ -121,7 +121,9 @@ class Leader:
     def end(self, state: WorkerState) -> None:
         """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
         self._others.states[0] = state
-        self._others.wait_for_end()
+        self._others.wait_for_workers()
+        self._replica.part.let_go()
+        self._others.wait_for_servers()
         stopped = any(entry.account.stopped for entry in self._states())
         trained_s = self._world.clock.now() - self._started_at - self._paused_s
         if not stopped:

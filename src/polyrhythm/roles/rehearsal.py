@@ -152,7 +152,7 @@ class _Rehearser:
             self._report(start)
         step, stopped = self._steps(start)
         self._part.end()
-        self._desk.end(self._account(start, step, stopped))
+        self._desk.end(self._account(start, step, stopped), self._part.let_go)
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""

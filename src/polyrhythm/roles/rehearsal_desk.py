@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
@@ -24,8 +25,8 @@ class RehearsalDesk(Protocol):
     def progress(self, event: WorkerProgress) -> None:
         """It has done some steps."""
 
-    def end(self, account: Account) -> None:
-        """It has left."""
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
+        """It has left; `let_go` lets the servers go, which is the leader's to do once all have."""
 
 
 def rehearsal_desk(rehearsal: Rehearsal, world: World) -> RehearsalDesk:
@@ -45,7 +46,7 @@ class _Mail:
     def progress(self, event: WorkerProgress) -> None:
         self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
-    def end(self, account: Account) -> None:
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
         self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))
 
 
@@ -83,18 +84,21 @@ class _Leader:
         while self._hear(wait=False):
             pass
 
-    def end(self, account: Account) -> None:
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
         self._accounts[LEADER] = account
-        while self._missing():
+        while self._awaits_workers():
+            self._hear(wait=True)
+        let_go()
+        while len(self._reports) < len(self._world.cast.servers):
             self._hear(wait=True)
         seconds = self._world.clock.now() - self._started_at
         accounts = [self._accounts[rank] for rank in sorted(self._accounts)]
         outcome = "interrupted" if any(entry.stopped for entry in accounts) else "done"
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=self._figures(accounts, seconds)))
 
-    def _missing(self) -> bool:
-        lost = sum(rank not in self._accounts and rank not in self._reports for rank in self._lost)
-        return len(self._accounts) + len(self._reports) + lost < self._world.cast.size
+    def _awaits_workers(self) -> bool:
+        lost = sum(rank not in self._accounts for rank in self._lost)
+        return len(self._accounts) + lost < len(self._world.cast.workers)
 
     def _hear(self, *, wait: bool) -> bool:
         """Takes a message of another rank; gives whether there was one, or news of a loss."""

@@ -104,7 +104,7 @@ class WorkerPart:
     The training loop calls it in this order:
 
         start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
-              ─▶ settle ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end
+              ─▶ settle ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go
 
     Attributes:
         staleness: how many gradients were applied at which staleness, where this side knows it.
@@ -167,6 +167,9 @@ class WorkerPart:
     def end(self) -> None:
         """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
 
+    def let_go(self) -> None:
+        """All workers have left: lets the servers go. Called on worker 0 only, last of all."""
+
     def state(self) -> State:
         """Gives what a resumed worker needs beside the parameters."""
         return {}, {}
@@ -194,7 +197,7 @@ class ServerPart(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether all workers have left."""
+        """Whether all workers have left, and worker 0 has let the servers go."""
 
     def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
         """Takes a message from a rank and gives the replies, with the ranks that they go to.

@@ -70,13 +70,13 @@ def test_many_workers_have_few_events() -> None:
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers and a rate of 1: the servers hold minus the sum of all that was pushed."""
     values: dict[int, Tensor] = {}
-    finish = ShardServer._finish
+    finish = ShardServer._answer_final
 
     def kept(self: ShardServer) -> Any:
         values[id(self)] = self.values
         return finish(self)
 
-    monkeypatch.setattr(ShardServer, "_finish", kept)
+    monkeypatch.setattr(ShardServer, "_answer_final", kept)
 
     def gradient(worker: int, step: int, gradients: Tensor) -> None:
         gradients.fill_(worker + 10 * step)

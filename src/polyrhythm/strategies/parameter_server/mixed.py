@@ -175,6 +175,11 @@ class MixedWorker(WorkerPart):
             if self._leads_run:
                 self._servers.pull(final=True)
 
+    def let_go(self) -> None:
+        """Tells the servers that nobody needs them any more."""
+        assert self._servers is not None, "worker 0 leads its group"
+        self._servers.leave()
+
     def _share(self, number: float) -> float:
         """Gives all replicas the leader's parameters and one number of its."""
         shared = self._flat.vector_and_tail

@@ -136,3 +136,7 @@ class ParameterServerWorker(WorkerPart):
         self._servers.leave()
         if self._leads:
             self._servers.pull(final=True)
+
+    def let_go(self) -> None:
+        """Tells the servers that nobody needs them any more."""
+        self._servers.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.communication.message import Kind, Message, pack_json
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.strategy import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 
@@ -38,6 +39,9 @@ class PushPull:
 
         Returns:
             How many of this pusher's gradients every server has applied.
+
+        Raises:
+            PeerLost: this is a successor, and the run that it would join is ending.
         """
         for server in self._servers:
             self._network.send(server, Message(Kind.PULL, stop=final))
@@ -75,7 +79,7 @@ class PushPull:
         return stop
 
     def leave(self) -> None:
-        """Tells all servers that nothing more will be pushed."""
+        """Tells all servers that nothing more will be pushed; after the final pull, that they may go."""
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
@@ -83,6 +87,8 @@ class PushPull:
         steps, stop = [], False
         for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
             _, answer = self._network.receive(server)
+            if answer.kind is Kind.LEAVE:
+                raise PeerLost(server, "joining a run that is ending")
             assert answer.tensor is not None, "an answer carries parameters"
             parameters.copy_(answer.tensor)
             self._versions[position] = answer.version

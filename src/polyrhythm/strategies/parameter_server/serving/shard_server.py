@@ -5,6 +5,9 @@
 
 A message comes in and replies go out; there is no network here. A push whose step has been applied already (a
 resumed worker repeats itself) is answered and not applied again.
+
+The end of several servers is one end: the leader asks all for the final parameters, and lets them go (a second LEAVE)
+once it has all. From the first of its two on, a successor is told to leave.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class ShardServer:
 
     @property
     def done(self) -> bool:
-        """Whether all pushers have left and one has had the final parameters."""
+        """Whether all pushers have left, and the one that asked for the final parameters has let the servers go."""
         return self._finished
 
     @property
@@ -138,9 +141,11 @@ class ShardServer:
     def _pull(self, source: int, message: Message) -> list[Reply]:
         if message.stop:  # the final parameters: only when nobody can change them any more
             self._final = source
-            return self._finish()
+            return self._answer_final()
         pusher = self._numbers[source]
         if pusher in self._left:  # a successor
+            if self._final is not None:  # who comes so late might change one shard and not another
+                return [(source, Message(Kind.LEAVE))]
             self._left.remove(pusher)
             self._gate.join(pusher)
         if self._optimizer is None:
@@ -157,9 +162,12 @@ class ShardServer:
         return self._carry_out(decision.apply, decision.answer)
 
     def _leave(self, pusher: int) -> list[Reply]:
+        if pusher in self._left:
+            self._finished |= self._final == self._pushers[pusher]
+            return []
         self._left.add(pusher)
         decision = self._gate.leave(pusher)
-        return self._carry_out(decision.apply, decision.answer) + self._finish()
+        return self._carry_out(decision.apply, decision.answer) + self._answer_final()
 
     def _carry_out(self, apply: tuple[int, ...], answer: tuple[int, ...]) -> list[Reply]:
         if apply:
@@ -180,10 +188,9 @@ class ShardServer:
                 self.staleness[self.version - message.version] += 1
         self.version += 1
 
-    def _finish(self) -> list[Reply]:
+    def _answer_final(self) -> list[Reply]:
         if self._final is None or len(self._left) < len(self._pushers) or self._optimizer is None:
             return []
-        self._finished = True
         return [self._answer(self._final)]
 
     def _answer(self, source: int) -> Reply:

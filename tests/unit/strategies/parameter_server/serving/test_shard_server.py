@@ -185,7 +185,21 @@ class TestLosses:
         made.on_message(0, Message(Kind.LEAVE))
         assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
         assert answered(made.on_loss(2)) == {0: ([1.0, 2.0, 3.0], 0, 0)}
+        made.on_message(0, Message(Kind.LEAVE))
         assert made.done
+
+    def test_a_successor_that_comes_after_the_final_pull_is_told_to_leave(self):
+        """Another server may have given its final parameters already: two ends of one run must be one."""
+        made = server(Asynchronous())
+        made.on_loss(2)
+        made.on_message(0, Message(Kind.LEAVE))
+        assert made.on_message(0, Message(Kind.PULL, stop=True)) == []  # 5 is still there
+        ((to, reply),) = made.on_message(2, Message(Kind.PULL))
+        assert (to, reply.kind, reply.tensor) == (2, Kind.LEAVE, None)
+        assert answered(made.on_message(5, Message(Kind.LEAVE))) == {0: ([1.0, 2.0, 3.0], 0, 0)}
+        ((_, again),) = made.on_message(2, Message(Kind.PULL))  # also while the others' finals are fetched
+        assert again.kind is Kind.LEAVE
+        assert not made.done
 
     def test_the_final_pull_waits_for_a_successor(self):
         made = server(Asynchronous())
@@ -246,6 +260,8 @@ def test_the_final_parameters_come_when_all_have_left(consistency):
     assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
     assert not made.done
     assert answered(made.on_message(2, Message(Kind.LEAVE))) == {0: (START.tolist(), 0, 0)}
+    assert not made.done  # another server may still have something to answer
+    assert made.on_message(0, Message(Kind.LEAVE)) == []
     assert made.done
 
 
@@ -255,6 +271,7 @@ def test_the_final_parameters_come_at_once_if_all_have_left_already():
         assert made.on_message(rank, Message(Kind.LEAVE)) == []
     assert not made.done
     assert answered(made.on_message(0, Message(Kind.PULL, stop=True))) == {0: (START.tolist(), 0, 0)}
+    assert made.on_message(0, Message(Kind.LEAVE)) == []
     assert made.done
 
 
