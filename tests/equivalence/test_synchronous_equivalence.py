@@ -59,6 +59,8 @@ def test_mixed_with_one_group_has_the_bits_of_all_reduce(workers, consistency, b
 def test_mixed_with_one_replica_has_the_trace_of_the_asynchronous_server(servers):
     alone = simulated(make_job(f"parameter_server(servers={servers})", 3), UNEVEN)
     grouped = simulated(make_job(f"mixed(replicas=1, servers={servers})", 3), UNEVEN)
-    for figure in ("parameters_sha256", "staleness", "seconds", "test_loss", "bytes_sent_per_step"):
+    for figure in ("parameters_sha256", "staleness", "test_loss", "bytes_sent_per_step"):
         assert grouped.result[figure] == alone.result[figure], figure
+    # Who hears of buckets sleeps for each, the other for all at once: sums of the same times, in another order.
+    assert grouped.result["seconds"] == pytest.approx(alone.result["seconds"], rel=1e-12)
     assert alone.result["staleness"]["max"] > 0
