@@ -85,6 +85,7 @@ class Bundle:
     _counted_at: float = 0.0
     _ends: list[tuple[float, int, Flow]] = field(default_factory=list)
     _joined: int = 0
+    _strangers: int = 0
     _allowed: dict[Link, float] = field(default_factory=dict)
     _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
@@ -99,6 +100,7 @@ class Bundle:
         if not self.size:  # a short count keeps its digits
             self._count = 0.0
             self._ends.clear()
+            self._strangers = 0
         self.size += 1
         self._joined += 1
         flow.bundle = self
@@ -108,28 +110,27 @@ class Bundle:
     def leave(self, flow: Flow) -> None:
         """Lets a flow go; the count must be up to date, and `flow.left` is afterwards."""
         self.size -= 1
+        self._strangers += 1  # it keeps its place in the line
         flow.left = max(0.0, flow.target - self._count)
         flow.bundle = None
 
     def plan(self) -> None:
         """Finds out when the next flow ends at the present rate."""
-        ends = self._drop_strangers()
-        if ends:
-            left = ends[0][0] - self._count
+        if self.size:
+            left = self._first()[0] - self._count
             self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
         else:
             self.ends_at_s = inf
 
     def end_next(self, now_s: float) -> list[Flow]:
         """Ends the flow that is next, and all that end with it; called when its time has come."""
-        ends = self._drop_strangers()
-        self._count, self._counted_at = ends[0][0], now_s  # as it was planned, whatever rounding says
+        self._count, self._counted_at = self._first()[0], now_s  # as it was planned, whatever rounding says
         ended = []
-        while ends and ends[0][0] <= self._count:
-            flow = heapq.heappop(ends)[2]
-            self.leave(flow)
+        while self.size and self._first()[0] <= self._count:
+            flow = heapq.heappop(self._ends)[2]
+            self.size -= 1
+            flow.bundle = None
             ended.append(flow)
-            self._drop_strangers()
         return ended
 
     def allow(self, link: Link, rate: float) -> None:
@@ -156,12 +157,13 @@ class Bundle:
                 links.append(link)
         return links
 
-    def _drop_strangers(self) -> list[tuple[float, int, Flow]]:
-        """Forgets flows that left for another bundle, and perhaps came back with another target; gives the others."""
+    def _first(self) -> tuple[float, int, Flow]:
+        """Gives the flow that ends next; forgets those that left, and perhaps came back with another target."""
         ends = self._ends
-        while ends:
+        while self._strangers:
             target, _, flow = ends[0]
             if flow.bundle is self and flow.target == target:
                 break
             heapq.heappop(ends)
-        return ends
+            self._strangers -= 1
+        return ends[0]

@@ -9,14 +9,16 @@ Who gets how much is the matter of `Sharing`; here it becomes times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple
 
-from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow
+from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Link
 from polyrhythm.communication.transports.simulated.network import Action
 from polyrhythm.communication.transports.simulated.sharing import Sharing
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+
+_WAYS_KEPT = 1 << 16
 
 
 class Route(NamedTuple):
@@ -50,11 +52,11 @@ class ContendedNetwork:
         self._time = time
         self._route = route
         self._settling = False
+        self._way = lru_cache(_WAYS_KEPT)(self._find_way)  # most go again and again
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
         """Starts a transfer now; see `Network.transfer`."""
-        numbers, latency_s = self._route(source, to)
-        links = tuple([self.sharing.links[number] for number in numbers])
+        links, latency_s = self._way(source, to)
         self.sharing.begin(Flow(links, latency_s, sent, arrived, float(nbytes)))
         self._settle_soon()
 
@@ -62,10 +64,14 @@ class ContendedNetwork:
         """Gives α of the way from one global rank to another."""
         return self._route(source, to)[1]
 
+    def _find_way(self, source: int, to: int) -> tuple[tuple[Link, ...], float]:
+        numbers, latency_s = self._route(source, to)
+        return tuple(self.sharing.links[number] for number in numbers), latency_s
+
     def _settle_soon(self) -> None:
         if not self._settling:  # once for all that happens at this instant
             self._settling = True
-            self._time.at(self._time.now(), self._settle)
+            self._time.soon(self._settle)
 
     def _settle(self) -> None:
         self._settling = False
@@ -85,6 +91,6 @@ class ContendedNetwork:
             self._set_alarm(bundle)
             return
         for flow in self.sharing.end_next(bundle, now):
-            self._time.at(now, flow.sent)
+            self._time.soon(flow.sent)
             self._time.at(now + flow.latency_s, flow.arrived)
         self._settle_soon()

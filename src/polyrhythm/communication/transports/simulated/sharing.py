@@ -136,8 +136,8 @@ class Sharing:
             if link.coupling:
                 coupling.append(link)
                 room = min(room, link.bandwidth)
-            else:
-                limit = min(limit, link.bandwidth)
+            elif link.bandwidth < limit:
+                limit = link.bandwidth
         bundle = self._bundle(tuple(coupling), limit if limit < room else inf)
         bundle.pass_to(self._now_s)
         bundle.join(flow)
@@ -245,8 +245,9 @@ class Sharing:
 
 
 def _cross_less(link: Link, bundle: Bundle) -> None:
-    if link.bundles[bundle] > 1:
-        link.bundles[bundle] -= 1
+    crossings = link.bundles[bundle]
+    if crossings > 1:
+        link.bundles[bundle] = crossings - 1
     else:
         del link.bundles[bundle]
         bundle.forget(link)

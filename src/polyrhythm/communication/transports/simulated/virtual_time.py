@@ -85,8 +85,8 @@ class VirtualTime:
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
         task = self._running()
-        self.at(self._now + seconds, partial(self._resume, task))
-        self.park(f"{seconds:g} s to pass")
+        self.at(self._now + seconds, partial(self.wake, task))
+        self.park("time to pass")
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Queues an action; it must not block. What should have been done before is done at the present time."""
@@ -95,6 +95,10 @@ class VirtualTime:
         else:
             heapq.heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Queues an action for the present time, after what is already queued for it."""
+        self._present.append(action)
 
     def spawn(
         self, name: str, work: Callable[[], Any], *, awaited: bool = False, owner: object = None
@@ -109,7 +113,7 @@ class VirtualTime:
         """
         task = Task(name, work, self._hub, awaited, owner)
         self._tasks[task] = None
-        self.at(self._now, partial(self._resume, task))
+        self.wake_soon(task)
         return task
 
     def kill(self, owner: object) -> None:
@@ -137,11 +141,17 @@ class VirtualTime:
 
     def wake(self, task: Task) -> None:
         """Lets a parked task go on at once; called by queued actions, never by tasks."""
-        self._resume(task)
+        if task.greenlet.dead:
+            return
+        previous, self._current = self._current, task
+        task.greenlet.switch()
+        self._current = previous
+        if task.greenlet.dead:
+            self._end(task)
 
     def wake_soon(self, task: Task) -> None:
         """Queues a parked task for the present time; may be called by tasks."""
-        self.at(self._now, partial(self._resume, task))
+        self.soon(partial(self.wake, task))
 
     def join(self, task: Task) -> Any:
         """Waits for another task, gives its result or raises its error."""
@@ -183,14 +193,7 @@ class VirtualTime:
         assert self._current is not None, "only a task can wait in virtual time"
         return self._current
 
-    def _resume(self, task: Task) -> None:
-        if task.ended:
-            return
-        previous, self._current = self._current, task
-        task.greenlet.switch()
-        self._current = previous
-        if not task.greenlet.dead:
-            return
+    def _end(self, task: Task) -> None:
         del self._tasks[task]
         waiters = self._waiters.pop(id(task), [])
         for waiter in waiters:
