@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -278,7 +277,7 @@ class TorchDistributedCommunicator:
     def start_send(self, to: int, message: Message) -> Handle:
         """Starts to send."""
         if message.tensor is not None and message.tensor.is_cuda:
-            message = replace(message, tensor=message.tensor.cpu())
+            message = message._replace(tensor=message.tensor.cpu())
         return self._home.start_send(self._members[to], message, self._context)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
