@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
@@ -84,23 +82,23 @@ class _Outbox:
     def send(self, replies: list[tuple[int, Message]]) -> None:
         """Starts to send."""
         for to, reply in replies:
-            with self._bearing_the_loss_of(to):
-                if to in self._leaving:
-                    self._leaving.pop(to).wait()
-            with self._bearing_the_loss_of(to):
+            if to in self._leaving:
+                self._wait(to, self._leaving.pop(to))
+            try:
                 self._leaving[to] = self._world.network.start_send(to, reply)
+            except PeerLost:
+                if not self._world.goes_on_without(to, self._strategy):
+                    raise
 
     def flush(self) -> None:
         """Waits until everything has left."""
         for to, handle in self._leaving.items():
-            with self._bearing_the_loss_of(to):
-                handle.wait()
+            self._wait(to, handle)
         self._leaving.clear()
 
-    @contextmanager
-    def _bearing_the_loss_of(self, to: int) -> Iterator[None]:
+    def _wait(self, to: int, handle: Handle) -> None:
         try:
-            yield
+            handle.wait()
         except PeerLost:
             if not self._world.goes_on_without(to, self._strategy):
                 raise

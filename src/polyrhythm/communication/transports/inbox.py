@@ -40,7 +40,11 @@ class Inbox:
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
-        self._arrived.setdefault((context, message.tag), deque()).append((source, message))
+        key = context, message.tag
+        queue = self._arrived.get(key)
+        if queue is None:
+            queue = self._arrived[key] = deque()
+        queue.append((source, message))
 
     def take(self, want: Want) -> tuple[int, Message] | None:
         """Takes the oldest message that is wanted, if there is one."""
@@ -48,7 +52,7 @@ class Inbox:
         if not queue:
             return None
         for position, (source, message) in enumerate(queue):
-            if want.source in (None, source) and not self._succeeds_unheard(source, want):
+            if want.source in (None, source) and not (self._losses and self._succeeds_unheard(source, want)):
                 del queue[position]
                 if not queue:  # tags of collectives never come again
                     del self._arrived[want.context, want.tag]
@@ -103,4 +107,4 @@ class Inbox:
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
         """Whether a rank is the successor of one whose loss this receiver has not heard of."""
-        return bool(self._losses) and rank not in self._lost and self._is_news(rank, want)
+        return rank not in self._lost and self._is_news(rank, want)

@@ -64,9 +64,8 @@ class SimulatedRank:
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
         """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
-        if not (self.alive and self.hears(source)):
-            return
-        self._put(context, source.rank, message)
+        if self.alive and self.hears(source):
+            self._put(context, source.rank, message)
 
     def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
