@@ -64,7 +64,10 @@ WRONG = {
     "folder as recipe": (["."], "cannot read the recipe .: Is a directory"),
     "no run": (["--resume", "."], ". is not a run folder (it has no config.yaml): name the one to resume"),
     "no weights": (["--weights", "nowhere"], "there are no weights at nowhere"),
-    "unknown option": (["--wrokers", "2"], "No such option: --wrokers (Possible options: --min-workers, --workers)"),
+    "unknown option": (
+        ["--wrokers", "2"],
+        "No such option: --wrokers (Possible options: --min-workers, --workers)",
+    ),
     "option without value": (["--workers"], "Option '--workers' requires an argument"),
     "too many arguments": (["a.yaml", "b.yaml"], "Got unexpected extra argument(s) (b.yaml)"),
 }
