@@ -12,8 +12,9 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.communication.transports.simulated.network import Action, Network
-from polyrhythm.communication.transports.simulated.transport import Parcel, SimulatedRank
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 

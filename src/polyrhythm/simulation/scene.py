@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from polyrhythm.communication.transports.simulated.transport import SimulatedRank
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from polyrhythm.communication.message import Message
-from polyrhythm.communication.transports.simulated.transport import Parcel
+from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
 from polyrhythm.strategies.strategy import (

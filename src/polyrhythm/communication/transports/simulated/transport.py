@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
-from zlib import crc32
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,170 +12,14 @@ from torch import Tensor
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.inbox import Inbox, Want
+from polyrhythm.communication.transports.inbox import Want
+from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, PlainCourier
+from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
-from polyrhythm.errors import PeerLost
 
 _COLLECTIVE = Direct()
-
-
-class SimulatedRank:
-    """What one rank has, whichever of its communicators is used: an inbox, and tasks parked on it.
-
-    A rank that was killed may have a successor: another such object under the same number. Links are between objects,
-    so nothing that is meant for the one reaches the other.
-
-    Attributes:
-        incarnation: how many came before it under this number.
-        alive: whether it has not been killed.
-        bytes_sent: by this rank, through all its communicators.
-    """
-
-    def __init__(self, cluster: SimulatedCluster, rank: int, incarnation: int = 0) -> None:
-        self.cluster = cluster
-        self.rank = rank
-        self.incarnation = incarnation
-        self.alive = True
-        self.bytes_sent = 0
-        self.inbox = Inbox()
-        self._parked: list[tuple[Want, Task]] = []
-        self._peers: dict[int, SimulatedRank] = {}
-        self._broken: set[SimulatedRank] = set()
-
-    def peer(self, context: int, rank: int) -> SimulatedRank:
-        """Gives the other end of the link to a rank.
-
-        Raises:
-            PeerLost: as far as this rank knows it is gone, or nobody is there to open a link to.
-        """
-        if self.inbox.is_lost_to(context, rank):
-            raise PeerLost(rank, "sending to it")
-        found = self._peers.get(rank)
-        if found is None:
-            found = self.cluster.ranks[rank]
-            if not found.alive:
-                raise PeerLost(rank, "opening a link to it")
-            self._peers[rank] = found
-        return found
-
-    def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
-        """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
-        if self.alive and self.hears(source):
-            self._put(context, source.rank, message)
-
-    def hears(self, source: SimulatedRank) -> bool:
-        """Whether there is a link from this rank; a successor's first message opens one."""
-        known = self._peers.setdefault(source.rank, source)
-        if known is source:
-            return source not in self._broken
-        if known.incarnation > source.incarnation:
-            return False
-        self._peers[source.rank] = source
-        self.inbox.regain(source.rank)
-        self._look_again()
-        return True
-
-    def _put(self, context: int, source: int, message: Message) -> None:
-        self.inbox.put(context, source, message)
-        for entry in self._parked:
-            want, task = entry
-            if want.context == context and want.tag == message.tag and want.source in (None, source):
-                self._parked.remove(entry)
-                self.cluster.time.wake(task)
-                return
-
-    def hear_of_loss(self, gone: SimulatedRank) -> None:
-        """Notes that a peer is gone, unless its successor has been heard already."""
-        if self.alive and self._peers.setdefault(gone.rank, gone) is gone:
-            self.inbox.lose(gone.rank)
-            self._look_again()
-
-    def break_link(self, peer: SimulatedRank) -> None:
-        """Breaks the link with a peer, which may live: nothing more comes from it."""
-        self._broken.add(peer)
-        self.hear_of_loss(peer)
-
-    def _look_again(self) -> None:
-        """Lets all parked tasks look whether what they wait for can still come."""
-        parked, self._parked = self._parked, []
-        for _, task in parked:
-            self.cluster.time.wake_soon(task)
-
-    def take(self, want: Want, reason: str) -> tuple[int, Message]:
-        """Receives, parking the running task until the message is there."""
-        while True:
-            found = self.inbox.take(want)
-            if found is not None:
-                return found
-            self._tell_loss(want, reason)
-            self._parked.append((want, self.cluster.time.running()))
-            self.cluster.time.park(reason)
-
-    def take_now(self, want: Want) -> tuple[int, Message] | None:
-        """Receives if the message is there."""
-        found = self.inbox.take(want)
-        if found is None:
-            self._tell_loss(want, "looking for a message")
-        return found
-
-    def _tell_loss(self, want: Want, reason: str) -> None:
-        lost = self.inbox.news_of_loss(want)
-        if lost is not None:
-            raise PeerLost(lost, reason)
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """The ranks of a communicator: one object for all of them, since thousands of ranks have thousands of members.
-
-    Attributes:
-        name: tells its messages from those of other groups of the same ranks.
-        members: global ranks, in the order in which the group numbers them.
-        context: of its messages.
-        numbers: of the members in the group, by global rank.
-    """
-
-    name: str
-    members: tuple[int, ...]
-    context: int
-    numbers: dict[int, int]
-
-    @classmethod
-    def of(cls, name: str, members: tuple[int, ...]) -> Group:
-        """Makes a group."""
-        numbers = {member: number for number, member in enumerate(members)}
-        return cls(name, members, crc32(f"{name}{members}".encode()), numbers)
-
-
-class Courier(Protocol):
-    """Takes messages over the links."""
-
-    def carry(self, parcel: Parcel) -> None:
-        """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
-
-    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Lets a rank hear that another is gone, after all that had left it."""
-
-
-@dataclass
-class PlainCourier:
-    """Loses nothing and changes nothing.
-
-    Attributes:
-        network: the links.
-    """
-
-    network: Network
-
-    def carry(self, parcel: Parcel) -> None:
-        """Starts now; see `Courier`."""
-        self.network.transfer(parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive)
-
-    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Tells it one latency later, as the end of a TCP connection takes."""
-        heard_at_s = gone.cluster.time.now() + self.network.alpha_s(gone.rank, to.rank)
-        gone.cluster.time.at(heard_at_s, partial(to.hear_of_loss, gone))
 
 
 class SimulatedCluster:
@@ -268,55 +109,6 @@ class TaskHandle:
     def wait(self) -> Any:
         """Parks until the task has ended; gives its result."""
         return self._time.join(self._task)
-
-
-class Parcel:
-    """A message on its way, and its sender's handle on it.
-
-    Attributes:
-        source: its sender.
-        to: its receiver.
-        context: of the communicator.
-        message: what arrives.
-        nbytes: on the links.
-    """
-
-    __slots__ = ("_left", "_waiter", "context", "message", "nbytes", "source", "to")
-
-    def __init__(
-        self, source: SimulatedRank, to: SimulatedRank, context: int, message: Message, nbytes: int
-    ) -> None:
-        self.source = source
-        self.to = to
-        self.context = context
-        self.message = message
-        self.nbytes = nbytes
-        self._left = False
-        self._waiter: Task | None = None
-
-    def sent(self) -> None:
-        """Called when the message has left; that of a sender killed meanwhile never does."""
-        if not self.source.alive:
-            return
-        self._left = True
-        if self._waiter is not None:
-            self.source.cluster.time.wake(self._waiter)
-
-    def arrive(self) -> None:
-        """Called when the last byte is there, if it has left."""
-        if self._left:
-            self.to.deliver(self.context, self.source, self.message)
-
-    def done(self) -> bool:
-        """Whether the message has left."""
-        return self._left
-
-    def wait(self) -> None:
-        """Parks until the message has left."""
-        if not self._left:
-            time = self.source.cluster.time
-            self._waiter = time.running()
-            time.park("a message to leave")
 
 
 class SimulatedCommunicator:

@@ -1,0 +1,91 @@
+"""Messages on their way between simulated ranks, and who carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from polyrhythm.communication.message import Message
+from polyrhythm.communication.transports.simulated.network import Network
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
+from polyrhythm.communication.transports.simulated.virtual_time import Task
+
+
+class Parcel:
+    """A message on its way, and its sender's handle on it.
+
+    Attributes:
+        source: its sender.
+        to: its receiver.
+        context: of the communicator.
+        message: what arrives.
+        nbytes: on the links.
+    """
+
+    __slots__ = ("_left", "_waiter", "context", "message", "nbytes", "source", "to")
+
+    def __init__(
+        self, source: SimulatedRank, to: SimulatedRank, context: int, message: Message, nbytes: int
+    ) -> None:
+        self.source = source
+        self.to = to
+        self.context = context
+        self.message = message
+        self.nbytes = nbytes
+        self._left = False
+        self._waiter: Task | None = None
+
+    def sent(self) -> None:
+        """Called when the message has left; that of a sender killed meanwhile never does."""
+        if not self.source.alive:
+            return
+        self._left = True
+        if self._waiter is not None:
+            self.source.cluster.time.wake(self._waiter)
+
+    def arrive(self) -> None:
+        """Called when the last byte is there, if it has left."""
+        if self._left:
+            self.to.deliver(self.context, self.source, self.message)
+
+    def done(self) -> bool:
+        """Whether the message has left."""
+        return self._left
+
+    def wait(self) -> None:
+        """Parks until the message has left."""
+        if not self._left:
+            time = self.source.cluster.time
+            self._waiter = time.running()
+            time.park("a message to leave")
+
+
+class Courier(Protocol):
+    """Takes messages over the links."""
+
+    def carry(self, parcel: Parcel) -> None:
+        """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
+
+    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+        """Lets a rank hear that another is gone, after all that had left it."""
+
+
+@dataclass
+class PlainCourier:
+    """Loses nothing and changes nothing.
+
+    Attributes:
+        network: the links.
+    """
+
+    network: Network
+
+    def carry(self, parcel: Parcel) -> None:
+        """Starts now; see `Courier`."""
+        self.network.transfer(parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive)
+
+    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+        """Tells it one latency later, as the end of a TCP connection takes."""
+        heard_at_s = gone.cluster.time.now() + self.network.alpha_s(gone.rank, to.rank)
+        gone.cluster.time.at(heard_at_s, partial(to.hear_of_loss, gone))

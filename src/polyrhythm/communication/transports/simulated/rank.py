@@ -1,0 +1,118 @@
+"""One simulated rank: its inbox, its links, and the tasks that wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polyrhythm.communication.message import Message
+from polyrhythm.communication.transports.inbox import Inbox, Want
+from polyrhythm.communication.transports.simulated.virtual_time import Task
+from polyrhythm.errors import PeerLost
+
+if TYPE_CHECKING:
+    from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+
+
+class SimulatedRank:
+    """What one rank has, whichever of its communicators is used: an inbox, and tasks parked on it.
+
+    A rank that was killed may have a successor: another such object under the same number. Links are between objects,
+    so nothing that is meant for the one reaches the other.
+
+    Attributes:
+        incarnation: how many came before it under this number.
+        alive: whether it has not been killed.
+        bytes_sent: by this rank, through all its communicators.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, rank: int, incarnation: int = 0) -> None:
+        self.cluster = cluster
+        self.rank = rank
+        self.incarnation = incarnation
+        self.alive = True
+        self.bytes_sent = 0
+        self.inbox = Inbox()
+        self._parked: list[tuple[Want, Task]] = []
+        self._peers: dict[int, SimulatedRank] = {}
+        self._broken: set[SimulatedRank] = set()
+
+    def peer(self, context: int, rank: int) -> SimulatedRank:
+        """Gives the other end of the link to a rank.
+
+        Raises:
+            PeerLost: as far as this rank knows it is gone, or nobody is there to open a link to.
+        """
+        if self.inbox.is_lost_to(context, rank):
+            raise PeerLost(rank, "sending to it")
+        found = self._peers.get(rank)
+        if found is None:
+            found = self.cluster.ranks[rank]
+            if not found.alive:
+                raise PeerLost(rank, "opening a link to it")
+            self._peers[rank] = found
+        return found
+
+    def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
+        """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
+        if self.alive and self.hears(source):
+            self._put(context, source.rank, message)
+
+    def hears(self, source: SimulatedRank) -> bool:
+        """Whether there is a link from this rank; a successor's first message opens one."""
+        known = self._peers.setdefault(source.rank, source)
+        if known is source:
+            return source not in self._broken
+        if known.incarnation > source.incarnation:
+            return False
+        self._peers[source.rank] = source
+        self.inbox.regain(source.rank)
+        self._look_again()
+        return True
+
+    def _put(self, context: int, source: int, message: Message) -> None:
+        self.inbox.put(context, source, message)
+        for entry in self._parked:
+            want, task = entry
+            if want.context == context and want.tag == message.tag and want.source in (None, source):
+                self._parked.remove(entry)
+                self.cluster.time.wake(task)
+                return
+
+    def hear_of_loss(self, gone: SimulatedRank) -> None:
+        """Notes that a peer is gone, unless its successor has been heard already."""
+        if self.alive and self._peers.setdefault(gone.rank, gone) is gone:
+            self.inbox.lose(gone.rank)
+            self._look_again()
+
+    def break_link(self, peer: SimulatedRank) -> None:
+        """Breaks the link with a peer, which may live: nothing more comes from it."""
+        self._broken.add(peer)
+        self.hear_of_loss(peer)
+
+    def _look_again(self) -> None:
+        """Lets all parked tasks look whether what they wait for can still come."""
+        parked, self._parked = self._parked, []
+        for _, task in parked:
+            self.cluster.time.wake_soon(task)
+
+    def take(self, want: Want, reason: str) -> tuple[int, Message]:
+        """Receives, parking the running task until the message is there."""
+        while True:
+            found = self.inbox.take(want)
+            if found is not None:
+                return found
+            self._tell_loss(want, reason)
+            self._parked.append((want, self.cluster.time.running()))
+            self.cluster.time.park(reason)
+
+    def take_now(self, want: Want) -> tuple[int, Message] | None:
+        """Receives if the message is there."""
+        found = self.inbox.take(want)
+        if found is None:
+            self._tell_loss(want, "looking for a message")
+        return found
+
+    def _tell_loss(self, want: Want, reason: str) -> None:
+        lost = self.inbox.news_of_loss(want)
+        if lost is not None:
+            raise PeerLost(lost, reason)
