@@ -47,6 +47,12 @@ def test_the_ready_ones_are_all_there_and_say_where_they_come_from() -> None:
         assert cluster.source
 
 
+def test_spot_instances_come_and_go() -> None:
+    assert [str(fault) for fault in open_cluster("spot").faults] == [
+        "kill(rank=any, every_s=600.0, restart_after_s=60.0)"
+    ]
+
+
 def test_the_papers_clusters_have_the_papers_figures() -> None:
     bsc, deep_image = open_cluster("bsc"), open_cluster("deep_image")
     assert [len(deep_image.machines), deep_image.machines[0].places] == [36, 4]
