@@ -13,7 +13,7 @@ import torch
 from polyrhythm.cli.main import _status
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
-from polyrhythm.events import Event
+from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.fault_mix import drawn_faults
 from polyrhythm.simulation.trials import play, try_seeds
@@ -48,6 +48,24 @@ def _events(seed: int, **options: Any) -> list[Event]:
     events: list[Event] = []
     play(trial("parameter_server(servers=2)", **options), seed, events.append)
     return events
+
+
+def test_a_rehearsal_says_who_is_lost_and_who_has_come() -> None:
+    events = _events(
+        0, steps=20, faults="kill(rank=2, after_step=5, restart_after_s=0.02); kill(rank=3, after_step=7)"
+    )
+    (lost, gone), (joined,) = (
+        [event for event in events if isinstance(event, kind)] for kind in (WorkerLost, WorkerJoined)
+    )
+    assert isinstance(lost, WorkerLost)
+    assert isinstance(gone, WorkerLost)
+    assert isinstance(joined, WorkerJoined)
+    assert {lost.worker, gone.worker} == {2, 3}
+    assert (joined.worker, joined.rank) == (2, 2)
+    assert joined.time_s > 0
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    assert (ended.result["workers_lost"], ended.result["workers_joined"]) == (2, 1)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import RunEnded, RunStarted, WorkerProgress, from_json
+from polyrhythm.events import Event, RunEnded, RunStarted, WorkerJoined, WorkerLost, WorkerProgress, from_json
+from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.result import bytes_per_step, staleness_figures
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
@@ -59,7 +61,7 @@ class _Leader:
         self._control = world.control()
         self._accounts: dict[int, Account] = {}
         self._reports: dict[int, dict[str, Any]] = {}
-        self._lost: set[int] = set()
+        self._attendance = Attendance(len(world.cast.workers))
         self._started_at = world.clock.now()
 
     def begin(self, step: int) -> None:
@@ -80,6 +82,7 @@ class _Leader:
         )
 
     def progress(self, event: WorkerProgress) -> None:
+        self._attendance.note(event)
         self._world.emit(event)
         while self._hear(wait=False):
             pass
@@ -97,8 +100,8 @@ class _Leader:
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=self._figures(accounts, seconds)))
 
     def _awaits_workers(self) -> bool:
-        lost = sum(rank not in self._accounts for rank in self._lost)
-        return len(self._accounts) + lost < len(self._world.cast.workers)
+        # Whoever has handed in its account stays present; a count, since thousands hand theirs in one by one.
+        return len(self._accounts) < len(self._attendance.present)
 
     def _hear(self, *, wait: bool) -> bool:
         """Takes a message of another rank; gives whether there was one, or news of a loss."""
@@ -106,30 +109,51 @@ class _Leader:
             found = self._control.receive() if wait else self._control.poll()
         except PeerLost as loss:
             said_all = loss.rank in self._accounts or loss.rank in self._reports
-            if not said_all and not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
-                raise
-            self._lost.add(loss.rank)
+            if not said_all:
+                if not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
+                    raise
+                self._strike_off(loss.rank)
             return True
         if found is not None:
             self._take(*found)
         return found is not None
 
+    def _strike_off(self, rank: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        if worker in self._attendance.present:
+            step = self._attendance.lose(worker)
+            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
+
     def _take(self, source: int, message: Message) -> None:
         assert message.tensor is not None, "every control message carries a payload"
-        self._lost.discard(source)  # it has a successor
         told = unpack_json(message.tensor)
-        if message.kind is Kind.EVENT:
-            self._world.emit(from_json(told))
-        elif message.kind is Kind.REPORT:
+        if message.kind is Kind.REPORT:
             self._reports[source] = told
-        else:
+        elif message.kind is Kind.STATE:
             self._accounts[source] = Account(**told)
+            self._see(source, self._accounts[source].worker)
+        else:
+            event = from_json(told)
+            if isinstance(event, WorkerProgress):
+                self._see(source, event.worker)
+                self._attendance.note(event)
+            self._world.emit(event)
+
+    def _see(self, rank: int, worker: int) -> None:
+        """Notes that a worker is there: a successor says so by its first word."""
+        if worker not in self._attendance.present:
+            self._attendance.join(worker)
+            self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
+
+    def _say(self, event: Event) -> None:
+        self._world.emit(replace(event, time_s=self._world.clock.now() - self._started_at))
 
     def _figures(self, accounts: list[Account], seconds: float) -> dict[str, Any]:
         rehearsal = self._rehearsal
         reports = [self._reports[rank] for rank in sorted(self._reports)]
         steps, length = accounts[0].step, rehearsal.steps_per_epoch
-        images = sum(account.session_images for account in accounts)
+        attendance = self._attendance
+        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
         return {
             "run": None,
             "strategy": str(rehearsal.strategy),
@@ -145,7 +169,9 @@ class _Leader:
             "test_loss": None,
             "test_top1": None,
             "test_top5": None,
-            "bytes_sent_per_step": bytes_per_step(accounts, reports),
+            "workers_lost": attendance.lost,
+            "workers_joined": attendance.joined,
+            "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": staleness_figures(accounts, reports),
             "parameters_sha256": None,
         }
