@@ -13,7 +13,7 @@ import torch
 from polyrhythm.cli.main import _status
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
-from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost
+from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.fault_mix import drawn_faults
 from polyrhythm.simulation.trials import play, try_seeds

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _PALETTE = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")
 _EMPHASIS = "#8b93a3"
 _LARGEST_LEGEND = 9
+_SMALL_SHARE = 0.05
 _MOST_LINES = 64
 
 
@@ -122,15 +123,15 @@ def _of_all(figures: RunFigures) -> str:
 
 
 def _loss(figures: RunFigures) -> Plot | None:
-    # a rehearsal has no loss
-    if figures.together is None or all(math.isnan(stretch.loss) for stretch in figures.together.stretches):
-        return None
+    together = figures.together
+    if together is None or all(math.isnan(each.loss) or not each.images for each in together.stretches):
+        return None  # a rehearsal has no loss
     lines = _worker_lines(figures, lambda stretch: stretch.images_seen, lambda stretch: stretch.loss)
     if len(lines) > 1:
         for line in lines:
             line["line"]["width"] = 1.5
             line["opacity"] = 0.75
-        mean = _rounds(figures.together, len(figures.workers))
+        mean = _rounds(together, len(figures.workers))
         images, losses = [stretch.images_seen for stretch in mean], [stretch.loss for stretch in mean]
         lines.append(_line("all workers", images, losses, _EMPHASIS))
         lines[-1]["line"]["width"] = 3
@@ -231,10 +232,12 @@ def _waiting(figures: RunFigures) -> Plot | None:
     # One bar compares nothing; its share stands among the figures of the run.
     if len(totals) < 2 or not any(total.wait_s > 0 for total in totals.values()):
         return None
+    shares = _finite(total.waiting_share for total in totals.values())
+    digits = 0 if max((share for share in shares if share is not None), default=0) > _SMALL_SHARE else 1
     bars = {
         "type": "bar",
         "x": list(totals),
-        "y": _finite(total.waiting_share for total in totals.values()),
+        "y": shares,
         "marker": {"color": [_color(index, len(totals)) for index in range(len(totals))]},
     }
     return Plot(
@@ -244,7 +247,7 @@ def _waiting(figures: RunFigures) -> Plot | None:
         traces=[bars],
         x="worker",
         y="share of time",
-        axes={"xaxis": {"type": "category"}, "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}},
+        axes={"xaxis": {"type": "category"}, "yaxis": {"tickformat": f".{digits}%", "rangemode": "tozero"}},
     )
 
 

@@ -147,7 +147,8 @@ class _Rehearser:
     def run(self) -> None:
         start = self._part.start(0)
         self._desk.begin(start)
-        self._tally.begin()
+        # All rehearsed ranks that may have successors share one clock, which began with the run.
+        self._tally.begin(self._world.clock.now() if self._world.rejoins else 0.0)
         if start:  # a successor says at once that it is there
             self._report(start)
         step, stopped = self._steps(start)

@@ -95,3 +95,19 @@ def test_the_line_of_all_workers_has_about_a_point_a_round_however_long_the_run(
 def test_a_loss_that_is_not_finite_is_a_gap():
     (line,) = by_title(RunFigures.of(run_of(1, loss=math.inf)))["Training loss"].traces
     assert line["y"] == [None, None]
+
+
+def test_a_rehearsal_whose_successor_says_hello_has_no_plot_of_losses():
+    hello = WorkerProgress(
+        time_s=3.0, worker=1, epoch=0, step=2, steps=0, images=0, loss=0.0, learning_rate=0.0
+    )
+    assert "Training loss" not in by_title(RunFigures.of([*run_of(2, loss=math.nan), hello]))
+
+
+@pytest.mark.parametrize(("wait_s", "written"), [(0.02, ".1%"), (0.5, ".0%")])
+def test_small_shares_of_waiting_are_told_apart(wait_s, written):
+    waiting = WorkerProgress(
+        time_s=2.0, worker=0, epoch=0, step=2, steps=1, images=8, loss=1.0, learning_rate=0.1, wait_s=wait_s
+    )
+    plot = by_title(RunFigures.of([*run_of(1, learning_rates=(0.1,)), waiting]))["Waiting"]
+    assert plot.axes["yaxis"]["tickformat"] == written
