@@ -63,6 +63,10 @@ def test_a_rehearsal_says_who_is_lost_and_who_has_come() -> None:
     assert {lost.worker, gone.worker} == {2, 3}
     assert (joined.worker, joined.rank) == (2, 2)
     assert joined.time_s > 0
+    later = events[events.index(joined) + 1 :]
+    told = [event.time_s for event in later if isinstance(event, WorkerProgress) and event.worker == 2]
+    assert told  # its times count from the run's beginning, as the others' do
+    assert min(told) > joined.time_s / 2  # the leader hears its first word a step or two later
     ended = events[-1]
     assert isinstance(ended, RunEnded)
     assert (ended.result["workers_lost"], ended.result["workers_joined"]) == (2, 1)

@@ -109,5 +109,5 @@ def test_small_shares_of_waiting_are_told_apart(wait_s, written):
     waiting = WorkerProgress(
         time_s=2.0, worker=0, epoch=0, step=2, steps=1, images=8, loss=1.0, learning_rate=0.1, wait_s=wait_s
     )
-    plot = by_title(RunFigures.of([*run_of(1, learning_rates=(0.1,)), waiting]))["Waiting"]
+    plot = by_title(RunFigures.of([*run_of(2, learning_rates=(0.1,)), waiting]))["Waiting"]
     assert plot.axes["yaxis"]["tickformat"] == written
