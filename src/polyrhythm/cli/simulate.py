@@ -56,33 +56,27 @@ def simulate(
     **options: Any,
 ) -> None:
     """Train, or rehearse it, in virtual time on a cluster that you describe: modelled hosts and links."""
+    given: dict[str, Any] = {
+        "recipe": recipe,
+        "cluster": cluster,
+        "steps": steps,
+        "step_time": step_time,
+        "faults": faults,
+    }
     if seeds is not None:
-        given = {
-            "recipe": recipe,
-            "cluster": cluster,
-            "steps": steps,
-            "step_time": step_time,
-            "faults": faults,
-        }
         try_seeds(gradients, out, {**given, "seeds": seeds, **options}, as_json=json)
-        return
+    else:
+        given |= {"gradients": gradients, "faults": faults or (), "check": check, "out": out}
+        _simulate({**given, **options}, as_json=json)
+
+
+def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     from polyrhythm.api.simulate import simulate as simulate_run
     from polyrhythm.reporting.progress import progress_for
 
     observer = progress_for(sys.stderr)
     try:
-        run = simulate_run(
-            recipe,
-            cluster=cluster,
-            gradients=gradients,
-            steps=steps,
-            step_time=step_time,
-            faults=faults or (),
-            check=check,
-            out=out,
-            observers=[observer],
-            **options,
-        )
+        run = simulate_run(**options, observers=[observer])
     except KeyboardInterrupt:  # before there was anything to save, or for the second time
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -91,7 +85,7 @@ def simulate(
     if run.outcome == "interrupted":
         print(f"interrupted; what there is of the run is in {run.folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
-    if json:
+    if as_json:
         print_json(run.figures)
     else:
         _say(run.folder, run.figures)
