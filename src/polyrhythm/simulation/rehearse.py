@@ -10,6 +10,7 @@ from polyrhythm.roles.rehearsal import Rehearsal, rehearse
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import StopWish, World
 from polyrhythm.simulation.layout import Layout
+from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.cast import cast_in_order
@@ -38,7 +39,7 @@ def rehearse_on(
     stop: StopWish | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Rehearses on a modelled cluster.
+    """Rehearses on a modelled cluster, with its faults.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
@@ -51,8 +52,9 @@ def rehearse_on(
         RequestError: the cluster slows a rank that is no worker.
         Deadlock: no rank can go on.
     """
-    piece = piece_of(rehearsal)
-    modelled_stage(layout, piece, emit, seed=rehearsal.seed, stop=stop, timeline=timeline).play()
+    seed = rehearsal.seed
+    stage = modelled_stage(layout, piece_of(rehearsal), emit, seed=seed, stop=stop, timeline=timeline)
+    Scene(stage, rehearsal.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
 
 
 def piece_of(rehearsal: Rehearsal) -> Piece:

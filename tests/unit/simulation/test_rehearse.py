@@ -134,3 +134,14 @@ def test_a_full_timeline_says_when_it_was_full() -> None:
     assert len(timeline.spans) + len(timeline.sendings) == 50
     assert timeline.full_at_s is not None
     assert max(span.end_s for span in timeline.spans) <= timeline.full_at_s < whole.spans[-1].end_s
+
+
+def test_the_clusters_own_faults_happen() -> None:
+    made = _rehearsal("parameter_server", 3, 8, ModelSizes((1_000,), (1.0,)))
+    where = cluster(
+        {"count": 3, "cores": 4}, step_time="constant(seconds=1)", faults="kill(rank=2, at_s=3.5)"
+    )
+    events: list[Event] = []
+    rehearse_on(lay_out(where, 3, 1, made.strategy.server_placement), made, events.append)
+    result = events[-1].to_json()["result"]
+    assert (result["workers_lost"], result["workers_joined"], result["steps"]) == (1, 0, 8)
