@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
@@ -94,7 +96,7 @@ class Leader:
         self._world.emit(event)
         self._others.read()
 
-    def epoch_done(self, epoch: int, state: WorkerState) -> None:
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
         """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
         last = epoch + 1 == self._job.learning.epochs
         self._others.states[0] = state
@@ -105,7 +107,7 @@ class Leader:
         if self._in_step:
             self._others.wait_for_step(state.account.step)
         if not last:  # the final model is tested when all have left
-            self._evaluate(epoch + 1)
+            self._evaluate(epoch + 1, presented)
         self._save(epoch + 1, state.account.step)
         self._paused_s += self._world.clock.now() - paused_at
 
@@ -173,8 +175,8 @@ class Leader:
         states = self._others.states
         return [states[worker] for worker in sorted(states)]
 
-    def _evaluate(self, epoch: int) -> None:
-        found = self._presentation.evaluate(self._states())
+    def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
+        found = self._presentation.evaluate(self._states(), presented)
         self._found = found
         self._emit(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)

@@ -54,14 +54,15 @@ class Presentation:
         decay = job.learning.weight_average
         self.average = WeightAverage(replica.flat.vector, decay) if decay else None
 
-    def evaluate(self, states: list[WorkerState]) -> Evaluation:
+    def evaluate(self, states: list[WorkerState], presented: Tensor | None = None) -> Evaluation:
         """Tests the model.
 
         Args:
             states: the workers', worker 0's first.
+            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
         """
         dataset = self._job.dataset
-        with self._shown(states):
+        with self._shown(states, presented):
             test = _InDtype(dataset.test, self._replica.flat.vector.dtype)
             return evaluate(self._replica.model, test, classes=dataset.classes, device=self._job.device)
 
@@ -78,12 +79,14 @@ class Presentation:
             save_weights(self._replica.model, path, facts)
 
     @contextmanager
-    def _shown(self, states: list[WorkerState]) -> Iterator[None]:
+    def _shown(self, states: list[WorkerState], presented: Tensor | None = None) -> Iterator[None]:
         vector, buffers = self._replica.flat.vector, self._replica.buffers
         trained = vector.clone()
         own = {name: value.clone() for name, value in buffers.items()}
         if self.average is not None:
             vector.copy_(self.average.value)
+        elif presented is not None:
+            vector.copy_(presented)
         for name, value in mean_buffers(states).items():
             buffers[name].copy_(value)
         try:

@@ -170,6 +170,7 @@ class _Rehearser:
             if stop and not last:
                 return done, True
             if done % length == 0 and not last:
+                self._part.present()
                 self._part.catch_up()
         return max(start, rehearsal.steps), False
 

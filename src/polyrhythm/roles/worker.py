@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
+
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.events import WorkerProgress
 from polyrhythm.roles.job import Job
@@ -30,8 +32,8 @@ class Desk(Protocol):
     def progress(self, event: WorkerProgress) -> None:
         """Takes what the worker has done lately."""
 
-    def epoch_done(self, epoch: int, state: WorkerState) -> None:
-        """An epoch is over."""
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
+        """An epoch is over; what is presented is the model to be tested, where it is not this worker's own."""
 
     def interrupted(self, state: WorkerState) -> None:
         """This worker stops because someone was asked to."""
@@ -63,7 +65,7 @@ class Mail:
         """Sends the event."""
         self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
-    def epoch_done(self, epoch: int, state: WorkerState) -> None:
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
         """Sends the state."""
         self._control.send(LEADER, state.message())
 
@@ -132,14 +134,16 @@ class _Shift:
         self._started_at = start
         self._desk.begin(start // length)
         self._tally.begin(elapsed_s)
+        part = self._learner.replica.part
         for epoch in range(start // length, self._job.learning.epochs):
             done, stopped = self._epoch(epoch, max(start, epoch * length))
-            self._learner.replica.part.settle()
+            part.settle()
             if stopped:
                 return done, True
-            self._desk.epoch_done(epoch, self.state(done))
-            if epoch + 1 < self._job.learning.epochs:
-                self._learner.replica.part.catch_up()
+            last = epoch + 1 == self._job.learning.epochs
+            self._desk.epoch_done(epoch, self.state(done), None if last else part.present())
+            if not last:
+                part.catch_up()
         return max(start, length * self._job.learning.epochs), False
 
     def state(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:

@@ -104,7 +104,7 @@ class WorkerPart:
     The training loop calls it in this order:
 
         start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
-              ─▶ settle ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go
+              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go
 
     Attributes:
         staleness: how many gradients were applied at which staleness, where this side knows it.
@@ -157,6 +157,17 @@ class WorkerPart:
 
     def settle(self) -> None:
         """Finishes what is under way, so that the flat vector holds this worker's current model."""
+
+    def present(self) -> Tensor | None:
+        """An epoch is over: gives the model to be tested, where it is not worker 0's own.
+
+        Every worker is asked after every epoch but the last; after that, `end` leaves the model in the flat vector. What
+        trains goes on from the flat vector as it is.
+
+        Returns:
+            `(size,)`, the run's model as it is now (a centre, a mean); None for that of worker 0.
+        """
+        return None
 
     def catch_up(self) -> None:
         """An epoch is over, and this worker may have been away to evaluate: takes what others did meanwhile.
