@@ -57,6 +57,16 @@ def in_step(workers: int) -> list[str]:
     return [spec for spec in strategies() if strategy(spec).in_step(workers)]
 
 
+def agreeing(workers: int) -> list[str]:
+    """Gives the specs of those strategies whose replicas are equal after every step."""
+    return [spec for spec in strategies() if strategy(spec).agrees(workers)]
+
+
+def plain_alone() -> list[str]:
+    """Gives the specs of those strategies of which one worker is plain training."""
+    return [spec for spec in strategies() if strategy(spec).plain_alone]
+
+
 def out_of_step(workers: int) -> list[str]:
     """Gives the specs of the other strategies."""
     return [spec for spec in strategies() if spec not in in_step(workers)]

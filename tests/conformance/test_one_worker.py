@@ -9,10 +9,10 @@ from conformance.jobs import (
     OPTIMIZERS,
     PARAMETERS,
     make_job,
+    plain_alone,
     plain_loop,
     sha256_of,
     simulated,
-    strategies,
     strategy,
     vector_of,
     with_batch_norm,
@@ -37,7 +37,7 @@ def by_hand(optimizer, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMISERS)
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", plain_alone())
 def test_one_worker_is_plain_torch(spec, optimizer, dtype):
     trained = simulated(make_job(spec, optimizer=optimizer, dtype=dtype, batch_size=8))
     found = vector_of(trained.models[0])
@@ -54,14 +54,14 @@ def test_the_plain_loop_moves_every_parameter():
     assert (by_hand("sgd", torch.float32) != start).all()
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", plain_alone())
 def test_one_worker_in_many_buckets(spec, monkeypatch):
     monkeypatch.setattr("polyrhythm.roles.replica.FlatParameters", partial(FlatParameters, bucket_bytes=16))
     trained = simulated(make_job(spec, batch_size=8))
     assert torch.equal(vector_of(trained.models[0]), by_hand("sgd", torch.float32))
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", plain_alone())
 def test_one_worker_with_batch_norm_and_a_ragged_batch(spec):
     job = make_job(spec, model=with_batch_norm)
     reference = plain_loop(job)
@@ -71,7 +71,7 @@ def test_one_worker_with_batch_norm_and_a_ragged_batch(spec):
         assert torch.equal(dict(found.named_buffers())[name], value), name
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", plain_alone())
 def test_steps_and_images_are_those_of_the_data(spec):
     result = simulated(make_job(spec)).result
     assert (result["steps"], result["epochs"], result["workers"]) == (28, 2.0, 1)  # 53 images, batches of 4

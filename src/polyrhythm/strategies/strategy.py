@@ -161,8 +161,8 @@ class WorkerPart:
     def present(self) -> Tensor | None:
         """An epoch is over: gives the model to be tested, where it is not worker 0's own.
 
-        Every worker is asked after every epoch but the last; after that, `end` leaves the model in the flat vector. What
-        trains goes on from the flat vector as it is.
+        Every worker is asked after every epoch but the last; after that, `end` leaves the model in the flat vector.
+        Training goes on from the flat vector as it is.
 
         Returns:
             `(size,)`, the run's model as it is now (a centre, a mean); None for that of worker 0.
@@ -250,10 +250,17 @@ class Facts:
 
 
 class Strategy(Config):
-    """A strategy's configuration, and the maker of its parts."""
+    """A strategy's configuration, and the maker of its parts.
+
+    Attributes:
+        paper: where it comes from.
+        facts: what the generated tables say of it.
+        plain_alone: whether one worker of it trains as without any strategy, bit for bit.
+    """
 
     paper: ClassVar[Paper]
     facts: ClassVar[Facts]
+    plain_alone: ClassVar[bool] = True
 
     @property
     def family(self) -> str:
@@ -280,8 +287,12 @@ class Strategy(Config):
             raise RequestError(f"workers must be at least 1 (given {workers})")
 
     def in_step(self, workers: int) -> bool:
-        """Whether all workers are at the same step at all times."""
+        """Whether workers take their steps together: all stop after the same one, and timing changes no result."""
         raise NotImplementedError
+
+    def agrees(self, workers: int) -> bool:
+        """Whether all workers hold the same parameters after every step."""
+        return self.in_step(workers)
 
     def goes_on(self, workers: int) -> bool:
         """Whether the others go on when a worker is lost, and a successor of it may join them.
