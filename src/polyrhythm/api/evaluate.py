@@ -1,23 +1,27 @@
-"""Testing a trained model, as the verb `evaluate` does it."""
+"""Testing trained models, as the verb `evaluate` does it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.config.assemble import device_from, model_maker, name_of
-from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
-from polyrhythm.data.open import open_data
-from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.evaluate import evaluate as evaluate_model
-from polyrhythm.models.weights import read_metadata
+import torch
+from torch import Tensor
 
-MODEL_FILE = "model.safetensors"
+from polyrhythm.api.trained import Trained, load_trained
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.ensemble import greedy_selection, log_probabilities
+from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode
+from polyrhythm.evaluation.evaluate import evaluate as evaluate_model
+from polyrhythm.evaluation.views import ViewedClassifier, Views
+
+_ASKED = ("dense", "ten_crop", "flip", "scales")
 
 
 def evaluate(
-    weights: str | Path,
+    weights: str | Path | Sequence[str | Path],
     *,
     data: Any = None,
     model: Any = None,
@@ -25,59 +29,133 @@ def evaluate(
     device: str = "auto",
     **options: Any,
 ) -> dict[str, Any]:
-    """Tests a model on the test images of some data.
+    """Tests a model, or several that vote, on the test images of some data.
 
     Args:
-        weights: a run folder or a file of weights.
+        weights: a run folder or a file of weights; several make an ensemble, the mean of their probabilities.
         data: what to test on; None: what the run was trained on.
         model: the network; None: the run's.
         batch_size: images at a time.
         device: `cpu`, `cuda` or `auto`.
-        **options: `image_size` and `skip_unreadable`, as for `train`.
+        **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and `scales`
+            (a list of pixels), see `Views`; `greedy`: choose the members on every second test image, and test on the
+            others.
 
     Returns:
-        `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5` (fractions) and `per_class`.
+        `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
+        (fractions) and `per_class`; `views` and `dense` where more than the picture itself was looked at; `members`
+        and `selected` of an ensemble.
 
     Raises:
         RequestError: something in the request is wrong.
     """
-    path = Path(weights)
-    known = _known(path)
-    data = data if data is not None else known.get("data")
-    model = model if model is not None else known.get("model")
-    if data is None or model is None:
-        missing = "--data" if data is None else "--model"
-        raise RequestError(f"{path} does not say what it was trained with: give {missing}")
-    size = options.get("image_size") or known.get("image_size")
-    dataset = open_data(data, image_size=size, skip_unreadable=bool(options.get("skip_unreadable")))
-    file = path / MODEL_FILE if path.is_dir() else path
-    place = device_from(device)
-    replica = model_maker(model, dataset, str(file))().to(place)
-    found = evaluate_model(
-        replica, dataset.test, classes=dataset.classes, batch_size=batch_size, device=place
-    )
+    paths = [weights] if isinstance(weights, str | Path) else list(weights)
+    views = _views(options)
+    greedy = bool(options.pop("greedy", False))
+    if greedy and len(paths) < 2:
+        raise RequestError("--greedy chooses among several models: name more than one")
+    trained = [load_trained(path, data=data, model=model, device=device, **options) for path in paths]
+    _check_together(trained)
+    classifiers = [
+        ViewedClassifier(each.model, each.dataset.test, views, each.dataset.image_shape, each.device)
+        for each in trained
+    ]
+    with in_evaluation_mode(*(each.model for each in trained)):
+        tested = _Tested(trained, classifiers, batch_size)
+        found = _one(tested) if len(trained) == 1 else _several(tested, greedy)
+    return found | _seen(views, classifiers)
+
+
+@dataclass(frozen=True)
+class _Tested:
+    trained: list[Trained]
+    classifiers: list[ViewedClassifier]
+    batch_size: int
+
+    @property
+    def labels(self) -> Tensor:
+        return self.trained[0].dataset.test.labels
+
+    def figures(self, found: Evaluation) -> dict[str, Any]:
+        return {
+            "data": self.trained[0].dataset.name,
+            "images": found.images,
+            "test_loss": found.loss,
+            "test_top1": found.top1,
+            "test_top5": found.top5,
+            "test_balanced_accuracy": found.balanced_accuracy,
+            "per_class": [asdict(entry) for entry in found.per_class],
+        }
+
+
+def _views(options: dict[str, Any]) -> Views:
+    given = {key: options.pop(key) for key in _ASKED if key in options}
+    return Views(**{**given, "scales": tuple(given.get("scales") or ())})
+
+
+def _one(tested: _Tested) -> dict[str, Any]:
+    (only,), (classifier,) = tested.trained, tested.classifiers
+    classes, batch_size = only.dataset.classes, tested.batch_size
+    if classifier.views.plain:  # the very numbers that training reported
+        found = evaluate_model(
+            only.model, only.dataset.test, classes=classes, batch_size=batch_size, device=only.device
+        )
+    else:
+        scores = log_probabilities([classifier.probabilities])
+        found = evaluate_scores(scores, tested.labels, classes=classes, batch_size=batch_size)
+    return {"weights": str(only.file), "model": only.model_name, **tested.figures(found)}
+
+
+def _several(tested: _Tested, greedy: bool) -> dict[str, Any]:
+    labels, classes = tested.labels, tested.trained[0].dataset.classes
+    everything = torch.stack([_all(each, len(labels), tested.batch_size) for each in tested.classifiers])
+    counted = torch.arange(1 if greedy else 0, len(labels), 2 if greedy else 1)
+    selected = list(range(len(everything)))
+    if greedy:
+        chosen_on = torch.arange(0, len(labels), 2)
+        selected = greedy_selection(everything[:, chosen_on], labels[chosen_on])
+
+    def together(members: list[int]) -> Evaluation:
+        predictors = [
+            lambda indices, member=member: everything[member][counted[indices]] for member in members
+        ]
+        return evaluate_scores(log_probabilities(predictors), labels[counted], classes=classes)
+
+    members = [
+        {"weights": str(each.file), "model": each.model_name, **_short(together([number]))}
+        for number, each in enumerate(tested.trained)
+    ]
     return {
-        "weights": str(file),
-        "data": dataset.name,
-        "model": name_of(model),
-        "images": found.images,
-        "test_loss": found.loss,
-        "test_top1": found.top1,
-        "test_top5": found.top5,
-        "per_class": [asdict(entry) for entry in found.per_class],
+        "weights": [str(each.file) for each in tested.trained],
+        "model": f"ensemble of {len(selected)}",
+        **tested.figures(together(selected)),
+        "members": members,
+        "selected": selected,
     }
 
 
-def _known(path: Path) -> dict[str, Any]:
-    """Gives what a run folder or the weights themselves say of how they were trained."""
-    if not path.exists():
-        raise RequestError(f"there is no {path}: name a run folder or a file of weights")
-    if path.is_dir():
-        if not (path / MODEL_FILE).is_file():
-            if not (path / CONFIG_FILE).is_file():
-                raise RequestError(f"{path} is no run folder: name one, or a file of weights")
+def _all(classifier: ViewedClassifier, images: int, batch_size: int) -> Tensor:
+    parts = [classifier.probabilities(indices).cpu() for indices in torch.arange(images).split(batch_size)]
+    return torch.cat(parts)
+
+
+def _short(found: Evaluation) -> dict[str, float]:
+    return {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
+
+
+def _seen(views: Views, classifiers: list[ViewedClassifier]) -> dict[str, Any]:
+    if views.plain:
+        return {}
+    seen = {"views": asdict(views) | {"scales": list(views.scales)}}
+    return seen | ({"dense": [each.method for each in classifiers]} if views.dense else {})
+
+
+def _check_together(trained: list[Trained]) -> None:
+    first = trained[0]
+    for other in trained[1:]:
+        same = first.dataset.classes == other.dataset.classes
+        if not same or not torch.equal(first.dataset.test.labels, other.dataset.test.labels):
             raise RequestError(
-                f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
+                f"{other.path} was trained on {other.dataset.name} and {first.path} on {first.dataset.name}: "
+                "an ensemble votes on the same images, give --data"
             )
-        return read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
-    return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from polyrhythm.cli.output import JSON_HELP, percent, print_json, print_table
+from polyrhythm.errors import RequestError
 
 
 def evaluate(
     weights: Annotated[
-        str, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights.")
+        list[str],
+        typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights; several vote."),
     ],
     data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
@@ -23,9 +25,22 @@ def evaluate(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out broken images.")
     ] = False,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
+    ] = False,
+    ten_crop: Annotated[
+        bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")
+    ] = False,
+    flip: Annotated[bool, typer.Option("--flip", help="Mirror images too.")] = False,
+    scales: Annotated[
+        str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Choose the members on every second image; test on the others.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Test a trained model: top-1, top-5, and every class."""
+    """Test a trained model, or several together: top-1, top-5, and every class."""
     from polyrhythm.api.evaluate import evaluate as evaluate_weights
 
     found = evaluate_weights(
@@ -36,14 +51,44 @@ def evaluate(
         device=device,
         image_size=image_size,
         skip_unreadable=skip_unreadable,
+        dense=dense,
+        ten_crop=ten_crop,
+        flip=flip,
+        scales=numbers("--scales", scales),
+        greedy=greedy,
     )
     if json:
         print_json(found)
-        return
+    else:
+        _say(found)
+
+
+def numbers(option: str, text: str | None) -> list[int]:
+    """Reads whole numbers with commas between.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise RequestError(f"{option} {text!r} is no list of whole numbers: write 224,256") from None
+
+
+def _say(found: dict[str, Any]) -> None:
     print(f"{found['model']} on {found['images']:,} test images of {found['data']}")
+    for method in sorted(set(found.get("dense", ()))):
+        print(f"dense by {method}")
     print(
         f"top-1 {percent(found['test_top1'])}    top-5 {percent(found['test_top5'])}    loss {found['test_loss']:.4f}"
+        f"    mean of classes {percent(found['test_balanced_accuracy'])}"
     )
+    if "members" in found:
+        rows = [
+            [each["weights"], each["model"], percent(each["test_top1"]), str(found["selected"].count(number))]
+            for number, each in enumerate(found["members"])
+        ]
+        print_table("", ["member", "model", "top-1", "votes"], rows)
     rows = [
         [entry["name"], f"{entry['images']:,}", percent(entry["recall"]), percent(entry["precision"])]
         for entry in found["per_class"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.data.images import UnreadableImage, read_pixels, suffixes
+from polyrhythm.data.images import UnreadableImage, read_pixels, read_whole, suffixes
 from polyrhythm.errors import RequestError
 
 # Of ImageNet, with pixels from 0 to 255, by channel.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).mul_(255).view(1, 3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).mul_(255).view(1, 3, 1, 1)
+
+Decoder = Callable[[str], NDArray[np.uint8]]
 
 
 class ImageFileSplit:
@@ -51,16 +53,32 @@ class ImageFileSplit:
         """
         if len(indices) == 0:
             return torch.empty(0, 3, self._size, self._size)
+        pixels = self._decoded(indices, partial(read_pixels, image_size=self._size))
+        return _normalised(torch.from_numpy(np.stack(pixels)))
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives the whole images of `indices`, each (3, H, W) float32 with a shorter side of so many pixels.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        pixels = self._decoded(indices, partial(read_whole, shorter_side=shorter_side))
+        return [_normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+
+    def _decoded(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
         files = [self._files[index] for index in indices.tolist()]
         with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
-            pixels = list(threads.map(partial(_pixels, image_size=self._size), files))
-        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
-        return images.to(torch.float32, memory_format=torch.contiguous_format).sub_(MEAN).div_(STD)
+            return list(threads.map(partial(_pixels, decode=decode), files))
 
 
-def _pixels(path: str, image_size: int) -> NDArray[np.uint8]:
+def _normalised(pixels: Tensor) -> Tensor:
+    images = pixels.permute(0, 3, 1, 2)
+    return images.to(torch.float32, memory_format=torch.contiguous_format).sub_(MEAN).div_(STD)
+
+
+def _pixels(path: str, decode: Decoder) -> NDArray[np.uint8]:
     try:
-        return read_pixels(path, image_size)
+        return decode(path)
     except UnreadableImage as error:
         raise unreadable(path, str(error)) from None
 

@@ -52,17 +52,41 @@ def read_pixels(path: str | Path, image_size: int) -> NDArray[np.uint8]:
     Raises:
         UnreadableImage: it cannot be decoded, is cut short, or is too large to be true.
     """
+    upright = _upright(path, round(image_size * SHORTER_SIDE / CENTRE))
+    size = (image_size, image_size)
+    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size)))
+
+
+def read_whole(path: str | Path, shorter_side: int) -> NDArray[np.uint8]:
+    """Reads an image like `read_pixels`, but all of it, scaled to a length of its shorter side.
+
+    Args:
+        path: of the file.
+        shorter_side: in pixels.
+
+    Returns:
+        (H, W, 3) uint8, RGB; the lesser of H and W is `shorter_side`.
+
+    Raises:
+        UnreadableImage: as `read_pixels`.
+    """
+    upright = _upright(path, shorter_side)
+    width, height = upright.size
+    scale = shorter_side / min(width, height)
+    size = (max(shorter_side, round(width * scale)), max(shorter_side, round(height * scale)))
+    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR))
+
+
+def _upright(path: str | Path, shorter_side: int) -> Image.Image:
+    """Opens an image, upright and RGB, of at least twice the pixels a side that will be needed, if it has them."""
     try:
         with Image.open(path, formats=_formats()) as image:
             _refuse_bomb(image)
             # JPEG can decode straight to a smaller size; down to twice the wanted one nothing is lost.
-            needed = 2 * round(image_size * SHORTER_SIDE / CENTRE)
-            image.draft("RGB", (needed, needed))
-            upright = _rgb(ImageOps.exif_transpose(image))
+            image.draft("RGB", (2 * shorter_side, 2 * shorter_side))
+            return _rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # Pillow's decoders raise nearly anything on a broken file
         raise UnreadableImage(_reason(error)) from error
-    size = (image_size, image_size)
-    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size)))
 
 
 def _centre(width: int, height: int) -> tuple[float, float, float, float]:

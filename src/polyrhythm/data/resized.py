@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch.nn.functional import interpolate
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from polyrhythm.data.dataset import Dataset, Split
+
+
+@runtime_checkable
+class HasWhole(Protocol):
+    """A split that can read its images at other sizes, and beyond the square that it shows."""
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives whole images; see `whole_pictures`."""
 
 
 class ResizedSplit:
@@ -36,6 +44,32 @@ class ResizedSplit:
         if len(images) == 0:
             return images.new_empty(0, images.shape[1], self._size, self._size)
         return interpolate(images, (self._size, self._size), mode="bilinear", antialias=True)
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives the whole images of `indices`; see `whole_pictures`."""
+        return whole_pictures(self._split, indices, shorter_side)
+
+
+def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Tensor]:
+    """Gives whole images, each scaled so that its shorter side has so many pixels (bilinear, antialiased).
+
+    Args:
+        split: one that knows more of an image than it shows has `whole(indices, shorter_side)`.
+        indices: (B,) int64.
+        shorter_side: in pixels.
+
+    Returns:
+        (C, H, W) each, float32; they may differ in shape.
+    """
+    if isinstance(split, HasWhole):
+        return split.whole(indices, shorter_side)
+    images = split.images(indices)
+    height, width = images.shape[2:]
+    scale = shorter_side / min(height, width)
+    size = (max(shorter_side, round(height * scale)), max(shorter_side, round(width * scale)))
+    if size != (height, width):
+        images = interpolate(images, size, mode="bilinear", antialias=True)
+    return list(images)
 
 
 def resized(dataset: Dataset, image_size: int) -> Dataset:

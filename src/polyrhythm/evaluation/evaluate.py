@@ -6,6 +6,7 @@ torchmetrics costs more than a second, which every start of the command line wou
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from polyrhythm.data.dataset import Split
 
@@ -58,6 +59,12 @@ class Evaluation:
     per_class: tuple[ClassResult, ...]
     confusion: Tensor = field(compare=False, repr=False)
 
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes that have images: every class counts alike, however rare it is."""
+        recalls = [entry.recall for entry in self.per_class if entry.images]
+        return sum(recalls) / len(recalls)
+
 
 def evaluate(
     model: nn.Module,
@@ -80,19 +87,54 @@ def evaluate(
     Raises:
         RequestError: the split is empty, or the model was made for another number of classes.
     """
-    if len(split) == 0:
-        raise RequestError("there are no images to test on")
-    totals = _Totals(len(classes), device)
-    training = [module.training for module in model.modules()]
-    model.eval()
+
+    def logits(indices: Tensor) -> Tensor:
+        scores: Tensor = model(split.images(indices).to(device))
+        return scores
+
+    with in_evaluation_mode(model):
+        return evaluate_scores(logits, split.labels, classes=classes, batch_size=batch_size)
+
+
+@contextmanager
+def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
+    """Puts models into evaluation mode, without gradients, and afterwards into the mode that they were in."""
+    modules = [module for model in models for module in model.modules()]
+    training = [module.training for module in modules]
+    for model in models:
+        model.eval()
     try:
         # not inference mode: what a network caches in such a pass could never be used in training again
         with torch.no_grad():
-            for indices in torch.split(torch.arange(len(split)), batch_size):
-                totals.add(model(split.images(indices).to(device)), split.labels[indices].to(device))
+            yield
     finally:
-        for module, flag in zip(model.modules(), training, strict=True):
+        for module, flag in zip(modules, training, strict=True):
             module.training = flag
+
+
+def evaluate_scores(
+    scores: Callable[[Tensor], Tensor], labels: Tensor, *, classes: Sequence[str], batch_size: int = 500
+) -> Evaluation:
+    """Tests whatever gives scores to numbered images.
+
+    Args:
+        scores: takes the numbers of images (B,) int64; gives their logits (B, classes), or the logarithms of
+            their class probabilities, which are logits too.
+        labels: (n,) int64, of all images.
+        classes: names of the classes, in the order of the labels.
+        batch_size: images at a time.
+
+    Raises:
+        RequestError: there are no images, or scores for another number of classes.
+    """
+    if len(labels) == 0:
+        raise RequestError("there are no images to test on")
+    totals: _Totals | None = None
+    for indices in torch.split(torch.arange(len(labels)), batch_size):
+        found = scores(indices)
+        totals = totals or _Totals(len(classes), found.device)
+        totals.add(found, labels[indices].to(found.device))
+    assert totals is not None
     return totals.result(classes)
 
 

@@ -1,0 +1,94 @@
+"""A trained network with its data, from a run folder or a file of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyrhythm.config.assemble import device_from, model_maker, name_of
+from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.open import open_data
+from polyrhythm.errors import RequestError
+from polyrhythm.models.weights import read_metadata
+
+MODEL_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network.
+
+    Attributes:
+        path: as the user named it.
+        file: of the weights.
+        model: on `device`.
+        model_name: for people.
+        dataset: what it was trained on, or what was given instead.
+        device: where the model is.
+    """
+
+    path: Path
+    file: Path
+    model: nn.Module
+    model_name: str
+    dataset: Dataset
+    device: torch.device
+
+
+def load_trained(
+    weights: str | Path, *, data: Any = None, model: Any = None, device: str = "auto", **options: Any
+) -> Trained:
+    """Opens a trained network and its data.
+
+    Args:
+        weights: a run folder or a file of weights.
+        data: None: what the run was trained on.
+        model: the network; None: the run's.
+        device: `cpu`, `cuda` or `auto`.
+        **options: `image_size` and `skip_unreadable`, as for `train`.
+
+    Raises:
+        RequestError: there are no such weights, or they do not say what they were trained with.
+    """
+    path = Path(weights)
+    known = facts_of(path)
+    data = data if data is not None else known.get("data")
+    model = model if model is not None else known.get("model")
+    if data is None or model is None:
+        missing = "--data" if data is None else "--model"
+        raise RequestError(f"{path} does not say what it was trained with: give {missing}")
+    size = options.get("image_size") or known.get("image_size")
+    dataset = open_data(data, image_size=size, skip_unreadable=bool(options.get("skip_unreadable")))
+    file = weights_file(path)
+    place = device_from(device)
+    replica = model_maker(model, dataset, str(file))().to(place)
+    return Trained(path, file, replica, name_of(model), dataset, place)
+
+
+def weights_file(path: Path) -> Path:
+    """Gives the file of weights that a run folder holds, or the file itself."""
+    return path / MODEL_FILE if path.is_dir() else path
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Gives what a run folder or the weights themselves say of how they were trained.
+
+    Raises:
+        RequestError: there is nothing there, or no finished run.
+    """
+    if not path.exists():
+        raise RequestError(f"there is no {path}: name a run folder or a file of weights")
+    if path.is_dir():
+        if not (path / MODEL_FILE).is_file():
+            if not (path / CONFIG_FILE).is_file():
+                raise RequestError(f"{path} is no run folder: name one, or a file of weights")
+            raise RequestError(
+                f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
+            )
+        return read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
+    return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

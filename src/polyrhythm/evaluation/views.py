@@ -1,0 +1,156 @@
+"""What a network is shown of a picture: its centre, its corners, all of it; at several scales, mirrored too.
+
+A. Krizhevsky, I. Sutskever, G. Hinton, NIPS 2012 (ten crops); K. Simonyan, A. Zisserman, ICLR 2015, arXiv:1409.1556
+(dense, scales, flips); R. Wu and others, "Deep Image", 2015, arXiv:1501.02876 (scales, models).
+
+    p = mean over scales, mirrorings and crops of softmax(z),      dense: z = mean over places of the scores
+
+So scores are averaged inside a picture, and probabilities between pictures: one rule a stage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.data.images import CENTRE, SHORTER_SIDE
+from polyrhythm.data.resized import whole_pictures
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.dense import DenseNetwork, NotConvertible, to_dense
+from polyrhythm.evaluation.windows import SlidingWindows
+
+if TYPE_CHECKING:
+    from polyrhythm.data.dataset import Split
+
+Scorer = Callable[[Tensor], Tensor]
+"""Takes pictures (B, C, H, W); gives logits (B, classes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What of each picture counts.
+
+    Attributes:
+        dense: the network is applied at every place of the whole picture.
+        ten_crop: the four corners and the centre, and these mirrored.
+        flip: the picture and its mirror image.
+        scales: lengths of the shorter side, in pixels; empty: 256/224 of the training size for `dense` and
+            `ten_crop`, the picture as it is for others.
+
+    Raises:
+        RequestError: `dense` and `ten_crop` together, or a scale below one.
+    """
+
+    dense: bool = False
+    ten_crop: bool = False
+    flip: bool = False
+    scales: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dense and self.ten_crop:
+            raise RequestError("--dense looks at every place, --ten-crop at ten: give one of them")
+        if any(scale < 1 for scale in self.scales):
+            raise RequestError(f"scale {min(self.scales)} is too small: give the pixels of the shorter side")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the picture counts as it is."""
+        return not (self.dense or self.ten_crop or self.flip or self.scales)
+
+
+class ViewedClassifier:
+    """A network with its views of a split's pictures.
+
+    Args:
+        model: maps (B, C, H, W) to logits (B, classes), on `device`.
+        split: the pictures.
+        views: what of them counts.
+        image_shape: (C, H, W) of the network's training pictures.
+        device: where the model is.
+
+    Attributes:
+        views: as given.
+        method: how the dense stage is done: `convolutional`, `sliding windows (why)`, or empty.
+
+    Raises:
+        RequestError: a scale is below the size of the training pictures.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        split: Split,
+        views: Views,
+        image_shape: tuple[int, int, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._split = split
+        self.views = views
+        self._shape = image_shape
+        self._device = device
+        self.method = ""
+        side = min(image_shape[1:])
+        larger = round(side * SHORTER_SIDE / CENTRE) if views.dense or views.ten_crop else None
+        self._scales: tuple[int | None, ...] = views.scales or (larger,)
+        if views.scales and min(views.scales) < side:
+            raise RequestError(
+                f"scale {min(views.scales)} is below the {side} pixels that the network was trained on: "
+                f"give {side} or more"
+            )
+        self._scorer: Scorer = self._dense(model) if views.dense else model
+
+    def _dense(self, model: nn.Module) -> Scorer:
+        dense: DenseNetwork | SlidingWindows
+        try:
+            dense = to_dense(model, self._shape)
+            self.method = "convolutional"
+        except NotConvertible as error:
+            dense = SlidingWindows(model, self._shape[1:])
+            self.method = f"sliding windows ({error})"
+        return dense
+
+    def probabilities(self, indices: Tensor) -> Tensor:
+        """Gives the class probabilities (B, classes), float32, of the pictures of `indices`, (B,) int64."""
+        return torch.stack([self._at(scale, indices) for scale in self._scales]).mean(0)
+
+    def _at(self, scale: int | None, indices: Tensor) -> Tensor:
+        if scale is None:
+            return self._mirrored(self._split.images(indices))
+        pictures = whole_pictures(self._split, indices, scale)
+        crop = (lambda images: images) if self.views.dense else self._crops
+        found: list[Tensor] = [torch.empty(0)] * len(pictures)
+        for members in _by_shape(pictures).values():  # one shape a batch: photographs differ in length
+            seen = self._mirrored(crop(torch.stack([pictures[index] for index in members])))
+            for row, index in enumerate(members):
+                found[index] = seen.view(-1, len(members), seen.shape[1])[:, row].mean(0)
+        return torch.stack(found)
+
+    def _crops(self, images: Tensor) -> Tensor:
+        """Cuts training-size pieces out of images of one shape, one place after the other: (places B, C, h, w)."""
+        height, width = self._shape[1:]
+        bottom, right = images.shape[2] - height, images.shape[3] - width
+        places = [(bottom // 2, right // 2)]
+        if self.views.ten_crop:
+            places += [(0, 0), (0, right), (bottom, 0), (bottom, right)]
+        return torch.cat([images[:, :, top : top + height, left : left + width] for top, left in places])
+
+    def _mirrored(self, images: Tensor) -> Tensor:
+        own = self._softmax(images)
+        if not (self.views.flip or self.views.ten_crop):
+            return own
+        return (own + self._softmax(images.flip(3))) / 2
+
+    def _softmax(self, images: Tensor) -> Tensor:
+        return self._scorer(images.to(self._device)).float().softmax(1)
+
+
+def _by_shape(pictures: list[Tensor]) -> dict[torch.Size, list[int]]:
+    found: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, picture in enumerate(pictures):
+        found[picture.shape].append(index)
+    return found
