@@ -7,8 +7,8 @@ flows there are.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from polyrhythm.communication.transports.simulated.network import Action
@@ -105,7 +105,7 @@ class Bundle:
         self._joined += 1
         flow.bundle = self
         flow.target = self._count + flow.left
-        heapq.heappush(self._ends, (flow.target, self._joined, flow))
+        heappush(self._ends, (flow.target, self._joined, flow))
 
     def leave(self, flow: Flow) -> None:
         """Lets a flow go; the count must be up to date, and `flow.left` is afterwards."""
@@ -127,11 +127,18 @@ class Bundle:
         self._count, self._counted_at = self._first()[0], now_s  # as it was planned, whatever rounding says
         ended = []
         while self.size and self._first()[0] <= self._count:
-            flow = heapq.heappop(self._ends)[2]
+            flow = heappop(self._ends)[2]
             self.size -= 1
             flow.bundle = None
             ended.append(flow)
         return ended
+
+    def is_alone(self) -> bool:
+        """Whether it shares no link with another bundle."""
+        for link in self.links:  # noqa: SIM110 - a generator would take longer than all that is asked
+            if len(link.bundles) > 1:
+                return False
+        return True
 
     def allow(self, link: Link, rate: float) -> None:
         """Notes that a link which is not coupling has room for its flows up to a rate."""
@@ -139,9 +146,9 @@ class Bundle:
             return
         if len(self._allowances) > 2 * len(self._allowed) + 64:  # most are of links that it crosses no more
             self._allowances = [(kept, at.number, at) for at, kept in self._allowed.items()]
-            heapq.heapify(self._allowances)
+            heapify(self._allowances)
         self._allowed[link] = rate
-        heapq.heappush(self._allowances, (rate, link.number, link))
+        heappush(self._allowances, (rate, link.number, link))
 
     def forget(self, link: Link) -> None:
         """Forgets what a link had room for."""
@@ -151,7 +158,7 @@ class Bundle:
         """Gives, and forgets, the links that had room for less than the present rate."""
         links = []
         while self._allowances and self._allowances[0][0] < self.rate:
-            rate, _, link = heapq.heappop(self._allowances)
+            rate, _, link = heappop(self._allowances)
             if self._allowed.get(link) == rate:
                 del self._allowed[link]
                 links.append(link)
@@ -164,6 +171,6 @@ class Bundle:
             target, _, flow = ends[0]
             if flow.bundle is self and flow.target == target:
                 break
-            heapq.heappop(ends)
+            heappop(ends)
             self._strangers -= 1
         return ends[0]

@@ -48,6 +48,9 @@ class Sharing:
         self.rates_computed = 0
         self.flows_moved = 0
         self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
+        self._homes: dict[
+            tuple[Link, ...], Bundle
+        ] = {}  # of flows that cross these links, as they couple now
         self._starting: list[Flow] = []
         self._changed: dict[Bundle, None] = {}
         self._suspects: dict[Link, None] = {}  # loose links that may carry too much
@@ -72,24 +75,21 @@ class Sharing:
         self._note_change(bundle)
         return ended
 
-    def settle(self, now_s: float) -> list[Bundle]:
+    def settle(self, now_s: float) -> Iterable[Bundle]:
         """Gives new rates to whatever is connected with what has changed.
 
         Returns:
             The bundles whose next end is another than before.
         """
         self._now_s = now_s
-        starting, self._starting = self._starting, []
-        for flow in starting:
-            self._foresee(flow)
-        for flow in starting:
-            self._put(flow)
+        if self._starting:
+            self._take_in()
         touched: dict[Bundle, None] = {}
         loosened = False
         while self._changed:
             changed, self._changed = self._changed, {}
             touched.update(changed)
-            components = self._components(changed, touched)
+            components = self._refill(changed, touched)
             for component in components:
                 for bundle in self._fill(component):
                     touched[bundle] = None
@@ -100,7 +100,18 @@ class Sharing:
                 self._loosen(components)
         for bundle in touched:
             bundle.plan()
-        return list(touched)
+        return touched
+
+    def _take_in(self) -> None:
+        """Finds the bundles of new flows."""
+        starting, self._starting = self._starting, []
+        for flow in starting:
+            for link in flow.links:
+                if len(link.flows) > 1 and not link.coupling:
+                    self._foresee(flow)
+                    break
+        for flow in starting:
+            self._put(flow)
 
     def _foresee(self, flow: Flow) -> None:
         """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
@@ -123,6 +134,7 @@ class Sharing:
 
     def _couple(self, link: Link, coupling: bool) -> None:
         link.coupling, link.roomy = coupling, 0
+        self._homes.clear()
         for flow in list(link.flows):
             if flow.bundle is not None:
                 self.flows_moved += 1
@@ -130,31 +142,35 @@ class Sharing:
                 self._put(flow)
 
     def _put(self, flow: Flow) -> None:
-        """Finds the bundle of a flow by the coupling links that it crosses."""
-        coupling, limit, room = [], inf, inf
+        """Puts a flow into its bundle."""
+        bundle = self._homes.get(flow.links) or self._find_home(flow.links)
+        bundle.pass_to(self._now_s)
+        bundle.join(flow)
         for link in flow.links:
+            bundles = link.bundles
+            bundles[bundle] = bundles.get(bundle, 0) + 1
+            if len(link.flows) > 1 and not link.coupling:
+                self._suspects[link] = None
+        self._note_change(bundle)
+
+    def _find_home(self, links: tuple[Link, ...]) -> Bundle:
+        """Gives the bundle of flows that cross some links, by those of them that couple."""
+        coupling, limit, room = [], inf, inf
+        for link in links:
             if link.coupling:
                 coupling.append(link)
                 room = min(room, link.bandwidth)
             elif link.bandwidth < limit:
                 limit = link.bandwidth
-        bundle = self._bundle(tuple(coupling), limit if limit < room else inf)
-        bundle.pass_to(self._now_s)
-        bundle.join(flow)
-        for link in flow.links:
-            link.bundles[bundle] = link.bundles.get(bundle, 0) + 1
-            if not link.coupling and len(link.flows) > 1:
-                self._suspects[link] = None
-        self._note_change(bundle)
-
-    def _bundle(self, links: tuple[Link, ...], limit: float) -> Bundle:
         if (
-            not links
+            not coupling
         ):  # a flow that shares nothing is a bundle alone: its count starts at 0, and its time is exact
-            return Bundle(links, limit)
-        bundle = self._bundles.get((links, limit))
+            return Bundle((), limit)
+        key = tuple(coupling), limit if limit < room else inf
+        bundle = self._bundles.get(key)
         if bundle is None:
-            bundle = self._bundles[links, limit] = Bundle(links, limit)
+            bundle = self._bundles[key] = Bundle(*key)
+        self._homes[links] = bundle
         return bundle
 
     def _take(self, bundle: Bundle, flow: Flow) -> None:
@@ -168,33 +184,43 @@ class Sharing:
         bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
         self._changed[bundle] = None
 
-    def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
+    def _refill(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
         """Gives new rates to bundles that share no coupling link; gives the others, as they are connected."""
+        seeds: dict[Bundle, None] = {}
+        for bundle in changed:
+            if bundle.size:
+                if bundle.is_alone():
+                    self._fill_alone(bundle)
+                else:
+                    seeds[bundle] = None
+                continue
+            if self._bundles.pop((bundle.links, bundle.limit), None) is not None:
+                self._homes.clear()
+            for link in bundle.links:
+                if link.coupling:
+                    seeds.update(dict.fromkeys(link.bundles))
+        return self._components(seeds, touched) if seeds else []
+
+    def _components(self, seeds: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
         components = []
         found: set[Bundle] = set()
-        for bundle in changed:
-            seeds: Iterable[Bundle] = (bundle,)
-            if not bundle.size:
-                self._bundles.pop((bundle.links, bundle.limit), None)
-                seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
-            for seed in seeds:
-                if seed in found:
-                    continue
-                component = _connected(seed)
-                found.update(component)
-                if len(component) > 1:
-                    components.append(component)
-                elif self._fill_alone(seed):
-                    touched[seed] = None
+        for seed in seeds:
+            if seed in found:
+                continue
+            component = _connected(seed)
+            found.update(component)
+            if len(component) > 1:
+                components.append(component)
+            elif self._fill_alone(seed):
+                touched[seed] = None
         return components
 
     def _fill_alone(self, bundle: Bundle) -> bool:
         """Gives the rate that `fair_rates` would give to a single bundle."""
         self.rates_computed += 1
-        rate, size = bundle.limit, bundle.size
+        rate = bundle.limit
         for link in bundle.links:
-            share = link.bandwidth / size
-            rate = min(rate, share)
+            rate = min(rate, link.bandwidth / bundle.size)
         return self._give(bundle, rate)
 
     def _fill(self, component: list[Bundle]) -> list[Bundle]:
@@ -255,11 +281,6 @@ def _cross_less(link: Link, bundle: Bundle) -> None:
 
 def _connected(bundle: Bundle) -> list[Bundle]:
     """Gives all bundles that share coupling links with one, directly or through others."""
-    for link in bundle.links:
-        if len(link.bundles) > 1:
-            break
-    else:
-        return [bundle]
     found = {bundle: None}
     todo = list(bundle.links)
     seen = set(todo)

@@ -10,15 +10,16 @@ they were queued, so that the same program gives the same trace, always.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 import greenlet
 
 from polyrhythm.errors import RunError
+
+Action = Callable[[], object]
 
 _MOST_NAMED = 16
 
@@ -27,12 +28,12 @@ class Deadlock(RunError):
     """Every task waits for something that cannot happen any more."""
 
 
-class Task:
-    """Something that runs in virtual time.
+class Task(greenlet.greenlet):  # type: ignore[misc]
+    """Something that runs in virtual time. Its `switch` lets it go on, and is itself a thing to queue.
 
     Attributes:
         name: for messages.
-        waiting_for: what it is parked on, in words; empty while it runs.
+        waiting_for: what it was last parked on, in words.
         result: what it returned.
         error: what it raised.
         awaited: whether its error is for those who join it; else it ends the simulation.
@@ -40,42 +41,47 @@ class Task:
     """
 
     def __init__(
-        self, name: str, work: Callable[[], Any], hub: greenlet.greenlet, awaited: bool, owner: object
+        self, name: str, work: Callable[[], Any], time: VirtualTime, awaited: bool, owner: object
     ) -> None:
+        super().__init__(parent=time.hub)
         self.name = name
         self.awaited = awaited
         self.owner = owner
         self.waiting_for = ""
         self.result: Any = None
         self.error: BaseException | None = None
+        self._time = time
         self._work = work
-        self._woken_on_end: list[Task] = []
-        self.greenlet = greenlet.greenlet(self._run, parent=hub)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Does its work; an error that nobody awaits goes on to the hub."""
         try:
             self.result = self._work()
         except Exception as error:
             self.error = error
+        self._time.end(self)
 
     @property
     def ended(self) -> bool:
         """Whether it has returned or raised."""
-        return bool(self.greenlet.dead)
+        return bool(self.dead)
 
 
 class VirtualTime:
-    """The hub of a simulation; its `now` is the clock of all ranks."""
+    """The hub of a simulation; its `now` is the clock of all ranks.
+
+    Attributes:
+        hub: where tasks switch to when they wait.
+    """
 
     def __init__(self) -> None:
+        self.hub = greenlet.getcurrent()
         self._now = 0.0
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._present: deque[Callable[[], None]] = deque()
+        self._later: list[tuple[float, int, Action]] = []
+        self._present: deque[Action] = deque()
         self._queued = 0
         self._tasks: dict[Task, None] = {}  # in the order of their making
-        self._current: Task | None = None
-        self._hub = greenlet.getcurrent()
-        self._waiters: dict[int, list[Task]] = {}
+        self._waiters: dict[Task, list[Task]] = {}
         self._unheard: list[Task] = []
 
     def now(self) -> float:
@@ -84,19 +90,18 @@ class VirtualTime:
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
-        task = self._running()
-        self.at(self._now + seconds, partial(self.wake, task))
+        self.at(self._now + seconds, self.running().switch)
         self.park("time to pass")
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
+    def at(self, time_s: float, action: Action) -> None:
         """Queues an action; it must not block. What should have been done before is done at the present time."""
         if time_s <= self._now:
             self._present.append(action)
         else:
-            heapq.heappush(self._later, (time_s, self._queued, action))
+            heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
 
-    def soon(self, action: Callable[[], None]) -> None:
+    def soon(self, action: Action) -> None:
         """Queues an action for the present time, after what is already queued for it."""
         self._present.append(action)
 
@@ -111,7 +116,7 @@ class VirtualTime:
             awaited: whether an error waits to be heard by `join`, as a thread's would; else it ends the simulation.
             owner: whom `kill` names to end it.
         """
-        task = Task(name, work, self._hub, awaited, owner)
+        task = Task(name, work, self, awaited, owner)
         self._tasks[task] = None
         self.wake_soon(task)
         return task
@@ -119,12 +124,10 @@ class VirtualTime:
     def kill(self, owner: object) -> None:
         """Ends all tasks of an owner where they are; called by queued actions, never by tasks."""
         for task in [task for task in self._tasks if task.owner is owner]:
-            while not task.ended:  # a `finally` may have parked it once more
-                previous, self._current = self._current, task
-                task.greenlet.throw()
-                self._current = previous
             self._tasks.pop(task, None)
-            self._waiters.pop(id(task), None)
+            self._waiters.pop(task, None)
+            while not task.ended:  # a `finally` may have parked it once more
+                task.throw()
         self._unheard = [task for task in self._unheard if task.owner is not owner]
 
     @property
@@ -132,31 +135,28 @@ class VirtualTime:
         """How many actions are to come."""
         return len(self._later) + len(self._present)
 
-    def park(self, reason: str) -> None:
-        """Blocks the running task until `wake`."""
-        task = self._running()
-        task.waiting_for = reason
-        self._hub.switch()
-        task.waiting_for = ""
+    def park(self, reason: str) -> Any:
+        """Blocks the running task until it is woken; gives what it is handed then, `()` if nothing."""
+        self.running().waiting_for = reason
+        return self.hub.switch()
 
-    def wake(self, task: Task) -> None:
-        """Lets a parked task go on at once; called by queued actions, never by tasks."""
-        if task.greenlet.dead:
-            return
-        previous, self._current = self._current, task
-        task.greenlet.switch()
-        self._current = previous
-        if task.greenlet.dead:
-            self._end(task)
+    def wake(self, task: Task, *handed: Any) -> None:
+        """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks.
+
+        Args:
+            task: which.
+            handed: at most one thing that it waits for.
+        """
+        task.switch(*handed)
 
     def wake_soon(self, task: Task) -> None:
         """Queues a parked task for the present time; may be called by tasks."""
-        self.soon(partial(self.wake, task))
+        self._present.append(task.switch)
 
     def join(self, task: Task) -> Any:
         """Waits for another task, gives its result or raises its error."""
         while not task.ended:
-            self._waiters.setdefault(id(task), []).append(self._running())
+            self._waiters.setdefault(task, []).append(self.running())
             self.park(f"the end of {task.name}")
         if task in self._unheard:
             self._unheard.remove(task)
@@ -166,7 +166,9 @@ class VirtualTime:
 
     def running(self) -> Task:
         """The task that calls this."""
-        return self._running()
+        task = greenlet.getcurrent()
+        assert isinstance(task, Task), "only a task can wait in virtual time"
+        return task
 
     def run(self) -> None:
         """Runs until all tasks have ended.
@@ -178,24 +180,28 @@ class VirtualTime:
         """
         later, present = self._later, self._present
         while later or present:
-            if later and (not present or later[0][0] <= self._now):
-                self._now, _, action = heapq.heappop(later)
-            else:
-                action = present.popleft()
-            action()
-        stuck = [task for task in self._tasks if not task.ended]
+            while present:
+                present.popleft()()
+            if later:
+                self._now = now = later[0][0]
+            while later and later[0][0] == now:
+                heappop(later)[2]()
+        stuck = list(self._tasks)
         if stuck and self._unheard:  # the likely cause of the standstill
             self.join(self._unheard[0])
         if stuck:
             raise Deadlock(_standstill(stuck))
 
-    def _running(self) -> Task:
-        assert self._current is not None, "only a task can wait in virtual time"
-        return self._current
+    def end(self, task: Task) -> None:
+        """Notes that a task has done its work; called by itself, at its very end.
 
-    def _end(self, task: Task) -> None:
+        Raises:
+            Exception: its error, if that is for nobody else.
+        """
+        if task not in self._tasks:  # killed
+            return
         del self._tasks[task]
-        waiters = self._waiters.pop(id(task), [])
+        waiters = self._waiters.pop(task, [])
         for waiter in waiters:
             self.wake_soon(waiter)
         if task.error is not None and not waiters:
