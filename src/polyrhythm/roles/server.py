@@ -45,7 +45,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         if message.kind is Kind.CHECKPOINT:
             control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
             continue
-        if message.kind is Kind.PUSH:
+        if message.kind not in _OUTSIDE_STEPS:
             reporter.begin_once()
         before = world.network.bytes_sent
         outbox.send(part.on_message(source, message))
@@ -116,7 +116,7 @@ class _Reporter:
         self._begun = False
 
     def begin_once(self) -> None:
-        """Training starts with the first gradient; event times count from there."""
+        """Training starts with the first step; event times count from there."""
         if not self._begun:
             self._begun = True
             self._started_at = self._said_at = self._clock.now()

@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from polyrhythm.specs import Config
 
+PLACEMENTS = "polyrhythm.strategies.placements"
+"""The folder that lists them."""
+
 
 class Placement(Config):
     """A rule for choosing servers among the ranks."""

@@ -76,6 +76,7 @@ class WorkerSetting:
         cast: which ranks of `network` do what.
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
+        steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
     """
 
     network: Communicator
@@ -83,6 +84,7 @@ class WorkerSetting:
     cast: Cast
     flat: FlatParameters
     plan: OptimizerPlan
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,13 @@ class WorkerPart:
             all get the same answer at the same step.
         """
         raise NotImplementedError
+
+    def next_step(self, step: int) -> int:
+        """Says which step comes after one that is over: not always the next, where the others did not wait.
+
+        Asked after every step. Steps that are left out are over for this worker.
+        """
+        return step + 1
 
     def settle(self) -> None:
         """Finishes what is under way, so that the flat vector holds this worker's current model."""
@@ -286,6 +295,15 @@ class Strategy(Config):
         if workers < 1:
             raise RequestError(f"workers must be at least 1 (given {workers})")
 
+    def caution(self, workers: int, learning_rate: float) -> str:
+        """Says in one line what may go wrong though it is allowed; empty if nothing is known.
+
+        Args:
+            workers: how many there are.
+            learning_rate: of the run, before any schedule.
+        """
+        return ""
+
     def in_step(self, workers: int) -> bool:
         """Whether workers take their steps together: all stop after the same one, and timing changes no result."""
         raise NotImplementedError
@@ -294,6 +312,10 @@ class Strategy(Config):
         """Whether all workers hold the same parameters after every step."""
         return self.in_step(workers)
 
+    def round_steps(self, workers: int) -> int:
+        """How many steps a worker takes from one exchange with others to the next; 0 if there is one in the end only."""
+        return 1
+
     def goes_on(self, workers: int) -> bool:
         """Whether the others go on when a worker is lost, and a successor of it may join them.
 
@@ -301,9 +323,21 @@ class Strategy(Config):
         """
         return False
 
+    def spares(self, workers: int) -> int:
+        """How many workers may be lost at once while the others go on."""
+        return workers - 1 if self.goes_on(workers) else 0
+
     def updates_per_step(self, workers: int) -> int:
         """How many updates the parameters get while every worker takes one step."""
         raise NotImplementedError
+
+    def shares_rate(self, workers: int) -> int:
+        """Among how many updates the default learning rate is shared out."""
+        return self.updates_per_step(workers)
+
+    def drops_gradients(self, workers: int) -> bool:
+        """Whether gradients may be dropped, and steps left out."""
+        return False
 
     def slices(self, workers: int) -> int:
         """Into how many pieces its messages cut a bucket; 1 if no message holds a piece of one.

@@ -1,0 +1,40 @@
+"""Elastic averaging SGD (EASGD).
+
+Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015, arXiv 1412.6651.
+
+    every step        x_i' = x_i - lr g_i(x_i) - d_i               d_i = alpha (x_i - c) every tau steps, else 0
+    asynchronous      c' = c + d_i                                 whenever a worker exchanges
+    synchronous       c' = c + sum_i d_i = (1 - beta) c + beta mean_i x_i         when all do; beta = N alpha
+
+c is the centre, which is tested and saved. All right-hand sides are old values: the gradient is that of the value
+before the pull. lr is the optimiser's, and any optimiser takes SGD's place on a worker. Departures: servers make the
+difference, so that an exchange is one round trip, hidden behind the gradient, and nobody comes between reading c and
+changing it; alpha is beta / N, as in the authors' code, not beta / (tau N) as in TensorFlow's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
+from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, PlainStep
+from polyrhythm.strategies.strategy import Facts, WorkerSetting
+
+
+class EASGD(ElasticAveraging):
+    """Workers train alone, and every few steps they and a centre pull at each other.
+
+    Attributes: see `ElasticAveraging`.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M/tau",
+        staleness="N-1 (0 if synchronous)",
+        use_it="slow networks and uneven machines: little is sent, and workers explore on their own",
+        when_a_worker_dies=WHEN_A_WORKER_DIES,
+    )
+    plain_steps: ClassVar[bool] = True
+
+    def local_step(self, setting: WorkerSetting) -> LocalStep:
+        """Makes the optimiser's own step."""
+        return PlainStep(setting.flat.vector, setting.plan)

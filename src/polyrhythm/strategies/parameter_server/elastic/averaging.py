@@ -1,0 +1,126 @@
+"""The configuration that all forms of elastic averaging share; they differ in a worker's own step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.invariants.elastic import Elastic
+from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
+from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
+from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
+from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
+from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+from polyrhythm.training.quantities import Count, NonNegative
+
+PAPER = Paper(
+    "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
+)
+WHEN_A_WORKER_DIES = (
+    "asynchronous: the others go on, and a successor begins at the centre with the steps that are left (the leader's "
+    "loss stops the run); synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
+)
+
+
+class ElasticAveraging(Strategy):
+    """Workers train alone, and every few steps they and a centre pull at each other.
+
+    Attributes:
+        mode: whether a worker exchanges by itself, or all together.
+        tau: steps of a worker between two exchanges.
+        beta: what all workers' pulls at the centre add up to.
+        alpha: share of the difference by which both sides move; None: beta / N.
+        servers: how many hold the centre, each an equal shard.
+        placement: where servers run.
+    """
+
+    paper: ClassVar[Paper] = PAPER
+    plain_alone: ClassVar[bool] = False
+    plain_steps: ClassVar[bool]
+
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    tau: Count = 4
+    beta: NonNegative = 0.9
+    alpha: NonNegative | None = None
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if self.alpha is not None and "beta" in self.model_fields_set:
+            raise RequestError(f"strategy {self.name}: alpha is beta / N, so give only one of them")
+        return self
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def rule(self, workers: int) -> ElasticRule:
+        """Gives the numbers for so many workers."""
+        alpha = self.beta / workers if self.alpha is None else self.alpha
+        return ElasticRule(alpha=alpha, tau=self.tau, together=self.mode == "synchronous")
+
+    def caution(self, workers: int, learning_rate: float) -> str:
+        """Warns where alpha is out of the stable range."""
+        return self.rule(workers).caution(workers, learning_rate)
+
+    def in_step(self, workers: int) -> bool:
+        """As the mode has it."""
+        return self.mode == "synchronous"
+
+    def agrees(self, workers: int) -> bool:
+        """Never: every worker has parameters of its own."""
+        return False
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.tau
+
+    def goes_on(self, workers: int) -> bool:
+        """Where nobody waits for anybody."""
+        return self.mode == "asynchronous"
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: every worker makes its own step on its own parameters."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """What one side loses, the other gains."""
+        alpha = self.rule(len(conditions.cast.workers)).alpha
+        elastic = Elastic(conditions, alpha, plain=self.plain_steps)
+        return [*super().invariants(conditions), Answers(conditions.cast), elastic]
+
+    @abstractmethod
+    def local_step(self, setting: WorkerSetting) -> LocalStep:
+        """Makes a worker's own step."""
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return ElasticWorker(setting, self.rule(setting.workers.size), self.local_step(setting))
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        workers = setting.cast.workers
+        return CentreServer(workers, self.rule(len(workers)))

@@ -1,0 +1,158 @@
+"""The server of elastic averaging: a shard of the centre.
+
+    worker ── VECTOR(x) ─▶ d = alpha (x - centre);  centre += d
+           ◀─ DIFFERENCE(d) ──────────────────────  the worker takes the same d off
+
+Synchronously it holds the vectors until there is one of everybody, makes all differences with the same centre, and adds
+them in the workers' order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.strategy import State
+
+Reply = tuple[int, Message]
+
+
+class CentreServer:
+    """One server; see `ServerPart`.
+
+    Args:
+        workers: their ranks.
+        rule: how far both sides move.
+
+    Attributes:
+        version: exchanges so far; where workers exchange together, an exchange of all is one.
+        staleness: of how many differences the worker had not heard of the centre for how many of its versions.
+        centre: `(n,)`, its shard; empty until worker 0 has sent it.
+    """
+
+    def __init__(self, workers: tuple[int, ...], rule: ElasticRule) -> None:
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.centre = torch.empty(0)
+        self._rule = rule
+        self._presence = Presence(workers)
+        self._held: dict[int, Message] = {}
+        self._steps = [0] * len(workers)
+        self._seen: dict[int, int] = {}
+        self._stop = False
+        self._resumed = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have left, and worker 0 has let the servers go."""
+        return self._presence.done
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many steps of each worker had been done when it exchanged last; a successor goes on from there."""
+        return dict(zip(self._presence.pushers, self._steps, strict=True))
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a rank and gives the replies.
+
+        Raises:
+            RunError: a message that no worker of ours sends.
+        """
+        number = self._presence.number(source, message.kind)
+        if message.kind is Kind.VECTOR:
+            return self._exchange(number, message)
+        if message.kind is Kind.PARAMETERS:
+            return self._initialise(_tensor(message))
+        if message.kind is Kind.PULL:
+            return self._pull(source, message)
+        if message.kind is Kind.LEAVE:
+            return self.on_loss(source)
+        raise RunError(f"a centre cannot do anything with {message.kind.name} from rank {source}")
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
+        if rank not in self._presence.numbers or not self._presence.leave(rank):
+            return []
+        self._held.pop(self._presence.numbers[rank], None)
+        self._seen.pop(self._presence.numbers[rank], None)
+        return self._apply_if_complete() + self._answer_final()
+
+    def state(self) -> State:
+        """Gives all that a resumed server needs, the centre included."""
+        return {"values": self.centre}, {
+            "version": self.version,
+            "steps": list(self._steps),
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
+        tensors, facts = state
+        self.centre = tensors["values"]
+        self.version = facts["version"]
+        self._steps = list(facts["steps"])
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self._resumed = True
+
+    def _initialise(self, values: Tensor) -> list[Reply]:
+        if not self._resumed:
+            self.centre = values
+        asking, self._presence.asking = self._presence.asking, []
+        return [self._answer(source) for source in asking]
+
+    def _pull(self, source: int, message: Message) -> list[Reply]:
+        if message.stop:
+            self._presence.final = source
+            return self._answer_final()
+        if not self._presence.enter(source):
+            return [(source, Message(Kind.LEAVE))]
+        if not len(self.centre):
+            self._presence.asking.append(source)
+            return []
+        return [self._answer(source)]
+
+    def _exchange(self, worker: int, message: Message) -> list[Reply]:
+        self._stop |= message.stop
+        self._held[worker] = message
+        return self._apply_if_complete()
+
+    def _apply_if_complete(self) -> list[Reply]:
+        """Makes the differences of all vectors that are held, unless one is still missing."""
+        if not self._held or (self._rule.together and len(self._held) < self._presence.there):
+            return []
+        held, self._held = sorted(self._held.items()), {}
+        # The vectors are ours, and become the differences where they are: all of them before the centre moves.
+        differences = [_tensor(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]
+        replies = []
+        for (worker, message), difference in zip(held, differences, strict=True):
+            self.centre.add_(difference)
+            self._steps[worker] = message.step
+            self.staleness[self.version - self._seen.get(worker, self.version)] += 1
+            self._seen[worker] = self.version + 1
+            reply = Message(Kind.DIFFERENCE, difference, step=message.step, stop=self._stop)
+            replies.append((self._presence.pushers[worker], reply))
+        self.version += 1
+        return [(to, reply._replace(version=self.version)) for to, reply in replies]
+
+    def _answer_final(self) -> list[Reply]:
+        final = self._presence.ready_to_end
+        return [] if final is None or not len(self.centre) else [self._answer(final)]
+
+    def _answer(self, source: int) -> Reply:
+        worker = self._presence.numbers[source]
+        step = self._steps[worker]
+        self._seen.setdefault(worker, self.version)
+        values = self.centre.clone()  # it leaves while others pull at the centre
+        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+
+
+def _tensor(message: Message) -> Tensor:
+    if message.tensor is None:
+        raise RunError(f"a {message.kind.name} came without its tensor")
+    return message.tensor

@@ -1,0 +1,176 @@
+"""A centre by hand-written messages, without any network."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
+from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+
+WORKERS = (0, 2, 5)  # ranks
+START = torch.tensor([1.0, -2.0, 4.0])
+HALF = ElasticRule(alpha=0.5, tau=1, together=False)
+QUARTER_TOGETHER = ElasticRule(alpha=0.25, tau=1, together=True)
+
+
+def centre(rule, workers=WORKERS):
+    made = CentreServer(workers, rule)
+    assert made.on_message(0, Message(Kind.PARAMETERS, START.clone())) == []
+    return made
+
+
+def offer(values, step=0, stop=False):
+    return Message(Kind.VECTOR, torch.tensor(values), step=step, stop=stop)
+
+
+def pulled(made, rank=0):
+    [(to, reply)] = made.on_message(rank, Message(Kind.PULL))
+    assert to == rank
+    return reply
+
+
+def test_alone_both_sides_move_by_the_same_difference():
+    made = centre(HALF)
+    [(to, reply)] = made.on_message(2, offer([3.0, 2.0, 0.0], step=8))
+    assert (to, reply.kind, reply.version, reply.step) == (2, Kind.DIFFERENCE, 1, 8)
+    assert reply.tensor.tolist() == [1.0, 2.0, -2.0]
+    assert pulled(made).tensor.tolist() == [2.0, 0.0, 2.0]
+    assert made.steps == {0: 0, 2: 8, 5: 0}
+
+
+def test_staleness_is_how_long_a_worker_has_not_heard_of_the_centre():
+    made = centre(HALF)
+    for rank in (0, 2):
+        pulled(made, rank)
+    for rank, before in [(0, {}), (2, {0: 1}), (2, {0: 1, 1: 1}), (0, {0: 2, 1: 1})]:
+        assert made.staleness == before
+        made.on_message(rank, offer([0.0, 0.0, 0.0]))
+    assert made.staleness == {0: 2, 1: 1, 2: 1}
+    made.on_loss(2)
+    pulled(made, 2)  # a successor
+    made.on_message(2, offer([0.0, 0.0, 0.0]))
+    assert made.staleness == {0: 3, 1: 1, 2: 1}
+
+
+def test_alpha_of_one_swaps_worker_and_centre():
+    made = centre(ElasticRule(alpha=1.0, tau=1, together=False))
+    own = torch.tensor([7.0, 8.0, 9.0])
+    [(_, reply)] = made.on_message(5, offer(own.tolist()))
+    assert torch.equal(own - reply.tensor, START)
+    assert torch.equal(pulled(made).tensor, own)
+
+
+def test_alpha_of_zero_moves_nothing():
+    made = centre(ElasticRule(alpha=0.0, tau=1, together=False))
+    [(_, reply)] = made.on_message(5, offer([7.0, 8.0, 9.0]))
+    assert reply.tensor.tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(pulled(made).tensor, START)
+
+
+@pytest.mark.parametrize("rule", [HALF, QUARTER_TOGETHER])
+def test_where_all_are_equal_nothing_moves(rule):
+    made = centre(rule)
+    for rank in WORKERS:
+        for _, reply in made.on_message(rank, offer(START.tolist())):
+            assert not reply.tensor.any()
+    assert torch.equal(pulled(made).tensor, START)
+
+
+@pytest.mark.parametrize("order", list(permutations(WORKERS)))
+def test_together_all_differences_are_made_with_the_old_centre(order):
+    made = centre(QUARTER_TOGETHER)
+    own = {0: [5.0, 2.0, 4.0], 2: [1.0, -6.0, 8.0], 5: [-3.0, 2.0, 0.0]}
+    replies = []
+    for position, rank in enumerate(order):
+        replies = made.on_message(rank, offer(own[rank]))
+        assert bool(replies) == (position == 2)
+    given = {to: reply.tensor for to, reply in replies}
+    for rank, vector in own.items():
+        assert torch.equal(given[rank], 0.25 * (torch.tensor(vector) - START))
+    # beta = 3/4: a quarter of the old centre, three quarters of the mean
+    mean = sum(torch.tensor(vector) for vector in own.values()) / 3
+    now = pulled(made).tensor
+    torch.testing.assert_close(now, 0.25 * START + 0.75 * mean, rtol=0, atol=1e-6)
+    before = sum(torch.tensor(vector) for vector in own.values()) + START
+    after = sum(torch.tensor(vector) - given[rank] for rank, vector in own.items()) + now
+    assert torch.equal(before, after)  # all of these are dyadic
+    assert made.version == 1
+
+
+def test_together_the_order_of_arrival_does_not_change_a_bit():
+    generator = torch.Generator().manual_seed(1)
+    own = {rank: torch.randn(3, generator=generator) for rank in WORKERS}
+    found = []
+    for order in permutations(WORKERS):
+        made = centre(ElasticRule(alpha=0.3, tau=1, together=True))
+        for rank in order:
+            made.on_message(rank, Message(Kind.VECTOR, own[rank].clone()))
+        found.append(made.centre.clone())
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_wish_to_stop_reaches_all_of_the_same_exchange():
+    made = centre(QUARTER_TOGETHER)
+    made.on_message(0, offer([0.0, 0.0, 0.0]))
+    made.on_message(2, offer([0.0, 0.0, 0.0], stop=True))
+    assert [reply.stop for _, reply in made.on_message(5, offer([0.0, 0.0, 0.0]))] == [True] * 3
+
+
+def test_a_lost_worker_is_forgotten_and_its_successor_begins_with_the_steps_that_are_left():
+    made = centre(HALF)
+    made.on_message(5, offer([3.0, 2.0, 0.0], step=12))
+    assert made.on_loss(5) == []
+    answer = pulled(made, 5)
+    assert (answer.step, answer.tensor.tolist()) == (12, [2.0, 0.0, 2.0])
+    assert made.on_loss(7) == []  # none of ours
+
+
+def test_what_was_answered_does_not_change_with_the_centre():
+    made = centre(HALF)
+    before = pulled(made).tensor
+    made.on_message(2, offer([9.0, 9.0, 9.0]))
+    assert torch.equal(before, START)
+
+
+def test_the_final_centre_waits_for_all_and_the_second_leave_ends_it():
+    made = centre(HALF)
+    made.on_message(0, Message(Kind.LEAVE))
+    assert made.on_message(0, Message(Kind.PULL, stop=True)) == []
+    made.on_message(2, Message(Kind.LEAVE))
+    assert made.on_message(2, Message(Kind.PULL))[0][1].kind is Kind.LEAVE  # a late successor
+    [(to, reply)] = made.on_message(5, Message(Kind.LEAVE))
+    assert (to, reply.kind) == (0, Kind.PARAMETERS)
+    assert not made.done
+    made.on_message(0, Message(Kind.LEAVE))
+    assert made.done
+
+
+def test_who_asks_before_there_is_a_centre_is_answered_when_there_is():
+    made = CentreServer(WORKERS, HALF)
+    assert made.on_message(2, Message(Kind.PULL)) == []
+    [(to, reply)] = made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
+    assert to == 2
+    assert torch.equal(reply.tensor, START)
+
+
+def test_state_survives_the_wire_and_goes_before_what_worker_0_sends():
+    made = centre(HALF)
+    made.on_message(2, offer([3.0, 2.0, 0.0], step=4))
+    copy = CentreServer(WORKERS, HALF)
+    copy.load_state(unpack_tensors(pack_tensors(*made.state())))
+    copy.on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
+    assert torch.equal(copy.centre, made.centre)
+    assert (copy.version, copy.steps, copy.staleness) == (1, made.steps, {0: 1})
+
+
+def test_what_no_worker_sends_is_named():
+    made = centre(HALF)
+    with pytest.raises(RunError, match="heard VECTOR from rank 1, which pushes nothing here"):
+        made.on_message(1, offer([0.0, 0.0, 0.0]))
+    with pytest.raises(RunError, match="cannot do anything with PUSH from rank 2"):
+        made.on_message(2, Message(Kind.PUSH, torch.zeros(3)))
+    with pytest.raises(RunError, match="a VECTOR came without its tensor"):
+        made.on_message(2, Message(Kind.VECTOR))
