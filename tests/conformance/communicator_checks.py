@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 
 SIZE = 3
 WIRE_DTYPES = (
@@ -355,6 +356,30 @@ def sent_bytes_are_counted(communicator: Communicator) -> None:
         communicator.subgroup("pair", [0, 1]).receive(0)
 
 
+def nobody_waits_on_what_is_revoked(communicator: Communicator) -> None:
+    """Rank 1 gives up; the others wait for it or for each other, in collectives and for messages, and stop."""
+    crew = communicator.subgroup("first crew", range(SIZE))
+    part = crew.subgroup("part", range(SIZE))
+    part.barrier()
+    communicator.barrier()  # all have passed the first one
+    if communicator.rank == 1:
+        crew.revoke()
+        waits: list[Callable[[], object]] = [part.barrier]
+    else:
+        waits = [
+            lambda: part.start_all_reduce(torch.ones(9)).wait(),
+            lambda: part.receive(2 - communicator.rank),
+            lambda: crew.receive(1, tag=3),
+        ]
+    for wait in waits:
+        with pytest.raises(CollectiveBroken):
+            wait()
+        crew.revoke()  # rank 0 tells rank 2
+    total = torch.ones(9)
+    communicator.subgroup("second crew", range(SIZE)).all_reduce(total)
+    assert total.tolist() == [SIZE] * 9
+
+
 CHECKS: tuple[Callable[[Communicator], None], ...] = (
     numbered,
     every_field_arrives_both_ways,
@@ -378,4 +403,5 @@ CHECKS: tuple[Callable[[Communicator], None], ...] = (
     background_work_gives_its_result_or_error,
     background_works_do_not_wait_for_each_other,
     sent_bytes_are_counted,
+    nobody_waits_on_what_is_revoked,
 )

@@ -184,8 +184,8 @@ def _leave_while_others_add_up(seat: Seat) -> None:
     _shared(network)
     if seat.rank == 1:
         seat.tell("left")
-        for shared in home._sharing:  # as `close` does, without waiting for the others
-            shared.close()
+        for entry in home._collectives:  # as `close` does, without waiting for the others
+            entry.made.close()
         seat.wait_for_word()
         return
     with pytest.raises(PeerLost, match="rank 1 has left") as caught:

@@ -79,6 +79,10 @@ class Around:
         """Returns when all ranks have called it."""
         self._inner.barrier()
 
+    def revoke(self) -> None:
+        """Ends the use of this communicator."""
+        self._inner.revoke()
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Makes the communicator of some of these ranks."""
         return self._inner.subgroup(name, ranks)

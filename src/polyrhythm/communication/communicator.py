@@ -79,6 +79,13 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
 
+    def revoke(self) -> None:
+        """Ends the use of this communicator and of its parts: whoever waits on them gets `CollectiveBroken`.
+
+        Rank 0 tells all others; any other rank tells rank 0, which finds it broken and is to do the same. So
+        nobody waits for those who have given a collective up. Has no meaning for the communicator over all ranks.
+        """
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Makes the communicator of some of these ranks, this one among them, renumbered in the given order.
 

@@ -41,7 +41,7 @@ _STOP, _EMPTY = 1, 2
 class Kind(IntEnum):
     """What a message means. One list for all strategies, so that a trace can be read without knowing which ran."""
 
-    VECTOR = 0  # a tensor of a collective or of gossip
+    VECTOR = 0  # a tensor of a collective or of gossip, or a worker's own parameters
     CONFIGURE = 1  # worker 0 to a server: how to optimise its shard
     PARAMETERS = 2  # initial values to a server, or a server's answer
     PULL = 3  # a worker asks for parameters
@@ -54,6 +54,10 @@ class Kind(IntEnum):
     EVENT = 10  # a fact for the run's log
     CLOSE = 11  # nothing more will come over this link
     JOIN = 12  # a successor of a lost worker is there
+    BROKEN = 13  # a worker has broken a step off, and waits to be regrouped
+    REGROUP = 14  # who goes in step from now on
+    REVOKE = 15  # nobody may use this communicator any more
+    FETCH = 16  # a worker asks for parameters while it goes on
 
 
 class MalformedMessage(RunError):
@@ -96,7 +100,7 @@ class Message(NamedTuple):
         if tensor is None:
             return self
         copy = (tensor.detach() if tensor.requires_grad else tensor).clone()
-        return Message(self.kind, copy, *self[2:])
+        return self._make((self.kind, copy, *self[2:]))
 
 
 def _new(elements: int, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyrhythm.errors import PeerLost
 
 UNKNOWN_RANK = -1
+REVOKED = "another rank has given it up"
 
 
 class CollectiveBroken(PeerLost):
@@ -19,3 +20,8 @@ class CollectiveBroken(PeerLost):
         super(PeerLost, self).__init__(f"a collective broke, so a rank is gone: {reason}")
         self.reason = reason
         self.rank = rank
+
+
+def revoke_tells(rank: int, size: int) -> range:
+    """Gives whom a member tells that it has revoked a communicator: all others if it is the first, else the first."""
+    return range(1, size) if rank == 0 else range(1)

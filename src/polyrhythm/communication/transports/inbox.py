@@ -17,12 +17,14 @@ class Want:
         source: global rank of the sender, or None for anyone in `members`.
         tag: the message's tag.
         members: global ranks of the communicator.
+        lineage: contexts of the communicators whose revocation ends the wait: its own, and those that it is a part of.
     """
 
     context: int
     source: int | None
     tag: int
     members: tuple[int, ...]
+    lineage: tuple[int, ...] = ()
 
 
 class Inbox:
@@ -37,6 +39,7 @@ class Inbox:
         self._lost: set[int] = set()
         self._losses: dict[int, int] = {}
         self._told: dict[tuple[int, int | None, int], int] = {}
+        self._revoked: set[int] = set()
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
@@ -58,6 +61,16 @@ class Inbox:
                     del self._arrived[want.context, want.tag]
                 return source, message
         return None
+
+    def revoke(self, context: int) -> bool:
+        """Notes that nobody may use a communicator any more; gives whether that is news."""
+        news = context not in self._revoked
+        self._revoked.add(context)
+        return news
+
+    def is_revoked(self, lineage: tuple[int, ...]) -> bool:
+        """Tells whether a communicator may not be used any more, or one that it is a part of."""
+        return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
     def lose(self, rank: int) -> None:
         """Notes that a global rank is gone."""

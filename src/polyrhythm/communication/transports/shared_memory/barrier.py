@@ -17,12 +17,12 @@ import os
 import platform
 import time
 
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.collective_broken import REVOKED, UNKNOWN_RANK, CollectiveBroken
 from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
 from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
 
 _DESCRIPTION, _STATE = 1, 3
-_PRESENT, _LEFT, _BROKEN = 0, 1, 2
+_PRESENT, _LEFT, _REVOKED, _BROKEN = 0, 1, 2, 3
 
 _SPINNING_S = 100e-6
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
@@ -47,6 +47,7 @@ class Barrier:
     Attributes:
         crossed: how many barriers this member has passed.
         patient: whether to sleep at once while waiting, because this process has something else to compute.
+        broken: why nobody need be waited for any more.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Barrier:
     ) -> None:
         self.crossed = 0
         self.patient = False
+        self.broken: CollectiveBroken | None = None
         self._words = words
         self._members = members
         self._lifelines = lifelines
@@ -87,8 +89,12 @@ class Barrier:
             self._words[self._own + _STATE] = _LEFT
 
     def give_up(self, gone: int) -> None:
-        """Tells the others that this member cannot go on, because of a rank that is gone (its own, if it failed)."""
-        self._words[self._own + _STATE] = _BROKEN + gone
+        """Tells the others that this member cannot go on, because of a rank that is gone (its own, if it failed).
+
+        Args:
+            gone: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
+        """
+        self._words[self._own + _STATE] = _REVOKED if gone == UNKNOWN_RANK else _BROKEN + gone
 
     def _wait(self, line: int, number: int) -> None:
         words = self._words
@@ -105,12 +111,16 @@ class Barrier:
 
     def _miss(self, number: int) -> None:
         """Looks whether somebody who has not come will never come."""
+        if self.broken is not None:
+            raise self.broken
         ended = self._lifelines.ended()
         for member, rank in enumerate(self._members):
             state = self._words[member * LINE_WORDS + _STATE]
             # Asked last: who came and went since must not be taken for missing.
             if (state == _PRESENT and member not in ended) or self._words[member * LINE_WORDS] >= number:
                 continue
+            if state == _REVOKED:
+                raise CollectiveBroken(REVOKED)
             if state >= _BROKEN and state - _BROKEN != rank:
                 gone = state - _BROKEN
                 raise CollectiveBroken(f"rank {rank} misses rank {gone}", gone)

@@ -71,6 +71,12 @@ class SharedMemoryCollectives:
         """Returns when all members have called it."""
         self._do(self._exchange.barrier)
 
+    def give_up(self, reason: CollectiveBroken) -> None:
+        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        if self._broken is None:
+            self._barrier.broken = reason
+            self._give_up(reason)
+
     def close(self) -> None:
         """Leaves; the others must not wait for this member any more."""
         self._order.close()

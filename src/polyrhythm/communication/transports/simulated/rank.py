@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from polyrhythm.communication.message import Message
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.simulated.virtual_time import Task
 from polyrhythm.errors import PeerLost
@@ -53,9 +54,12 @@ class SimulatedRank:
         return found
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
-        """Puts a message into the inbox and wakes who waits for it; a broken link brings nothing."""
+        """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
         if self.alive and self.hears(source):
-            self._put(context, source.rank, message)
+            if message.kind is Kind.REVOKE:
+                self.revoke(context)
+            else:
+                self._put(context, source.rank, message)
 
     def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
@@ -70,13 +74,19 @@ class SimulatedRank:
         return True
 
     def _put(self, context: int, source: int, message: Message) -> None:
-        self.inbox.put(context, source, message)
+        """Hands the message to the task that waits for it, which has looked at all that came before, or keeps it."""
         for entry in self._parked:
             want, task = entry
             if want.context == context and want.tag == message.tag and want.source in (None, source):
                 self._parked.remove(entry)
-                self.cluster.time.wake(task)
+                task.switch((source, message))
                 return
+        self.inbox.put(context, source, message)
+
+    def revoke(self, context: int) -> None:
+        """Ends the use of a communicator on this rank."""
+        if self.inbox.revoke(context):
+            self._look_again()
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
         """Notes that a peer is gone, unless its successor has been heard already."""
@@ -98,19 +108,27 @@ class SimulatedRank:
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, parking the running task until the message is there."""
         while True:
+            self._check(want)
             found = self.inbox.take(want)
             if found is not None:
                 return found
             self._tell_loss(want, reason)
             self._parked.append((want, self.cluster.time.running()))
-            self.cluster.time.park(reason)
+            handed: tuple[int, Message] | tuple[()] = self.cluster.time.park(reason)
+            if handed:
+                return handed
 
     def take_now(self, want: Want) -> tuple[int, Message] | None:
         """Receives if the message is there."""
+        self._check(want)
         found = self.inbox.take(want)
         if found is None:
             self._tell_loss(want, "looking for a message")
         return found
+
+    def _check(self, want: Want) -> None:
+        if self.inbox.is_revoked(want.lineage):
+            raise CollectiveBroken(REVOKED)
 
     def _tell_loss(self, want: Want, reason: str) -> None:
         lost = self.inbox.news_of_loss(want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -13,12 +14,14 @@ from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
+from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, PlainCourier
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 
+from polyrhythm.errors import PeerLost
 _COLLECTIVE = Direct()
 
 
@@ -114,10 +117,12 @@ class TaskHandle:
 class SimulatedCommunicator:
     """One rank's end of a group of simulated ranks; see `Communicator`."""
 
-    def __init__(self, home: SimulatedRank, group: Group) -> None:
+    def __init__(self, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()) -> None:
         self._home = home
         self._group = group
         self._members = group.members
+        self._lineage = lineage
+        self._has_revoked = False
         self._context = group.context
         self._numbers = group.numbers
         self._rank = self._numbers[home.rank]
@@ -153,6 +158,11 @@ class SimulatedCommunicator:
         """Starts to send; what arrives is what the tensor holds now."""
         home, cluster = self._home, self._home.cluster
         receiver = home.peer(self._context, self._members[to])
+        if self._home.inbox.is_revoked(self._lineage):
+            raise CollectiveBroken(REVOKED)
+        return self._carry(to, message)
+
+    def _carry(self, to: int, message: Message) -> Parcel:
         parcel = Parcel(home, receiver, self._context, message.received(), cluster.nbytes_of(message))
         home.bytes_sent += parcel.nbytes
         cluster.courier.carry(parcel)
@@ -201,15 +211,26 @@ class SimulatedCommunicator:
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
+    def revoke(self) -> None:
+        """Ends the use of this communicator."""
+        if not self._has_revoked:
+            self._has_revoked = True
+            for to in revoke_tells(self._rank, self.size):
+                with suppress(PeerLost):
+                    self._carry(to, Message(Kind.REVOKE))
+        self._home.revoke(self._context)
+
         cluster = self._home.cluster
         members = cluster.globally(self._group, ranks)
-        return SimulatedCommunicator(self._home, cluster.group(f"{self._group.name}/{name}", members))
+        group = cluster.group(f"{self._group.name}/{name}", members)
+        return SimulatedCommunicator(self._home, group, (*self._lineage, group.context))
 
     def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:
         """Gives what a receiver waits for, and in words; that of the last time, since most receive the same again."""
         if self._waited is None or self._waited[:2] != (source, tag):
             who = "anyone" if source is None else f"rank {self._members[source]}"
-            want = Want(self._context, None if source is None else self._members[source], tag, self._members)
+            global_source = None if source is None else self._members[source]
+            want = Want(self._context, global_source, tag, self._members, self._lineage)
             self._waited = (source, tag, want, f"a message from {who}")
         return self._waited[2:]
 
@@ -217,7 +238,7 @@ class SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""
         if self._collective_space is None:
             group = self._home.cluster.group(f"{self._group.name}#collectives", self._members)
-            self._collective_space = SimulatedCommunicator(self._home, group)
+            self._collective_space = SimulatedCommunicator(self._home, group, self._lineage)
         return self._collective_space
 
     def _next_tag(self) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+
+_LOOK_EVERY = timedelta(milliseconds=50)
 
 
 class CollectiveHandle:
@@ -50,7 +54,9 @@ class CollectiveHandle:
         # In a frame of its own: the traceback of what `wait` raises must not hold the work, and so its connections.
         work = self._work
         try:
-            work.wait()
+            while not self._ends(work):
+                if self._reason:  # somebody has given the whole group up
+                    return
         except RuntimeError as error:
             reason = _essence(str(error))
         else:
@@ -62,6 +68,27 @@ class CollectiveHandle:
         del work
         if self._fail is not None:
             self._fail(reason)
+
+    def _ends(self, work: Any) -> bool:
+        """Waits, but no longer than until somebody may have given up; tells whether the collective has ended.
+
+        Raises:
+            RuntimeError: it broke.
+        """
+        if self._fail is None:  # nobody gives up
+            work.wait()
+            return True
+        try:
+            work.wait(_LOOK_EVERY)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+            return False  # it only takes long
+        return True
+
+    def under_way(self) -> Any:
+        """Gives the library's work, if it has not ended."""
+        return None if self.done() else self._work
 
     def let_go(self, reason: str) -> None:
         """Gives the collective up; `wait` raises `reason` from now on."""
@@ -125,6 +152,14 @@ class GlooCollectives:
         """Returns when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
+    def give_up(self, reason: CollectiveBroken) -> None:
+        """Ends all collectives, also those that wait for someone who is there and says nothing."""
+        with self._lock:
+            under_way = [work for handle in self._handles if (work := handle.under_way()) is not None]
+            if under_way:  # the library cannot let go of them, and would wait for ever if it were made to
+                _keep_for_ever((self._group, under_way))
+        self._let_go(reason.reason)
+
     def _let_go(self, reason: str) -> None:
         with self._lock:
             handles, self._handles = list(self._handles), weakref.WeakSet()
@@ -132,6 +167,11 @@ class GlooCollectives:
         for handle in handles:  # each holds the group's connections open
             handle.let_go(reason)
         del group
+
+
+def _keep_for_ever(kept: Any) -> None:
+    """Sees to it that something is never torn down, not even when the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _essence(text: str) -> str:

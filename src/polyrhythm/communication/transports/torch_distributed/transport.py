@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Message
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
@@ -87,7 +89,7 @@ class Rank:
         self._incarnations: dict[int, int] = {}
         self._incoming = IncomingLinks(self.groups, rendezvous, self)
         self._shares_memory = shared_memory
-        self._sharing: list[SharedMemoryCollectives] = []
+        self._collectives: list[_Collectives] = []
         self._incoming_memory = self._listen_on_host() if shared_memory else None
         join(rendezvous, "" if self._incoming_memory is None else self._incoming_memory.card.to_text())
 
@@ -107,6 +109,7 @@ class Rank:
         """Receives, blocking until the message is there."""
         with self._news:
             while True:
+                self.check(want.lineage)
                 found = self._inbox.take(want)
                 if found is not None:
                     return found
@@ -116,22 +119,26 @@ class Rank:
     def take_now(self, want: Want) -> tuple[int, Message] | None:
         """Receives if the message is there."""
         with self._news:
+            self.check(want.lineage)
             found = self._inbox.take(want)
             if found is None:
                 self._tell_loss(want, "looking for a message")
             return found
 
-    def meet(self, name: str, members: tuple[int, ...], word: str = "") -> list[str]:
+    def meet(
+        self, name: str, members: tuple[int, ...], word: str = "", lineage: tuple[int, ...] = ()
+    ) -> list[str]:
         """Returns when all members have called it with this name, however late; gives everyone's word.
 
         Raises:
-            PeerLost: one of them is known to be gone.
+            PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
         """
         store = self.rendezvous.store
         store.set(f"{name}/met/{self.rendezvous.rank}", word)
         keys = [f"{name}/met/{member}" for member in members]
         pause_s = _FIRST_MEETING_INTERVAL_S
         while not store.check(keys):
+            self.check(lineage)
             for member in members:
                 if self._inbox.is_lost(member):
                     raise PeerLost(member, "waiting for all ranks to start a collective")
@@ -139,19 +146,47 @@ class Rank:
             pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
         return [value.decode() for value in store.multi_get(keys)]
 
-    def collectives(self, name: str, members: tuple[int, ...]) -> GlooCollectives | SharedMemoryCollectives:
-        """Makes the collectives of some ranks on the CPU: through shared memory where all are on this host."""
+    def collectives(
+        self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]
+    ) -> GlooCollectives | SharedMemoryCollectives:
+        """Makes the collectives of some ranks on the CPU: through shared memory where all are on this host.
+
+        Raises:
+            PeerLost: one of them is known to be gone, or they have been given up meanwhile.
+        """
+        made = self._make_collectives(name, members, lineage)
+        with self._news:
+            self._collectives.append(_Collectives(made, members, lineage))
+            useless = self._inbox.is_revoked(lineage) or any(map(self._inbox.is_lost, members))
+        if useless:
+            made.give_up(CollectiveBroken(REVOKED))
+        return made
+
+    def revoke(self, context: int) -> None:
+        """Ends the use of a communicator on this rank, and of all that are parts of it."""
+        with self._news:
+            news = self._inbox.revoke(context)
+            ended = [entry for entry in self._collectives if context in entry.lineage]
+            self._collectives = [entry for entry in self._collectives if entry not in ended]
+            self._news.notify_all()
+        for entry in ended if news else ():
+            entry.made.give_up(CollectiveBroken(REVOKED))
+            if isinstance(entry.made, SharedMemoryCollectives):
+                self.background.submit(entry.made.close)
+
+    def _make_collectives(
+        self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]
+    ) -> GlooCollectives | SharedMemoryCollectives:
         own = self.rendezvous.rank
         introduction = Introduction.own(self.rendezvous.address, self._shares_memory).to_json()
-        introductions = self.meet(name, members, introduction)
+        introductions = self.meet(name, members, introduction, lineage)
 
         def tell_all(subject: str, word: str) -> list[str]:
-            return self.meet(f"{name}/{subject}", members, word)
+            return self.meet(f"{name}/{subject}", members, word, lineage)
 
         shared = share_memory(members.index(own), members, introductions, tell_all)
         if shared is None:
             return GlooCollectives(self.groups.gloo(name, members.index(own), len(members)))
-        self._sharing.append(shared)
         return shared
 
     def close(self) -> None:
@@ -165,8 +200,9 @@ class Rank:
         if self._incoming_memory is not None:
             self._incoming_memory.close(_CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
-        for shared in self._sharing:
-            shared.close()
+        for entry in self._collectives:
+            if isinstance(entry.made, SharedMemoryCollectives):
+                entry.made.close()
 
     def _listen_on_host(self) -> IncomingMemoryLinks | None:
         try:
@@ -193,6 +229,18 @@ class Rank:
     def _present(self) -> int:
         return sum(not self._inbox.is_lost(rank) for rank in range(self.rendezvous.size))
 
+    def check(self, lineage: tuple[int, ...]) -> None:
+        """Checks that a communicator may be used.
+
+        Args:
+            lineage: its own context, and those of the communicators that it is a part of.
+
+        Raises:
+            CollectiveBroken: one of them has been revoked.
+        """
+        if self._inbox.is_revoked(lineage):
+            raise CollectiveBroken(REVOKED)
+
     def _tell_loss(self, want: Want, reason: str) -> None:
         lost = self._inbox.news_of_loss(want)
         if lost is not None:
@@ -216,6 +264,9 @@ class Rank:
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
         """A message has come over a link."""
+        if message.kind is Kind.REVOKE:
+            self.revoke(context)
+            return
         with self._news:
             if source.incarnation == self.incarnation(source.rank):  # else its successor is there already
                 self._inbox.put(context, source.rank, message)
@@ -231,19 +282,42 @@ class Rank:
     def lose(self, peer: Peer) -> None:
         """A peer is gone."""
         with self._news:
-            if peer.incarnation >= self.incarnation(peer.rank):
-                self._inbox.lose(peer.rank)
-                self._news.notify_all()
+            if peer.incarnation < self.incarnation(peer.rank):
+                return
+            self._inbox.lose(peer.rank)
+            broken = [entry.made for entry in self._collectives if peer.rank in entry.members]
+            self._news.notify_all()
+        for made in broken:  # the peer may still be there, and only be taken for lost
+            made.give_up(CollectiveBroken(f"rank {peer.rank} is gone", peer.rank))
+
+
+@dataclass(frozen=True)
+class _Collectives:
+    """Collectives in use.
+
+    Attributes:
+        made: the collectives.
+        members: global ranks that take part.
+        lineage: contexts of the communicators that they are a part of.
+    """
+
+    made: GlooCollectives | SharedMemoryCollectives
+    members: tuple[int, ...]
+    lineage: tuple[int, ...]
 
 
 class TorchDistributedCommunicator:
     """One rank's end of a group of real ranks; see `Communicator`."""
 
-    def __init__(self, home: Rank, name: str, members: tuple[int, ...]) -> None:
+    def __init__(
+        self, home: Rank, name: str, members: tuple[int, ...], inside: tuple[int, ...] | None = None
+    ) -> None:
         self._home = home
         self._name = name
         self._members = members
         self._context = crc32(f"{name}{members}".encode())
+        self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
+        self._has_revoked = False
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
         self._making = threading.Lock()
@@ -276,6 +350,7 @@ class TorchDistributedCommunicator:
 
     def start_send(self, to: int, message: Message) -> Handle:
         """Starts to send."""
+        self._home.check(self._lineage)
         if message.tensor is not None and message.tensor.is_cuda:
             message = message._replace(tensor=message.tensor.cpu())
         return self._home.start_send(self._members[to], message, self._context)
@@ -335,13 +410,23 @@ class TorchDistributedCommunicator:
         if self.size > 1:
             self._collectives().barrier()
 
+    def revoke(self) -> None:
+        """Ends the use of this communicator."""
+        if not self._has_revoked:
+            self._has_revoked = True
+            for to in revoke_tells(self._rank, self.size):
+                with suppress(PeerLost):
+                    self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
+        self._home.revoke(self._context)
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""
         members = tuple(self._members[rank] for rank in ranks)
-        return TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members)
+        return TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
 
     def _want(self, source: int | None, tag: int) -> Want:
-        return Want(self._context, None if source is None else self._members[source], tag, self._members)
+        global_source = None if source is None else self._members[source]
+        return Want(self._context, global_source, tag, self._members, self._lineage)
 
     def _count(self, tensor: Tensor) -> None:
         self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
@@ -351,7 +436,8 @@ class TorchDistributedCommunicator:
             return self._on_cpu
         with self._making:
             if self._on_cpu is None:
-                self._on_cpu = self._home.collectives(group_name(self._name, self._members), self._members)
+                name = group_name(self._name, self._members)
+                self._on_cpu = self._home.collectives(name, self._members, self._lineage)
             return self._on_cpu
 
     def _nccl_group(self) -> Any:
