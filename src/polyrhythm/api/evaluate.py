@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.api.trained import Trained, load_trained
+from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import greedy_selection, log_probabilities
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode

@@ -10,7 +10,8 @@ from typing import Any
 from polyrhythm.api import run_folder
 from polyrhythm.api.cluster_figures import ClusterFigures, watched_ranks
 from polyrhythm.api.told import Run, Told, told_in, told_run
-from polyrhythm.config.assemble import assemble, name_of
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.config.run_config import RunConfig

@@ -13,7 +13,8 @@ import torch
 
 from polyrhythm.api import run_folder
 from polyrhythm.api.told import Run, told_run
-from polyrhythm.config.assemble import assemble, name_of, strategy_from
+from polyrhythm.config.assemble import assemble, strategy_from
+from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError

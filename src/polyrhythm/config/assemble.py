@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +11,18 @@ from torch import nn
 
 from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.augmentation.tones import Tones
+from polyrhythm.config.model import device_from, model_maker, name_of
+from polyrhythm.config.objective import objective_from
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
-from polyrhythm.errors import RequestError, unknown
-from polyrhythm.models.create import create_model
-from polyrhythm.models.weights import load_weights
+from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job, Keeping, Learning, Losses
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.loss import make_loss
+from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.training.precision import Precision
@@ -32,6 +31,8 @@ from polyrhythm.training.schedule import Schedule
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
 _AHEAD = 4
+
+_log = logging.getLogger(__name__)
 
 
 def strategy_from(spec: Any) -> Strategy:
@@ -43,6 +44,13 @@ def strategy_from(spec: Any) -> Strategy:
     made = _made("strategy", spec, *FAMILIES)
     assert isinstance(made, Strategy)
     return made
+
+
+def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
+    """Logs what may go wrong with a strategy though it is allowed."""
+    caution = strategy.caution(workers, learning_rate)
+    if caution:
+        _log.warning("strategy %s: %s", strategy, caution)
 
 
 def assemble(config: RunConfig, keeping: Keeping) -> Job:
@@ -63,7 +71,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         )
     device = device_from(config.device)
     Precision.choose(config.precision, device)
-    make_loss(config.label_smoothing)
+    Targets(config.label_smoothing)
     optimizer = _made(
         "optimizer",
         _default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer,
@@ -71,14 +79,20 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     )
     schedule = _made("schedule", config.schedule, SCHEDULES)
     assert isinstance(optimizer, OptimizerConfig)
+    warn_of(strategy, config.workers, optimizer.lr)
     assert isinstance(schedule, Schedule)
     transform = build_chain(config.augment)
-    dataset = open_data(config.data, image_size=config.image_size, skip_unreadable=config.skip_unreadable)
+    dataset = open_data(
+        config.data,
+        image_size=config.image_size,
+        skip_unreadable=config.skip_unreadable,
+        pixels=config.pixels,
+    )
     if config.workers > len(dataset.train):
         raise RequestError(
             f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"
         )
-    make_model = model_maker(config.model, dataset, config.weights)
+    make_model = model_maker(config.model, dataset, config.weights, config.freeze)
     _try_out(make_model, optimizer, strategy)
     learning = Learning(
         optimizer=optimizer,
@@ -86,9 +100,10 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         epochs=config.epochs or dataset.default_epochs,
         batch_size=config.batch_size,
         seed=config.seed,
-        label_smoothing=config.label_smoothing,
+        objective=objective_from(config, dataset),
         precision=config.precision,
         weight_average=config.weight_average,
+        rate_decay=config.rate_decay,
         transform=None if transform is None else transform.on(Tones(dataset.black, dataset.white)),
     )
     job = Job(
@@ -107,41 +122,6 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     return job
 
 
-def model_maker(model: Any, dataset: Dataset, weights: str | None = None) -> partial[nn.Module]:
-    """Gives a function that makes a replica: the same weights whenever torch's generator is seeded the same."""
-    return partial(_make_model, model, len(dataset.classes), dataset.image_shape, weights)
-
-
-def device_from(name: str) -> torch.device:
-    """Chooses where replicas live.
-
-    Raises:
-        RequestError: no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RequestError("there is no CUDA device here: use --device cpu")
-    return torch.device(name)
-
-
-def name_of(thing: Any) -> str:
-    """Names a model or data for people: a spec as it is, an object by its class."""
-    return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
-
-
-def _make_model(
-    model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None
-) -> nn.Module:
-    chosen = copy.deepcopy(model) if isinstance(model, nn.Module) else str(model)
-    made = create_model(chosen, classes=classes, image_shape=image_shape)
-    if weights is not None:
-        load_weights(made, Path(weights))
-    return made
-
-
 def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     """Gives SGD whose learning rate is shared among the updates that the parameters get in one step of all.
 
@@ -149,7 +129,7 @@ def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     rule of Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD", IJCAI 2016.
     """
     usual = SGD()
-    return SGD(lr=usual.lr / strategy.updates_per_step(workers))
+    return SGD(lr=usual.lr / strategy.shares_rate(workers))
 
 
 def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.models.start import pixels_of
 from polyrhythm.specs import Config, Spec, validated
 
 CONFIG_FILE = "config.yaml"
@@ -40,7 +41,17 @@ def configure(*layers: dict[str, Any]) -> RunConfig:
         RequestError: an unknown key, or a value out of its range.
     """
     merged = {key: value for layer in layers for key, value in layer.items()}
+    if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
+        merged["pixels"] = wanted
     return validated("the run", RunConfig, merged)
+
+
+def _pixels_for(weights: Any) -> Any:
+    """Gives how pictures were normalised that weights were trained on; None if nobody says."""
+    if not isinstance(weights, str):
+        return None
+    path = Path(weights) / CONFIG_FILE
+    return read_recipe(path).get("pixels") if path.is_file() else pixels_of(weights)
 
 
 def write_recipe(config: RunConfig, path: Path) -> None:

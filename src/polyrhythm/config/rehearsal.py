@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import name_of, strategy_from
+from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
@@ -24,7 +25,16 @@ LEARNING_ONLY = (
     "optimizer",
     "schedule",
     "weights",
+    "freeze",
+    "freeze_epochs",
+    "rate_decay",
+    "pixels",
     "augment",
+    "loss",
+    "class_weights",
+    "teacher",
+    "temperature",
+    "teacher_share",
     "label_smoothing",
     "weight_average",
     "precision",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,13 +48,45 @@ class RunConfig(BaseModel):
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
     weights: str | None = Field(
-        default=None, description="A file (safetensors or state dict) or a run folder to start from."
+        default=None,
+        description="A file (safetensors or state dict), a run folder, or pretrained weights (efficientnet_lite0) to "
+        "start from.",
+    )
+    freeze: str = Field(
+        default="none",
+        description="Parts that are not trained: body (all but the head), or names, as conv_stem,blocks.0.",
+    )
+    freeze_epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Epochs for which they are frozen, before all is trained (default: all).",
+    )
+    rate_decay: float = Field(
+        default=1.0, gt=0, le=1, description="Each stage's learning rate over that of the stage after it."
     )
     augment: str = Field(
         default="none", description="Random changes of training images, for example crop(padding=2); flip."
     )
     image_size: int | None = Field(
         default=None, ge=1, description="Pixels a side (default: as the data are; folders 224)."
+    )
+    loss: Any = Field(
+        default="cross_entropy",
+        description="What is minimised: cross_entropy; bootstrapping or small_loss for wrong labels; ensemble or "
+        "oracle for a treenet.",
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        default="none", description="balanced: rare classes count as much as frequent ones."
+    )
+    teacher: str | None = Field(
+        default=None, description="Runs or weights to learn from besides the labels, with ; between."
+    )
+    temperature: float = Field(default=4.0, gt=0, description="Of the teachers' and the student's softmax.")
+    teacher_share: float = Field(default=0.7, ge=0, le=1, description="Of the loss that is the teachers'.")
+    pixels: Literal["imagenet", "centred"] | None = Field(
+        default=None,
+        description="How image files are normalised: imagenet, or centred, (x - 127) / 128 (default: as the weights "
+        "want it, else imagenet).",
     )
     label_smoothing: float = Field(
         default=0.0, ge=0, lt=1, description="Share of every target spread over all classes."

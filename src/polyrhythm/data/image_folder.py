@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.data.images import UnreadableImage, read_pixels, read_whole, suffixes
+from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
-
-# Of ImageNet, with pixels from 0 to 255, by channel.
-MEAN = torch.tensor([0.485, 0.456, 0.406]).mul_(255).view(1, 3, 1, 1)
-STD = torch.tensor([0.229, 0.224, 0.225]).mul_(255).view(1, 3, 1, 1)
 
 Decoder = Callable[[str], NDArray[np.uint8]]
 
@@ -30,12 +27,16 @@ class ImageFileSplit:
         files: paths.
         labels: (n,) int64.
         image_size: in pixels, of the square that is made of each.
+        pixels: how they are normalised.
     """
 
-    def __init__(self, files: Sequence[str], labels: Tensor, image_size: int) -> None:
+    def __init__(
+        self, files: Sequence[str], labels: Tensor, image_size: int, pixels: Pixels = "imagenet"
+    ) -> None:
         self._files = files
         self._labels = labels
         self._size = image_size
+        self._normalised = NORMALIZATIONS[pixels]
 
     def __len__(self) -> int:
         return len(self._files)
@@ -46,7 +47,7 @@ class ImageFileSplit:
         return self._labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised as ImageNet's.
+        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
 
         Raises:
             RequestError: a file cannot be read.
@@ -54,7 +55,7 @@ class ImageFileSplit:
         if len(indices) == 0:
             return torch.empty(0, 3, self._size, self._size)
         pixels = self._decoded(indices, partial(read_pixels, image_size=self._size))
-        return _normalised(torch.from_numpy(np.stack(pixels)))
+        return self._normalised(torch.from_numpy(np.stack(pixels)))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Gives the whole images of `indices`, each (3, H, W) float32 with a shorter side of so many pixels.
@@ -63,17 +64,12 @@ class ImageFileSplit:
             RequestError: a file cannot be read.
         """
         pixels = self._decoded(indices, partial(read_whole, shorter_side=shorter_side))
-        return [_normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+        return [self._normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
     def _decoded(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
         files = [self._files[index] for index in indices.tolist()]
         with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
             return list(threads.map(partial(_pixels, decode=decode), files))
-
-
-def _normalised(pixels: Tensor) -> Tensor:
-    images = pixels.permute(0, 3, 1, 2)
-    return images.to(torch.float32, memory_format=torch.contiguous_format).sub_(MEAN).div_(STD)
 
 
 def _pixels(path: str, decode: Decoder) -> NDArray[np.uint8]:

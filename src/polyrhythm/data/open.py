@@ -23,7 +23,11 @@ class Source(Protocol):
 
 
 def open_data(
-    source: str | object, *, image_size: int | None = None, skip_unreadable: bool = False
+    source: str | object,
+    *,
+    image_size: int | None = None,
+    skip_unreadable: bool = False,
+    pixels: str | None = None,
 ) -> Dataset:
     """Opens data.
 
@@ -34,16 +38,19 @@ def open_data(
             write `./digits`.
         image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
         skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
-            Only folders of images can have such.
+            Only image files can be such.
+        pixels: how image files are normalised; None: as ImageNet's. Other data are as they are.
 
     Raises:
         RequestError: unknown data, or data that cannot be used; says why and what to do.
     """
     found = _source(source) if isinstance(source, str | Path) else source
-    if isinstance(found, ImageFolder):
-        wanted = {"image_size": image_size, "skip_unreadable": skip_unreadable or None}
+    if isinstance(found, Config) and "pixels" in type(found).model_fields:
+        wanted = {"image_size": image_size, "skip_unreadable": skip_unreadable or None, "pixels": pixels}
         given = {key: value for key, value in wanted.items() if value is not None}
-        return validated("data image-folder", ImageFolder, {**found.model_dump(), **given}).load()
+        name = found.name.replace("_", "-")
+        filled = validated(f"data {name}", type(found), {**found.model_dump(), **given})
+        return cast("Source", filled).load()
     dataset = found.load() if isinstance(found, Source) else from_objects(found)
     return dataset if image_size is None else resized(dataset, image_size)
 

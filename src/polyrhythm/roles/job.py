@@ -14,6 +14,7 @@ from polyrhythm.data.sharding import steps_per_epoch
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import shares_of_numbers
+from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
@@ -33,10 +34,11 @@ class Learning:
         epochs: passes over the training images.
         batch_size: of one worker.
         seed: of everything that is random.
-        label_smoothing: share of every target that is spread over all classes.
+        objective: what is minimised.
         precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
         weight_average: decay of the moving average of weights that is evaluated and saved; 0 for none.
         transform: augments training images.
+        rate_decay: each stage's learning rate over that of the stage after it; see `training.stages`.
     """
 
     optimizer: OptimizerConfig
@@ -44,10 +46,11 @@ class Learning:
     epochs: int
     batch_size: int
     seed: int = 0
-    label_smoothing: float = 0.0
+    objective: Objective = field(default_factory=Objective)
     precision: str = "float32"
     weight_average: float = 0.0
     transform: Transform | None = None
+    rate_decay: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

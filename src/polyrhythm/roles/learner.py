@@ -16,8 +16,9 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Step
-from polyrhythm.training.loss import make_loss
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.precision import Precision
+from polyrhythm.training.stages import graded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +60,17 @@ class Learner:
         torch.manual_seed(learning.seed)
         model = job.make_model().to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
-        optimizer = learning.optimizer.create(model.parameters())
+        optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
         scales = self._precision.dtype == torch.float16
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales)
         self.worker = self.replica.workers.rank
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)
+        self._first_share = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._job = job
         self._world = world
         self._length = job.length
-        self._criterion = make_loss(learning.label_smoothing)
         self._shares = self.replica.pass_shares(job.time_shares(model, self.replica.flat))
         model.train()
 
@@ -103,7 +104,7 @@ class Learner:
         self.replica.begin(step)
         loss, usable = self._gradients(batch, step, rate) if images else (0.0, True)
         computed_at = self._world.clock.now()
-        stop = self.replica.finish(rate, weightless=not usable)
+        stop = self.replica.finish(rate * self._first_share, weightless=not usable)
         return Outcome(images, loss, rate, self._world.clock.now() - computed_at, stop)
 
     def _gradients(self, batch: Batch, step: Step, rate: float) -> tuple[float, bool]:
@@ -117,7 +118,7 @@ class Learner:
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         with self._precision.autocast():
-            loss = self._criterion(self.replica.model(images), labels)
+            loss = self._job.learning.objective(self.replica.model(images), labels, images)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise RequestError(
@@ -130,3 +131,10 @@ class Learner:
             flat.zero_gradients()
         self._world.pace.backward(self._shares, self.replica.announce)
         return value, usable
+
+
+def _rate_of_first(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> float:
+    """Gives the learning rate of the vector's first number, to which all others keep their ratio."""
+    first = min(flat.views, key=lambda view: view.start).parameter
+    groups = (group for group in optimizer.param_groups if any(each is first for each in group["params"]))
+    return float(next(groups)["lr"])

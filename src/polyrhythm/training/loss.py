@@ -1,26 +1,84 @@
-"""What training minimises."""
+"""What every loss has in common: a number a sample, of one vector of scores or of several branches'."""
 
 from __future__ import annotations
 
-from torch import nn
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
 
 from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BRANCHED = 3
 
 
-def make_loss(label_smoothing: float = 0.0) -> nn.Module:
-    """Makes the mean cross-entropy of a batch, `(B, C)` logits and `(B,)` class numbers to `()`.
+@dataclass(frozen=True)
+class Targets:
+    """What the labels of a batch stand for.
 
-    Args:
-        label_smoothing: share e of every target that is spread evenly over all C classes, the true one
-            included: the loss is `(1 - e) CE(true class) + e mean over classes of CE(class)`, as in C.
-            Szegedy and others, "Rethinking the Inception architecture for computer vision", CVPR 2016, arXiv
-            1512.00567.
+    Attributes:
+        label_smoothing: share e of every target that is spread evenly over all K classes, the true one included:
+            `(1 - e) CE(true class) + e mean over classes of CE(class)`. Szegedy and others, "Rethinking the Inception
+            architecture for computer vision", CVPR 2016, arXiv:1512.00567.
+        class_weights: (K,), what a sample of each class counts; None: all alike.
 
     Raises:
         RequestError: the share is not in [0, 1).
     """
-    if not 0 <= label_smoothing < 1:
-        raise RequestError(
-            f"label smoothing {label_smoothing} is not a share: give at least 0 and less than 1"
+
+    label_smoothing: float = 0.0
+    class_weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise RequestError(
+                f"label smoothing {self.label_smoothing} is not a share: give at least 0 and less than 1"
+            )
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Gives the cross-entropy (B,) of logits (B, K) and labels (B,) int64, in nats, unweighted."""
+        return functional.cross_entropy(
+            logits, labels, reduction="none", label_smoothing=self.label_smoothing
         )
-    return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+
+    def weights(self, labels: Tensor) -> Tensor | None:
+        """Gives what each sample (B,) counts; None: all alike."""
+        return None if self.class_weights is None else self.class_weights.to(labels.device)[labels]
+
+
+class Loss(Config, ABC):
+    """A loss's keys, and its rule."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """Gives what a batch is to minimise, ().
+
+        Args:
+            logits: (B, K), or (B, R, K) of a network with R branches.
+            labels: (B,) int64.
+            targets: what the labels stand for.
+        """
+        each = self.of_branches if logits.ndim == _BRANCHED else self.of
+        losses, weights = each(logits, labels, targets), targets.weights(labels)
+        # divided by the batch, not by the sum of the weights: batches of several workers then add up to one large one
+        return losses.mean() if weights is None else (losses * weights).mean()
+
+    @abstractmethod
+    def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """Gives the loss of each sample, (B,), of logits (B, K)."""
+
+    def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """Gives the loss of each sample, (B,), of logits (B, R, K).
+
+        Unless a loss says otherwise, each branch learns on its own: their losses are added up, so that a branch gets
+        the gradient that it would get alone, and a trunk the sum.
+        """
+        losses = [self.of(branch, labels, targets) for branch in logits.unbind(1)]
+        total = losses[0]
+        for other in losses[1:]:
+            total = total + other
+        return total

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import assemble, model_maker, name_of, strategy_from
+from polyrhythm.config.assemble import assemble, strategy_from
+from polyrhythm.config.model import model_maker, name_of
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.open import open_data

@@ -10,7 +10,8 @@ from pydantic import Field
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.hold_out import held_out
 from polyrhythm.data.image_checks import find_unreadable
-from polyrhythm.data.image_folder import MEAN, STD, ImageFileSplit, list_images, unreadable
+from polyrhythm.data.image_folder import ImageFileSplit, list_images, unreadable
+from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
@@ -26,11 +27,13 @@ class ImageFolder(Config):
             is held out for testing.
         image_size: in pixels, of the square that every image becomes.
         skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
+        pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
     """
 
     folder: str
     image_size: int = Field(default=224, ge=1)
     skip_unreadable: bool = False
+    pixels: Pixels = "imagenet"
 
     def load(self) -> Dataset:
         """Lists and checks the images; they are decoded later, batch by batch.
@@ -72,8 +75,10 @@ class ImageFolder(Config):
             if not parts[1][0]:
                 raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
         shape = (3, self.image_size, self.image_size)
-        learn, check = (ImageFileSplit(files, labels, self.image_size) for files, labels in parts)
-        black, white = (tuple(((tone - MEAN) / STD).flatten().tolist()) for tone in (0, 255))
+        learn, check = (
+            ImageFileSplit(files, labels, self.image_size, self.pixels) for files, labels in parts
+        )
+        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
         return Dataset(self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import device_from, model_maker, name_of
+from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
@@ -41,7 +41,13 @@ class Trained:
 
 
 def load_trained(
-    weights: str | Path, *, data: Any = None, model: Any = None, device: str = "auto", **options: Any
+    weights: str | Path,
+    *,
+    data: Any = None,
+    model: Any = None,
+    device: str = "auto",
+    dataset: Dataset | None = None,
+    **options: Any,
 ) -> Trained:
     """Opens a trained network and its data.
 
@@ -50,6 +56,7 @@ def load_trained(
         data: None: what the run was trained on.
         model: the network; None: the run's.
         device: `cpu`, `cuda` or `auto`.
+        dataset: opened already, instead of `data`; the network may have been trained at another size.
         **options: `image_size` and `skip_unreadable`, as for `train`.
 
     Raises:
@@ -57,13 +64,22 @@ def load_trained(
     """
     path = Path(weights)
     known = facts_of(path)
-    data = data if data is not None else known.get("data")
     model = model if model is not None else known.get("model")
-    if data is None or model is None:
-        missing = "--data" if data is None else "--model"
-        raise RequestError(f"{path} does not say what it was trained with: give {missing}")
+    if model is None:
+        raise RequestError(f"{path} does not say what it was trained with: give --model")
     size = options.get("image_size") or known.get("image_size")
-    dataset = open_data(data, image_size=size, skip_unreadable=bool(options.get("skip_unreadable")))
+    if dataset is None:
+        data = data if data is not None else known.get("data")
+        if data is None:
+            raise RequestError(f"{path} does not say what it was trained with: give --data")
+        dataset = open_data(
+            data,
+            image_size=size,
+            skip_unreadable=bool(options.get("skip_unreadable")),
+            pixels=known.get("pixels"),
+        )
+    elif size is not None:
+        dataset = replace(dataset, image_shape=(dataset.image_shape[0], size, size))
     file = weights_file(path)
     place = device_from(device)
     replica = model_maker(model, dataset, str(file))().to(place)

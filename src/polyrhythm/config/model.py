@@ -1,0 +1,63 @@
+"""From a configuration to a model: its name or an object becomes replicas, all alike, where they are to live."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.models.create import create_model
+from polyrhythm.models.freezing import freeze
+from polyrhythm.models.start import start_from
+from polyrhythm.specs import Config
+
+
+def model_maker(
+    model: Any, dataset: Dataset, weights: str | None = None, frozen: str = "none"
+) -> partial[nn.Module]:
+    """Gives a function that makes a replica: the same weights whenever torch's generator is seeded the same.
+
+    Args:
+        model: a spec, its text, or a module.
+        dataset: says how many classes there are, and how large pictures are.
+        weights: what replicas start from; see `start_from`.
+        frozen: what of them is not trained; see `freeze`.
+    """
+    return partial(_make_model, model, len(dataset.classes), dataset.image_shape, weights, frozen)
+
+
+def device_from(name: str) -> torch.device:
+    """Chooses where replicas live.
+
+    Raises:
+        RequestError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("there is no CUDA device here: use --device cpu")
+    return torch.device(name)
+
+
+def name_of(thing: Any) -> str:
+    """Names a model or data for people: a spec as it is, an object by its class."""
+    return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
+
+
+def _make_model(
+    model: Any, classes: int, image_shape: tuple[int, int, int], weights: str | None, frozen: str
+) -> nn.Module:
+    chosen = copy.deepcopy(model) if isinstance(model, nn.Module) else str(model)
+    made = create_model(chosen, classes=classes, image_shape=image_shape)
+    if weights is not None:
+        start_from(made, weights)
+    freeze(made, frozen)
+    return made

@@ -1,0 +1,1 @@
+"""The losses, one a file."""

@@ -1,0 +1,51 @@
+"""Small losses only: samples whose loss is among the largest are taken for mislabelled and not learned from.
+
+B. Han and others, "Co-teaching: robust training of deep neural networks with extremely noisy labels", NeurIPS 2018,
+arXiv:1804.06872.
+
+    S_r = the (1 - forget) B samples with the least CE(z_r, y)
+    l = mean over r and i in S_{r+1} of CE(z_ri, y_i)            each branch learns what the next one finds easy
+
+Two networks teach each other in the paper; here they are the branches of `treenet(split=0, branches=2)`. A network
+without branches chooses for itself (the paper's baseline). Departures: `forget` is the same in every epoch, where the
+paper raises it from 0 in the first ten; and the choice is made in a worker's own batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.training.loss import Loss, Targets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SmallLoss(Loss):
+    """The loss of the samples that are learned easily.
+
+    Attributes:
+        forget: share of a batch that is not learned from; about the share of wrong labels.
+    """
+
+    forget: float = Field(0.2, ge=0, lt=1)
+
+    def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """Gives the loss of each sample, 0 for those left out; see `Loss.of`."""
+        losses = targets.cross_entropy(logits, labels)
+        return losses * self._kept(losses)
+
+    def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """Gives each sample's loss, added up over the branches whose teacher kept it; see `Loss.of_branches`."""
+        losses = torch.stack([targets.cross_entropy(branch, labels) for branch in logits.unbind(1)])
+        kept = torch.stack([self._kept(each) for each in losses])
+        return (losses * kept.roll(-1, 0)).sum(0)
+
+    def _kept(self, losses: Tensor) -> Tensor:
+        """Gives (B,): B over the number kept for each of the smallest, 0 for the others, so that the mean stays one."""
+        number = max(1, round((1 - self.forget) * len(losses)))
+        smallest = losses.detach().topk(number, largest=False, sorted=False).indices
+        return torch.zeros_like(losses).index_fill_(0, smallest, len(losses) / number).detach()
