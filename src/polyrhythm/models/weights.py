@@ -104,7 +104,7 @@ def _file(path: Path) -> Path:
     file = path / _FILE_IN_RUN_FOLDER if path.is_dir() else path
     if not file.is_file():
         raise RequestError(
-            f"there are no weights at {file}: give a weights file, a run folder, or pretrained weights by name"
+            f"there are no weights at {file}: give a file, a run folder, or a pretrained name"
         )
     return file
 
