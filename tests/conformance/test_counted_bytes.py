@@ -26,6 +26,11 @@ def synchronous(strategy, workers, size, buckets):
     return all_reduce(workers, (PARAMETERS + TAIL) * size, buckets)
 
 
+def lazy_synchronous(strategy, workers, size, buckets):
+    times = 2 * buckets if buckets > 1 else 0
+    return all_reduce(workers, (PARAMETERS + TAIL + times) * size, buckets)
+
+
 def parameter_server(strategy, workers, size, buckets):
     return workers * 2 * (PARAMETERS * size + strategy.servers * HEADER)
 
@@ -37,7 +42,12 @@ def mixed(strategy, workers, size, buckets):
     return inside + len(groups) * 2 * (PARAMETERS * size + strategy.servers * HEADER)
 
 
-DECLARED = {"synchronous": synchronous, "parameter_server": parameter_server, "mixed": mixed}
+DECLARED = {
+    "synchronous": synchronous,
+    "lazy_synchronous": lazy_synchronous,
+    "parameter_server": parameter_server,
+    "mixed": mixed,
+}
 """Bytes that all ranks together send while every worker takes one step."""
 
 

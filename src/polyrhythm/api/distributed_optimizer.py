@@ -89,6 +89,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.steps += 1
         return loss
 
+    def settle(self) -> None:
+        """Finishes what is under way, so that the parameters hold all steps so far.
+
+        A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
+        strategy that updates them only just before their use.
+        """
+        self._replica.settle()
+
     def start(self) -> bool:
         """Starts the replica if it has not started; gives whether it has done so now."""
         if not self.beginning.now():
@@ -100,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Readies the replica for an epoch: its first, or one more, before which a user may have been evaluating."""
         if self.start() or self.steps == self._epoch_began_at:
             return
-        self._replica.part.settle()
+        self._replica.settle()
         self._replica.part.catch_up()
         self._epoch_began_at = self.steps
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.in_turn import InTurn
 
 
 class AllReduce:
@@ -18,10 +19,20 @@ class AllReduce:
         collective: how.
         communicator: who takes part. All ranks must make the same calls in the same order.
         name: tells its messages from those of other all-reduces on the same communicator.
+        in_turn: whether each waits until those started before it have ended, so that the first is done first; else they
+            share the links. A library's always do.
     """
 
-    def __init__(self, collective: Collective, communicator: Communicator, name: str = "all-reduce") -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        communicator: Communicator,
+        name: str = "all-reduce",
+        *,
+        in_turn: bool = False,
+    ) -> None:
         self._asked = collective
+        self._turns = InTurn() if in_turn and collective.in_messages else None
         self._space = collective.space(communicator, name)
         self._prepared: Collective | None = None
         self._calls = 0
@@ -38,8 +49,10 @@ class AllReduce:
 
     def start(self, tensor: Tensor) -> Handle:
         """Starts to add `tensor` up, in place, in the background; it must not change until the handle is done."""
-        collective = self.prepare()
-        return collective.start(self._space, tensor, self._next_tag())
+        collective, tag = self.prepare(), self._next_tag()
+        if self._turns is None:
+            return collective.start(self._space, tensor, tag)
+        return self._turns.start(self._space.start, lambda: collective.all_reduce(self._space, tensor, tag))
 
     def run(self, tensor: Tensor) -> None:
         """Adds `tensor` up, in place."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +43,13 @@ class PointToPoint(Protocol):
 
 
 class Collective(Config):
-    """An algorithm for adding up a tensor over all ranks, to the same bits everywhere."""
+    """An algorithm for adding up a tensor over all ranks, to the same bits everywhere.
+
+    Attributes:
+        in_messages: whether it is made of messages of ours, so that several may be under way at once.
+    """
+
+    in_messages: ClassVar[bool] = True
 
     @abstractmethod
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:

@@ -86,7 +86,7 @@ class Leader:
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""
         if self._presentation.average is not None:
-            self._replica.part.settle()
+            self._replica.settle()
             self._presentation.average.update(self._replica.flat.vector)
         if self._goes_on:  # a successor waits for an answer
             self._others.read()

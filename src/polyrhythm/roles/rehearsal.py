@@ -166,7 +166,7 @@ class _Rehearser:
             if last or stop or done % every == 0:
                 self._report(done)
             if done % length == 0 or stop:
-                self._part.settle()
+                self._settle()
             if stop and not last:
                 return done, True
             if done % length == 0 and not last:
@@ -191,6 +191,11 @@ class _Rehearser:
         self._bytes_sent += world.network.bytes_sent - sent_before
         self._tally.add(images, _NO_LOSS, world.clock.now() - computed_at)
         return stop
+
+    def _settle(self) -> None:
+        sent_before = self._world.network.bytes_sent
+        self._part.settle()
+        self._bytes_sent += self._world.network.bytes_sent - sent_before
 
     def _use(self, bucket: int) -> None:
         if self._part.hears_use:

@@ -117,6 +117,12 @@ class Replica:
         self.bytes_sent += self._network.bytes_sent - self._sent_before
         return stop
 
+    def settle(self) -> None:
+        """Finishes what is under way; what that sends belongs to the steps."""
+        sent_before = self._network.bytes_sent
+        self.part.settle()
+        self.bytes_sent += self._network.bytes_sent - sent_before
+
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets):
             for position in bucket.parameters:
@@ -151,3 +157,4 @@ class Replica:
                     self.part.before_use(bucket)
 
             module.register_forward_pre_hook(before)
+        self.model.register_state_dict_pre_hook(lambda *_: self.settle())

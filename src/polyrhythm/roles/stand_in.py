@@ -77,7 +77,7 @@ class StandIn:
         last_first = nn.ParameterList(
             torch.zeros(count, dtype=self.dtype) for count in reversed(self.buckets)
         )
-        return FlatParameters(last_first, bucket_bytes=0)
+        return FlatParameters(last_first, bucket_bytes=0, stands_for=self.scale)
 
     def nbytes(self, message: Message) -> int:
         """Gives the bytes that a message of the model would have; text in it counts as it is."""

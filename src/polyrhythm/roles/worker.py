@@ -137,7 +137,6 @@ class _Shift:
         part = self._learner.replica.part
         for epoch in range(start // length, self._job.learning.epochs):
             done, stopped = self._epoch(epoch, max(start, epoch * length))
-            part.settle()
             if stopped:
                 return done, True
             last = epoch + 1 == self._job.learning.epochs
@@ -172,6 +171,8 @@ class _Shift:
             step += 1
             self._tally.add(outcome.images, outcome.loss, outcome.wait_s)
             self._desk.step_done()
+            if step == last or outcome.stop:
+                self._learner.replica.settle()
             if self._tally.due or step == last or outcome.stop:
                 self._desk.progress(self._tally.say(epoch, step, outcome.learning_rate))
             if outcome.stop and step < last:

@@ -57,6 +57,7 @@ class FlatParameters:
         model: changed in place: its parameters that require a gradient become views. All must have one dtype and
             device.
         bucket_bytes: smallest size of a bucket; a parameter is never cut.
+        stands_for: how many numbers each of these stands for; more than 1 in rehearsals only.
 
     Attributes:
         size: how many numbers there are, tail excluded.
@@ -64,12 +65,15 @@ class FlatParameters:
         gradients: `(size,)`, their gradients.
         views: the parameters in the model's order.
         buckets: in the order in which the backward pass fills them.
+        stands_for: as given.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
     """
 
-    def __init__(self, model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+    def __init__(
+        self, model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES, stands_for: float = 1.0
+    ) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if not named:
             raise RequestError("the model has no parameter to train: let at least one require a gradient")
@@ -77,6 +81,7 @@ class FlatParameters:
         if len(dtypes) > 1:
             raise RequestError(f"the model mixes {' and '.join(sorted(dtypes))}: convert it to one dtype")
         first = named[0][1]
+        self.stands_for = stands_for
         self.size = sum(parameter.numel() for _, parameter in named)
         self._whole = torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device)
         self._whole_gradients = torch.zeros_like(self._whole)

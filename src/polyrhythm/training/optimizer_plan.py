@@ -156,6 +156,11 @@ class FlatOptimizer:
         self._rates = [group["lr"] for group in groups]
         self._rate = plan.rate
 
+    @property
+    def inner(self) -> torch.optim.Optimizer | None:
+        """The optimiser, with a parameter a slice; None where nothing is trained."""
+        return self._optimizer
+
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Updates the vector.
 

@@ -23,8 +23,9 @@ def strategy(spec):
 
 
 def test_the_families_hold_these():
-    assert NAMES == ["synchronous", "mixed", "parameter_server"]
-    assert [strategy(name).family for name in NAMES] == ["allreduce", "parameter_server", "parameter_server"]
+    families = {name: strategy(name).family for name in NAMES}
+    known = {"synchronous": "allreduce", "mixed": "parameter_server", "parameter_server": "parameter_server"}
+    assert families.items() >= known.items()
 
 
 def test_defaults():

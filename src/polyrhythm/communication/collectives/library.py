@@ -7,6 +7,8 @@ In simulation it is `direct`. Its messages are not ours, and no formula tells it
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from polyrhythm.communication.collective import Collective
@@ -15,6 +17,8 @@ from polyrhythm.communication.communicator import Communicator, Handle
 
 class Library(Collective):
     """What the communicator itself does: gloo's or NCCL's for real, `direct` in simulation."""
+
+    in_messages: ClassVar[bool] = False
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
         """Adds `tensor` up over all ranks, in place; the communicator numbers its messages itself."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.in_turn import InTurn
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
@@ -129,6 +130,7 @@ class SimulatedCommunicator:
         self._collective_space: SimulatedCommunicator | None = None
         self._waited: tuple[int | None, int, Want, str] | None = None
         self._collectives = 0
+        self._turns = InTurn()
 
     @property
     def rank(self) -> int:
@@ -189,9 +191,9 @@ class SimulatedCommunicator:
         _COLLECTIVE.all_reduce(self._apart(), tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks."""
+        """Starts to add up over all ranks, after those that were started before it: gloo, too, does one at a time."""
         apart, tag = self._apart(), self._next_tag()
-        return self.start(lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
+        return self._turns.start(self.start, lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Overwrites `tensor` with `root`'s."""

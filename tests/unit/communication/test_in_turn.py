@@ -1,0 +1,56 @@
+"""Works of a rank, one after the other."""
+
+import pytest
+
+from polyrhythm.communication.in_turn import InTurn
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+
+
+def play(body):
+    time = VirtualTime()
+    rank = SimulatedCluster(time, ConstantNetwork(time), 1).communicator(0)
+    time.spawn("rank 0", lambda: body(time, rank.start))
+    time.run()
+
+
+def test_each_begins_when_those_before_it_have_ended():
+    lines = []
+
+    def body(time, start):
+        turns = InTurn()
+
+        def work(name, seconds):
+            lines.append((name, time.now()))
+            time.sleep(seconds)
+            return name
+
+        handles = [
+            turns.start(start, lambda name=name, seconds=seconds: work(name, seconds))
+            for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 2.0))
+        ]
+        assert [handle.wait() for handle in handles] == ["a", "b", "c"]
+        time.sleep(4.0)
+        turns.start(start, lambda: work("d", 0.0)).wait()
+
+    play(body)
+    assert lines == [("a", 0.0), ("b", 3.0), ("c", 4.0), ("d", 10.0)]
+
+
+def test_what_waits_behind_a_failure_fails_with_it():
+    def body(time, start):
+        turns, done = InTurn(), []
+
+        def fail():
+            time.sleep(1.0)
+            raise ValueError("broken")
+
+        first = turns.start(start, fail)
+        second = turns.start(start, lambda: done.append("second"))
+        for handle in (second, first):
+            with pytest.raises(ValueError, match="broken"):
+                handle.wait()
+        assert done == []
+
+    play(body)

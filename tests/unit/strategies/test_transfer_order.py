@@ -1,0 +1,56 @@
+"""Pieces and their order."""
+
+from itertools import permutations
+
+import pytest
+
+from polyrhythm.strategies.transfer_order import Piece, Speed, cut, urgent_first
+from polyrhythm.training.flat_parameters import Bucket
+
+BUCKETS = [Bucket(20, 100, range(2, 3)), Bucket(10, 20, range(1, 2)), Bucket(0, 10, range(1))]
+
+
+@pytest.mark.parametrize("numbers", [0, 1000])
+def test_buckets_that_are_small_enough_stay_whole(numbers):
+    assert cut(BUCKETS, numbers) == [Piece(0, 20, 100), Piece(1, 10, 20), Piece(2, 0, 10)]
+
+
+def test_a_large_bucket_is_cut_evenly_its_end_first():
+    assert cut(BUCKETS, 30) == [Piece(0, 60, 100), Piece(0, 20, 60), Piece(1, 10, 20), Piece(2, 0, 10)]
+    thirds = cut([Bucket(0, 10, range(1))], 3.3)
+    assert [(piece.start, piece.stop) for piece in thirds] == [(6, 10), (3, 6), (0, 3)]
+
+
+def test_what_is_used_sooner_overtakes_what_has_not_set_out():
+    pieces = cut(BUCKETS, 20)  # four of bucket 0, of 20 numbers each, then buckets 1 and 2
+    order = urgent_first(pieces, ready_s=[0, 3, 5], use_s=[9, 4, 0], speed=Speed(0, 0.1))
+    # at 0 and 2 only bucket 0 is ready; at 4 bucket 1 is; at 5 bucket 2
+    assert order == [0, 1, 4, 5, 2, 3]
+
+
+def test_a_link_that_is_quicker_than_the_backward_pass_keeps_the_order():
+    pieces = cut(BUCKETS, 20)
+    assert urgent_first(pieces, [0, 3, 5], [9, 4, 0], Speed(0, 0.001)) == list(range(6))
+
+
+def test_the_piece_with_the_tail_goes_first_even_if_all_are_ready():
+    assert urgent_first(cut(BUCKETS, 20), [0, 0, 0], [9, 4, 0], Speed(0.1, 1)) == [0, 5, 4, 1, 2, 3]
+
+
+def late_s(order, pieces, ready_s, use_s, speed):
+    """When the next forward pass ends being late, by brute force: the most that any bucket's use has to wait."""
+    now, there = 0.0, {}
+    for number in order:
+        piece = pieces[number]
+        now = max(now, ready_s[piece.bucket]) + speed.seconds(piece)
+        there[piece.bucket] = now
+    return max(there[bucket] - use_s[bucket] for bucket in there)
+
+
+@pytest.mark.parametrize("seconds_per_number", [0.01, 0.03, 0.1, 0.3, 1.0])
+def test_no_other_order_of_ready_pieces_is_less_late_when_all_are_ready(seconds_per_number):
+    pieces, use_s, speed = cut(BUCKETS, 40), [9, 4, 0], Speed(0.1, seconds_per_number)
+    ready_s = [0.0, 0.0, 0.0]
+    found = late_s(urgent_first(pieces, ready_s, use_s, speed), pieces, ready_s, use_s, speed)
+    others = [(0, *rest) for rest in permutations(range(1, len(pieces)))]
+    assert found == pytest.approx(min(late_s(order, pieces, ready_s, use_s, speed) for order in others))
