@@ -87,7 +87,7 @@ def test_every_gradient_is_counted_once(spec):
     steps = 2 * 5  # 53 images, 12 a step
     pushers = workers if "parameter_server" in spec else -(-workers // getattr(built, "replicas", workers))
     assert sum(histogram.values()) == steps * pushers * max(1, built.server_count)
-    assert (set(histogram) == {"0"}) == built.agrees(workers)
+    assert (set(histogram) == {"0"}) == built.in_step(workers)
 
 
 @pytest.mark.parametrize("spec", strategies())

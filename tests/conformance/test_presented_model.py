@@ -5,7 +5,16 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from conformance.jobs import make_job, plain_loop, simulated, strategies, uneven, vector_of, with_batch_norm
+from conformance.jobs import (
+    make_job,
+    plain_alone,
+    plain_loop,
+    simulated,
+    strategies,
+    uneven,
+    vector_of,
+    with_batch_norm,
+)
 from polyrhythm.simulation.run import Surroundings
 
 WORKERS = 3
@@ -39,7 +48,7 @@ def test_tested_with_the_mean_of_the_workers_statistics(spec, tmp_path):
     assert trained.result["test_top1"] == pytest.approx(top1)
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", plain_alone())
 def test_the_weight_average_of_one_worker_by_hand(spec, tmp_path):
     job = make_job(spec, folder=tmp_path, checkpoints=0, weight_average=0.7)
     torch.manual_seed(job.learning.seed)

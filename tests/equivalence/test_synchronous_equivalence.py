@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conformance.jobs import blobs, in_step, make_job, plain_loop, simulated, uneven, vector_of
+from conformance.jobs import agreeing, blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.simulation.run import Surroundings
 
 UNEVEN = Surroundings(step_s=uneven)
@@ -12,7 +12,7 @@ RAGGED = {  # workers: images of which the last step of an epoch takes less than
     3: 53,  # 5 in the last step of 12: 2, 2, 1
     4: 50,  # 2 in the last step of 16: 1, 1, and two empty batches
 }
-CASES = [(spec, workers) for workers in RAGGED for spec in in_step(workers)]
+CASES = [(spec, workers) for workers in RAGGED for spec in agreeing(workers)]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)", "tf1_rmsprop(momentum=0.9)"])

@@ -63,7 +63,8 @@ class Learner:
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
         scales = self._precision.dtype == torch.float16
-        self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales)
+        steps = job.length.total_steps
+        self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales, steps=steps)
         self.worker = self.replica.workers.rank
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)

@@ -135,7 +135,8 @@ class _Rehearser:
         self._flat = rehearsal.stand_in.flat()
         workers = world.workers()
         self._worker = workers.rank
-        setting = WorkerSetting(world.network, workers, world.cast, self._flat, rehearsal.plan(self._flat))
+        plan = rehearsal.plan(self._flat)
+        setting = WorkerSetting(world.network, workers, world.cast, self._flat, plan, rehearsal.steps)
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1
         listens = self._announces or self._part.hears_use

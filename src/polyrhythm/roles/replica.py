@@ -24,6 +24,7 @@ class Replica:
         world: where this rank is.
         announce: whether buckets are announced during the backward pass. Off where a step may hold several
             backward passes.
+        steps: that every worker takes in the whole run; None where nobody can tell.
 
     Attributes:
         flat: the parameters and gradients.
@@ -39,12 +40,14 @@ class Replica:
         world: World,
         *,
         announce: bool,
+        steps: int | None = None,
     ) -> None:
         self.model = model
         self.flat = FlatParameters(model)
         plan = OptimizerPlan.of(optimizer, self.flat)
         self.workers: Communicator = world.workers()
-        self.part = strategy.worker(WorkerSetting(world.network, self.workers, world.cast, self.flat, plan))
+        setting = WorkerSetting(world.network, self.workers, world.cast, self.flat, plan, steps)
+        self.part = strategy.worker(setting)
         self.bytes_sent = 0
         self._network = world.network
         self._sent_before = 0

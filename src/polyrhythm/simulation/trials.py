@@ -166,7 +166,11 @@ def _watched(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> t
     step_s = _step_s(trial.layout)
     patience_s = _STEPS_OF_PATIENCE * step_s + sum(fault.holds_up_s(step_s) for fault in faults)
     conditions = Conditions(
-        cast=trial.layout.cast, numbers=numbers, gradient=gradients, patience_s=patience_s
+        cast=trial.layout.cast,
+        numbers=numbers,
+        gradient=gradients,
+        patience_s=patience_s,
+        steps=rehearsal.steps,
     )
     watch = Watch(strategy.invariants(conditions))
     return replace(rehearsal, strategy=watch.watched(strategy)), watch

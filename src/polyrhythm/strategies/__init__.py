@@ -2,5 +2,6 @@
 
 FAMILIES = (
     "polyrhythm.strategies.allreduce",
+    "polyrhythm.strategies.averaging",
     "polyrhythm.strategies.parameter_server",
 )

@@ -36,12 +36,14 @@ class Conditions:
         gradient: gives the gradient, `(numbers,)`, of a worker's index and step, of which all means and sums are exact;
             plain steps of rate 1 are made with it. None: gradients are not known.
         patience_s: within which something must get on.
+        steps: that every worker takes; None: nobody can tell.
     """
 
     cast: Cast
     numbers: int
     gradient: Callable[[int, int], Tensor] | None = None
     patience_s: float = float("inf")
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Strategies in which workers train on their own and average their models now and then."""

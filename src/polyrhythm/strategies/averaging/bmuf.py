@@ -1,0 +1,127 @@
+"""Blockwise model-update filtering (BMUF): momentum over the means of models.
+
+Chen, Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
+optimization and blockwise model-update filtering", ICASSP 2016.
+
+    G(t) = mean_i w_i - S(t-1),   D(t) = m * D(t-1) + z * G(t),   W(t) = W(t-1) + D(t)
+    S(t) = W(t)                   classical
+    S(t) = W(t) + m * D(t)        nesterov
+
+S is where all workers begin a block of `steps` local steps, W the model; m = block_momentum (1 - 1/N if not given), z
+= block_lr. Nesterov: as in the paper, W is kept apart from S, so that momentum counts once; fairseq and CNTK let the
+look-ahead S take W's place in the next block. W is what is tested and saved. Departures: any optimiser takes the
+place of SGD, and `optimizer_state` says what becomes of its state at the end of a block. Batch-norm statistics are
+never averaged in training.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper, State, WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count, Decay, Positive
+
+
+class BMUF(Averaging):
+    """Workers train alone for a block; the step to the mean of their models then gets momentum.
+
+    Attributes:
+        steps: of each worker in a block.
+        block_momentum: share of the last block's update that is made again; None: 1 - 1/N.
+        block_lr: what the step to the mean is multiplied by.
+        nesterov: begin blocks at a point further along the momentum.
+        optimizer_state: what becomes of the local momentum and the like after a block: keep, average or reset.
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Chen, Huo",
+        "Scalable training of deep learning machines by incremental block training with intra-block parallel "
+        "optimization and blockwise model-update filtering",
+        "ICASSP",
+        2016,
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/(NH)",
+        staleness="0",
+        use_it="as local SGD, with many workers: momentum makes up for what the mean smooths away",
+    )
+
+    steps: Count = 16
+    block_momentum: Decay | None = None
+    block_lr: Positive = 1.0
+    nesterov: bool = False
+    optimizer_state: AtAverage = "keep"
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.steps
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        momentum = self.block_momentum
+        if momentum is None:
+            momentum = 1 - 1 / setting.workers.size
+        rounds = Rounds(
+            steps=self.steps,
+            collective=self.collective,
+            optimizer_state=self.optimizer_state,
+            outer=BlockMomentum(momentum, self.block_lr, nesterov=self.nesterov),
+        )
+        return RoundsWorker(setting, rounds)
+
+
+class BlockMomentum:
+    """The rule of this module; see `Outer`.
+
+    Args:
+        momentum: m.
+        block_lr: z.
+        nesterov: whether S is ahead of W.
+    """
+
+    def __init__(self, momentum: float, block_lr: float, *, nesterov: bool) -> None:
+        self._momentum = momentum
+        self._block_lr = block_lr
+        self._nesterov = nesterov
+        self._state: dict[str, Tensor] = {}
+
+    def start(self, vector: Tensor) -> None:
+        """The first block begins at the model itself."""
+        self._state = {
+            "model": vector.clone(),
+            "beginning": vector.clone(),
+            "update": vector.new_zeros(vector.shape),
+        }
+
+    def step(self, vector: Tensor, learning_rate: float) -> None:
+        """Turns the mean of all models into the point where the next block begins."""
+        model, beginning, update = (self._state[name] for name in ("model", "beginning", "update"))
+        before = model.clone()
+        # W(t-1) + z G + m D(t-1), written so that without momentum and with z = 1 it is the mean, bit for bit
+        model.copy_(beginning.lerp(vector, self._block_lr))
+        if self._nesterov:  # S(t-1) = W(t-1) + m D(t-1) is where `lerp` began
+            update.copy_(model).sub_(before)
+            vector.copy_(model).add_(update, alpha=self._momentum)
+        else:
+            model.add_(update, alpha=self._momentum)
+            update.copy_(model).sub_(before)
+            vector.copy_(model)
+        beginning.copy_(vector)
+
+    def model(self) -> Tensor | None:
+        """Gives W, where workers do not begin there."""
+        return self._state["model"] if self._nesterov else None
+
+    def state(self) -> State:
+        """Gives W, S and D."""
+        return self._state, {}
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        self._state = {name: value.clone() for name, value in state[0].items()}

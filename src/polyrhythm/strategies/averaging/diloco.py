@@ -1,0 +1,121 @@
+"""DiLoCo: an outer optimiser takes what a round of local steps has changed for a gradient.
+
+Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-communication training of language models",
+2023, arXiv 2311.08105.
+
+    d = w - mean_i w_i                            after H local steps that all began at w
+    v <- m * v + d;   w <- w - lr * (d + m * v)   outer SGD with Nesterov's momentum
+
+H = steps; lr and m are those of `outer`, which may be any optimiser; the inner one is the run's own, and its state
+stays with its worker, never averaged, as in the paper. Departures: H is 500 in the paper, whose runs take 88,000
+steps; here rounds are short enough for runs of a few hundred steps. Batch-norm statistics are never averaged in
+training.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import field_validator
+from torch import Tensor
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper, State, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+from polyrhythm.training.optimizers.sgd import SGD
+from polyrhythm.training.quantities import Count
+
+_OPTIMIZERS = "polyrhythm.training.optimizers"
+
+
+class DiLoCo(Averaging):
+    """Workers train alone for a round; an outer optimiser then steps along what the round has changed.
+
+    Attributes:
+        steps: of each worker in a round.
+        outer: the optimiser that takes a round's change for its gradient.
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Douillard, Feng, Rusu, Chhaparia, Donchev et al.",
+        "DiLoCo: distributed low-communication training of language models",
+        "arXiv",
+        2023,
+        "2311.08105",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/(NH)",
+        staleness="0",
+        use_it="machines far from each other, which can meet only every few hundred steps",
+    )
+    plain_alone: ClassVar[bool] = False
+
+    steps: Count = 32
+    outer: Annotated[OptimizerConfig, chosen("outer optimizer", _OPTIMIZERS)] = SGD(
+        lr=0.7, momentum=0.9, nesterov=True
+    )
+
+    @field_validator("outer", mode="before")
+    @classmethod
+    def _needs_one(cls, value: Any) -> Any:
+        if value is None:
+            raise RequestError(
+                "diloco needs an outer optimizer: give outer=sgd(lr=0.7, momentum=0.9, nesterov=true), or use local_sgd"
+            )
+        return value
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.steps
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        outer = OuterOptimizer(self.outer, setting.flat)
+        rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer)
+        return RoundsWorker(setting, rounds)
+
+
+class OuterOptimizer:
+    """The rule of this module; see `Outer`.
+
+    Args:
+        optimizer: the outer one.
+        flat: of the model.
+    """
+
+    def __init__(self, optimizer: OptimizerConfig, flat: FlatParameters) -> None:
+        self._rate = optimizer.lr
+        self._plan = OptimizerPlan.of(optimizer.create([view.parameter for view in flat.views]), flat)
+        self._model = flat.vector.new_empty(0)
+        self._optimizer: FlatOptimizer
+
+    def start(self, vector: Tensor) -> None:
+        """The first round begins here."""
+        self._model = vector.clone()
+        self._optimizer = self._plan.build(self._model)
+
+    def step(self, vector: Tensor, learning_rate: float) -> None:
+        """Turns the mean of all models into the point where the next round begins."""
+        self._optimizer.step(self._model - vector, self._rate)
+        vector.copy_(self._model)
+
+    def model(self) -> Tensor | None:
+        """Workers begin at the model itself."""
+        return None
+
+    def state(self) -> State:
+        """Gives the model at the beginning of the round, and the outer optimiser's state."""
+        tensors, facts = self._optimizer.state()
+        return {"model": self._model, **tensors}, facts
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        tensors = dict(state[0])
+        self.start(tensors.pop("model"))
+        self._optimizer.load_state(tensors, state[1])

@@ -1,0 +1,96 @@
+"""Hierarchical averaging: means of models inside groups often, over all workers seldom.
+
+Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217, section 5
+(hierarchical local SGD).
+
+    w_i <- (1/G) * sum_j w_j               over the worker's group, every H1 steps
+    w_i <- (1/N) * sum_j w_j               over all workers, every H2 steps
+
+G = group, H1 = steps, H2 = steps_between. Where both are due, the mean of all is enough. Departures: any optimiser
+takes the place of SGD, and `optimizer_state` says what becomes of its state at a mean of all; inside groups it is
+kept. A group is G neighbouring workers, wherever they run, and the last one may be smaller, yet every model counts
+the same in the mean of all. Batch-norm statistics are never averaged in training.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.meetings import Meetings
+from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.strategy import Facts, Paper, WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count
+
+
+class HierarchicalAveraging(Averaging):
+    """Neighbouring workers average their models often, and all of them seldom.
+
+    Attributes:
+        group: neighbouring workers that average often; the last group may have fewer.
+        steps: of each worker between two means inside a group.
+        steps_between: of each worker between two means of all.
+        optimizer_state: what becomes of momentum and the like at a mean of all: keep, average or reset.
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Lin, Stich, Patel, Jaggi", "Don't use large mini-batches, use local SGD", "ICLR", 2020, "1808.07217"
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(R-1)/(RH) + 2M(N-1)/(NK)",
+        staleness="0",
+        use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
+    )
+    sums_gradients: ClassVar[bool] = True
+
+    group: int = Field(default=2, ge=2)
+    steps: Count = 2
+    steps_between: Count = 8
+    optimizer_state: AtAverage = "keep"
+
+    def check(self, workers: int) -> None:
+        """Refuses groups that no mean of all could be rarer than.
+
+        Raises:
+            RequestError: a group is larger than all workers, or groups meet no more often than all do.
+        """
+        super().check(workers)
+        if self.group > workers:
+            raise RequestError(
+                f"hierarchical_averaging: group={self.group} is larger than all {workers} workers: give a smaller "
+                "group, or use local_sgd"
+            )
+        if self.steps >= self.steps_between:
+            raise RequestError(
+                f"hierarchical_averaging: groups meet every steps={self.steps} and all every steps_between="
+                f"{self.steps_between}, so groups never meet alone: give a larger steps_between, or use local_sgd"
+            )
+
+    def round_steps(self, workers: int) -> int:
+        """Until all meet."""
+        return self.steps_between
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Beside that, replicas of a group are equal whenever it meets."""
+        workers = conditions.cast.workers
+        groups = [workers[start : start + self.group] for start in range(0, len(workers), self.group)]
+        inside = Replicas(conditions, groups, alone=False)
+        return [*super().invariants(conditions), Meetings(inside, every(self.steps))]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        rounds = Rounds(
+            steps=self.steps_between,
+            collective=self.collective,
+            optimizer_state=self.optimizer_state,
+            group=self.group,
+            group_steps=self.steps,
+        )
+        return RoundsWorker(setting, rounds)

@@ -1,0 +1,55 @@
+"""Local SGD: several steps alone, then a mean of all models.
+
+Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805.09767.
+
+    w_i <- w_i - lr * g_i(w_i)             H times, each worker alone
+    w_i <- (1/N) * sum_j w_j               then all together
+
+H = steps. Departures: any optimiser takes the place of plain SGD, and what becomes of its state is `optimizer_state`:
+each worker keeps its own (Lin et al., 2018), all take its mean, or all begin anew (as CNTK does with block momentum).
+Models count the same, whatever their batches were; a worker whose ragged batch is empty takes no step. Batch-norm
+statistics are never averaged in training: each worker keeps its own, and a model that is tested or saved shows their
+mean.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper, WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count
+
+
+class LocalSGD(Averaging):
+    """Workers train alone and average their models every few steps.
+
+    Attributes:
+        steps: of each worker between two means.
+        optimizer_state: what becomes of momentum and the like at a mean: keep, average or reset.
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Stich", "Local SGD converges fast and communicates little", "ICLR", 2019, "1805.09767"
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/(NH)",
+        staleness="0",
+        use_it="even machines on a slow network: H times less traffic than at every step",
+    )
+    sums_gradients: ClassVar[bool] = True
+
+    steps: Count = 8
+    optimizer_state: AtAverage = "keep"
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.steps
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        rounds = Rounds(steps=self.steps, collective=self.collective, optimizer_state=self.optimizer_state)
+        return RoundsWorker(setting, rounds)

@@ -1,0 +1,45 @@
+"""ParallelSGD: every worker trains alone; in the end there is one mean of all models.
+
+Zinkevich, Weimer, Li, Smola, "Parallelized stochastic gradient descent", NIPS 2010.
+
+    w_i <- w_i - lr * g_i(w_i)             T times, each worker alone on its own shuffled share
+    w   =  (1/N) * sum_j w_j               once
+
+T is the run's length. Departures: any optimiser takes the place of plain SGD; shares are dealt anew every epoch; and
+the model that is tested after an epoch is the mean at that moment, which costs an exchange that training does not
+look at. Batch-norm statistics are averaged where the models are: for a test, and in the end.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper, WorkerPart, WorkerSetting
+
+
+class ParallelSGD(Averaging):
+    """Workers train alone, and average their models once, when all are done.
+
+    Attributes:
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Zinkevich, Weimer, Li, Smola", "Parallelized stochastic gradient descent", "NIPS", 2010
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="0",
+        staleness="0",
+        use_it="next to no network, and a model that is nearly convex; a baseline for everything else",
+    )
+    sums_gradients: ClassVar[bool] = True
+
+    def round_steps(self, workers: int) -> int:
+        """The whole run is one round."""
+        return 0
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return RoundsWorker(setting, Rounds(steps=0, collective=self.collective))

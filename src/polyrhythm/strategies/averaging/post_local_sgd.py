@@ -1,0 +1,157 @@
+"""Post-local SGD: synchronous at first, local SGD afterwards.
+
+Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
+
+    w' = w - lr * sum_i b_i g_i / sum_i b_i        in steps before T0, all together
+    local SGD with H local steps                   from step T0 on
+
+T0 = after, H = steps. The paper changes over where the learning rate first falls; `after` is a share of the run
+(below 1), or a number of steps. Departures: any optimiser takes the place of SGD; its state is that of the
+synchronous steps, and the same on all workers, where local steps begin, and `optimizer_state` says what becomes of it
+at a mean. Batch-norm statistics are never averaged in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.invariant import Conditions
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count, NonNegative
+
+
+class PostLocalSGD(Averaging):
+    """Workers average gradients at first, and later their models every few steps.
+
+    Attributes:
+        after: when local steps begin: below 1 a share of the run, else a number of steps.
+        steps: of each worker between two means, once they are local.
+        optimizer_state: what becomes of momentum and the like at a mean: keep, average or reset.
+        collective: how gradients and models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Lin, Stich, Patel, Jaggi", "Don't use large mini-batches, use local SGD", "ICLR", 2020, "1808.07217"
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/N, later 2M(N-1)/(NH)",
+        staleness="0",
+        use_it="as local SGD, where the model must be as good as that of small batches",
+    )
+    sums_gradients: ClassVar[bool] = True
+
+    after: NonNegative = 100.0
+    steps: Count = 8
+    optimizer_state: AtAverage = "keep"
+
+    def round_steps(self, workers: int) -> int:
+        """Once steps are local."""
+        return self.steps
+
+    def first_local_step(self, run_steps: int | None) -> int:
+        """Gives T0.
+
+        Args:
+            run_steps: of a worker in the whole run; None: nobody can tell.
+
+        Raises:
+            RequestError: T0 is a share of nobody knows what, or no whole number.
+        """
+        if self.after < 1:
+            if run_steps is None and self.after > 0:
+                raise RequestError(
+                    f"post_local_sgd: after={self.after:g} is a share of the run, whose length your own loop does not "
+                    "tell: give a number of steps, such as after=1000"
+                )
+            return round(self.after * (run_steps or 0))
+        if not self.after.is_integer():
+            raise RequestError(
+                f"post_local_sgd: after={self.after:g} is neither a share of the run nor a whole number of steps"
+            )
+        return int(self.after)
+
+    def check(self, workers: int) -> None:
+        """Refuses an `after` that is neither a share nor a number of steps.
+
+        Raises:
+            RequestError: it is so.
+        """
+        super().check(workers)
+        self.first_local_step(1)
+
+    def meet(self, conditions: Conditions) -> Callable[[int], bool]:
+        """Replicas are equal after every step that is not local, and at the end of every round."""
+        first = self.first_local_step(conditions.steps)
+        ends = every(self.steps)
+        return lambda step: step < first or ends(step - first)
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        first = self.first_local_step(setting.steps)
+        rounds = Rounds(
+            steps=self.steps, first=first, collective=self.collective, optimizer_state=self.optimizer_state
+        )
+        return PostLocalWorker(setting, rounds)
+
+
+class PostLocalWorker(WorkerPart):
+    """Averages gradients while the backward pass goes on, until local steps begin."""
+
+    hears_buckets: ClassVar[bool] = True
+
+    def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
+        super().__init__()
+        self._first = rounds.first
+        self._mean = GradientMean(setting.workers, setting.flat, rounds.collective)
+        self._rounds = RoundsWorker(setting, rounds)
+        self.staleness = self._rounds.staleness
+        self._together = False
+
+    def start(self, step: int) -> int:
+        """Takes worker 0's parameters, or those of its own that a checkpoint held."""
+        step = self._rounds.start(step)
+        self._mean.prepare()
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Readies the mean of gradients, if they will be averaged."""
+        self._together = step.number < self._first
+        if self._together:
+            self._mean.begin(step)
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Starts to average a bucket, if steps are not local yet."""
+        if self._together:
+            self._mean.start(bucket)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Takes a synchronous step or a local one."""
+        if not self._together:
+            return self._rounds.gradients_ready(step, learning_rate)
+        weight, stop = self._mean.finish(step)
+        self._rounds.update(weight, learning_rate)
+        return stop
+
+    def present(self) -> Tensor | None:
+        """Gives the mean of all models, where they differ."""
+        return self._rounds.present()
+
+    def end(self) -> None:
+        """Ends the round under way, if there is one."""
+        self._rounds.end()
+
+    def state(self) -> State:
+        """Gives this worker's own model and optimiser."""
+        return self._rounds.state()
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        self._rounds.load_state(state)

@@ -1,0 +1,84 @@
+"""A worker's own optimiser, and what becomes of its state when models are averaged."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
+from polyrhythm.strategies.strategy import State
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+
+AtAverage = Literal["keep", "average", "reset"]
+"""What becomes of momentum and the like at an average of models: each worker keeps its own, all take the mean, or all
+begin anew. Counters (Adam's step) are kept but by `reset`."""
+
+
+class LocalOptimizer:
+    """The user's optimiser on a worker's own vector.
+
+    Args:
+        plan: of the optimiser.
+        flat: what it updates.
+        at_average: what becomes of its state.
+        mean: averages it, if asked.
+    """
+
+    def __init__(
+        self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage, mean: ModelMean
+    ) -> None:
+        self._plan = plan
+        self._flat = flat
+        self._at_average = at_average
+        self._mean = mean
+        self._optimizer = plan.build(flat.vector)
+        self._sizes: dict[str, int] | None = None
+
+    def step(self, learning_rate: float) -> None:
+        """Updates the flat vector with the flat gradients."""
+        self._optimizer.step(self._flat.gradients, learning_rate)
+
+    def models_averaged(self) -> None:
+        """Treats the state as asked; all members must call it together."""
+        if self._at_average == "reset":
+            self._optimizer = self._plan.build(self._flat.vector)
+        elif self._at_average == "average" and self._mean.size > 1:
+            self._average()
+
+    def state(self) -> State:
+        """Gives all that a resumed optimiser needs."""
+        return self._optimizer.state()
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        self._optimizer.load_state(tensors, facts)
+
+    def _average(self) -> None:
+        if self._sizes is None:
+            self._sizes = _sizes_of(self._plan, self._flat.vector)
+        if not self._sizes:  # plain SGD remembers nothing
+            return
+        own = self._optimizer.state()[0]
+        # Who has sat out every step so far has no state yet: it takes part with zeros.
+        parts = {
+            name: own[name] if name in own else self._flat.vector.new_zeros(size)
+            for name, size in self._sizes.items()
+        }
+        packed = torch.cat([part.reshape(-1) for part in parts.values()])
+        self._mean.average(packed)
+        for part, mean in zip(parts.values(), packed.split([*self._sizes.values()]), strict=True):
+            part.copy_(mean.view(part.shape))
+
+
+def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:
+    """Gives the numbers in each tensor of the state that a mean makes sense of, by a step on a vector of zeros."""
+    tried: FlatOptimizer = plan.build(torch.zeros_like(vector))
+    tried.step(torch.zeros_like(vector), plan.rate)
+    return {
+        name: tensor.numel()
+        for name, tensor in sorted(tried.state()[0].items())
+        if tensor.ndim > 0 and tensor.is_floating_point()
+    }
