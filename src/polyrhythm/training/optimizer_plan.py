@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optimizer_state
+from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
 from polyrhythm.training.optimizers.tf1_rmsprop import TF1RMSPropOptimizer
 
 # Optimisers that treat every number of the vector alike, so that they may run on any slice of it.
@@ -33,6 +34,7 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.Rprop,
         torch.optim.ASGD,
         TF1RMSPropOptimizer,
+        DownpourAdagradOptimizer,
     )
 }
 

@@ -8,7 +8,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Delivered, Invariant, Violation
 
-_ASKING = (Kind.PULL, Kind.PUSH)
+_ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
 
 
 class Answers(Invariant):
@@ -16,15 +16,17 @@ class Answers(Invariant):
 
     Args:
         cast: who does what.
+        asking: kinds of message that are answered with parameters.
     """
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: Cast, asking: tuple[Kind, ...] = _ASKING) -> None:
+        self._asking = asking
         self._servers = frozenset(cast.servers)
         self._open: Counter[tuple[int, int, int]] = Counter()
 
     def delivered(self, event: Delivered) -> None:
         """Counts questions and answers of an incarnation."""
-        if event.to in self._servers and event.message.kind in _ASKING:
+        if event.to in self._servers and event.message.kind in self._asking:
             self._open[event.to, event.source, event.source_incarnation] += 1
         elif event.source in self._servers and event.message.kind is Kind.PARAMETERS:
             key = event.source, event.to, event.to_incarnation

@@ -47,6 +47,10 @@ class Presence:
         """How many pushers are there."""
         return len(self.pushers) - len(self._left)
 
+    def is_there(self, rank: int) -> bool:
+        """Whether a pusher has not left."""
+        return rank not in self._left
+
     def enter(self, rank: int) -> bool:
         """A pusher asks for parameters to begin with; gives whether it may, which a late successor may not."""
         if rank in self._left:

@@ -1,0 +1,115 @@
+"""Downpour SGD.
+
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and the appendix's client.
+
+    every step s          w = w - local_rate lr g(w);    sum = sum + g
+    s mod n_push = 0      push sum; sum = 0              the server: an optimiser's step with the sum
+    s mod n_fetch = 0     fetch; w = what came, when the gradient under way is ready
+
+The push comes after the addition, so the first holds one gradient, the later ones n_push. Neither is waited for while
+the worker computes; what was fetched before a step lacks that step, and is as late as its gradient. Warm start: worker
+0 takes its first steps before the others get parameters. The paper's servers run Adagrad without an epsilon: that is
+the optimiser `downpour_adagrad`; any other takes its place. Departure: what is left in the sum is pushed at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from polyrhythm.communication.message import Kind
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.invariants.sums import Sums
+from polyrhythm.strategies.parameter_server.sums.server import SumServer
+from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
+from polyrhythm.strategies.placement import PLACEMENTS, Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Facts,
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+from polyrhythm.training.quantities import Count, NonNegative
+
+
+class Downpour(Strategy):
+    """Workers step on their own, push sums of gradients and fetch parameters, each now and then and without waiting.
+
+    Attributes:
+        n_fetch: steps between two fetches.
+        n_push: steps between two pushes.
+        local_rate: of a worker's own steps, as a multiple of the run's learning rate; 0: they wait for the servers'.
+        warm_start_steps: that worker 0 takes before the others begin.
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Dean, Corrado, Monga, Chen, Devin et al.", "Large Scale Distributed Deep Networks", "NIPS", 2012
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="M/n_push + M/n_fetch",
+        staleness="2N-1 where both are 1",
+        use_it="slow networks that should hide behind computing, and gradients that bear being late",
+        when_a_worker_dies=(
+            "the others go on, and a successor takes over the steps that are left (the leader's loss stops the run)"
+        ),
+    )
+    plain_alone: ClassVar[bool] = False
+
+    n_fetch: Count = 1
+    n_push: Count = 1
+    local_rate: NonNegative = 1.0
+    warm_start_steps: int = Field(default=0, ge=0)
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def in_step(self, workers: int) -> bool:
+        """Never."""
+        return False
+
+    def goes_on(self, workers: int) -> bool:
+        """Always: nobody waits for anybody."""
+        return True
+
+    def round_steps(self, workers: int) -> int:
+        """The longer of the two."""
+        return max(self.n_fetch, self.n_push)
+
+    def updates_per_step(self, workers: int) -> int:
+        """One a worker: a sum of n_push gradients counts for as many."""
+        return workers
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Every gradient is in one sum."""
+        found = super().invariants(conditions)
+        found.append(Answers(conditions.cast, (Kind.PULL, Kind.FETCH)))
+        if conditions.gradient is not None:
+            found.append(Sums(conditions))
+        return found
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        rhythm = Rhythm(n_fetch=self.n_fetch, n_push=self.n_push, local_rate=self.local_rate)
+        return SumWorker(setting, rhythm)
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        return SumServer(setting.cast.workers, self.warm_start_steps)

@@ -1,0 +1,91 @@
+"""A shard of the parameters with the optimiser that worker 0 has said to run on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Message, unpack_json
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.strategy import State
+from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+
+_PREFIX = "optimizer."
+
+
+class OptimizedShard:
+    """Values, and what changes them.
+
+    Attributes:
+        values: `(n,)`, changed in place; empty until worker 0 has sent them.
+    """
+
+    def __init__(self) -> None:
+        self.values = torch.empty(0)
+        self._plan: OptimizerPlan | None = None
+        self._optimizer: FlatOptimizer | None = None
+        self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._copy: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are parameters."""
+        return self._optimizer is not None
+
+    def configure(self, message: Message) -> None:
+        """Takes the plan of the optimiser."""
+        self._plan = OptimizerPlan.from_json(unpack_json(payload(message)))
+
+    def initialise(self, values: Tensor) -> None:
+        """Takes the parameters, unless they were in a checkpoint."""
+        assert self._plan is not None, "worker 0 sends the plan before the parameters"
+        self.values = values if self._resumed is None else self._resumed[0]["values"]
+        self._optimizer = self._plan.build(self.values)
+        if self._resumed is not None:
+            tensors, facts = self._resumed
+            names = [name for name in tensors if name.startswith(_PREFIX)]
+            named = {name.removeprefix(_PREFIX): tensors[name] for name in names}
+            self._optimizer.load_state(named, facts["optimizer"])
+            self._resumed = None
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """Updates the values."""
+        assert self._optimizer is not None, "nobody pushes before having pulled"
+        self._copy = None
+        self._optimizer.step(gradient, learning_rate)
+
+    def add(self, difference: Tensor) -> None:
+        """Adds to the values, `(n,)`, without the optimiser."""
+        self._copy = None
+        self.values.add_(difference)
+
+    def shown(self) -> Tensor:
+        """Gives a copy of the values, one for all who are given this version: it leaves while updates go on."""
+        if self._copy is None:
+            self._copy = self.values.clone()
+        return self._copy
+
+    def state(self) -> State:
+        """Gives all that a resumed shard needs."""
+        assert self._optimizer is not None, "a server is asked for its state only after it has parameters"
+        tensors, facts = self._optimizer.state()
+        return {"values": self.values} | {_PREFIX + name: value for name, value in tensors.items()}, {
+            "optimizer": facts
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave, before `initialise`."""
+        self._resumed = state
+
+
+def payload(message: Message) -> Tensor:
+    """Gives a message's tensor.
+
+    Raises:
+        RunError: it has none.
+    """
+    if message.tensor is None:
+        raise RunError(f"a {message.kind.name} came without its tensor")
+    return message.tensor

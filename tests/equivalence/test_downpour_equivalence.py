@@ -1,0 +1,88 @@
+"""Downpour against plain SGD, and against its rule in plain torch."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from conformance.jobs import (
+    batch,
+    blobs,
+    cosine,
+    make_job,
+    perceptron,
+    plain_loop,
+    simulated,
+    uneven,
+    vector_of,
+)
+from polyrhythm.simulation.run import Surroundings
+
+UNEVEN = Surroundings(step_s=uneven)
+PLAIN = "sgd(lr=0.2, momentum=0)"
+STEPS = 11
+
+
+def job_of(spec, workers=2, **learning):
+    learning = {"optimizer": PLAIN, "dataset": blobs(train=4 * workers * STEPS), "epochs": 1} | learning
+    return make_job(spec, workers, **{"dtype": torch.float64, **learning})
+
+
+def gradient(job, vector, worker, step):
+    model = perceptron().to(vector.dtype)
+    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    images, labels = batch(job, 0, step, worker, job.workers)
+    functional.cross_entropy(model(images.to(vector.dtype)), labels).backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+
+
+def by_hand(job, *, n_fetch, n_push, local_rate):
+    """Plays the rule, a worker's step at a time, in the order in which the steps end; gives what the server holds."""
+    torch.manual_seed(job.learning.seed)
+    server = vector_of(job.make_model())
+    own = [server.clone() for _ in range(job.workers)]
+    total = [torch.zeros_like(server) for _ in range(job.workers)]
+    fetched = [None] * job.workers
+    ends = sorted(
+        ((step + 1) * uneven(worker), worker, step) for worker in range(job.workers) for step in range(STEPS)
+    )
+    for _, worker, step in ends:
+        rate = cosine(job, step, STEPS)
+        found = gradient(job, own[worker], worker, step)
+        if fetched[worker] is not None:
+            own[worker], fetched[worker] = fetched[worker], None
+        own[worker] = own[worker] - local_rate * rate * found
+        total[worker] = total[worker] + found
+        if step % n_push == 0 or step + 1 == STEPS:
+            server = server - rate * total[worker]
+            total[worker] = torch.zeros_like(server)
+        if (step + 1) % n_fetch == 0:
+            fetched[worker] = server.clone()
+    return server
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    ("n_fetch", "n_push", "local_rate"), [(1, 1, 1.0), (2, 3, 1.0), (4, 1, 0.5), (3, 4, 0.0)]
+)
+def test_two_workers_by_hand(n_fetch, n_push, local_rate, servers):
+    keys = {"n_fetch": n_fetch, "n_push": n_push, "local_rate": local_rate}
+    job = job_of(f"downpour({', '.join(f'{key}={value}' for key, value in keys.items())}, servers={servers})")
+    found = vector_of(simulated(job, UNEVEN).models[0])
+    torch.testing.assert_close(found, by_hand(job, **keys), rtol=0, atol=1e-12)
+
+
+def test_one_worker_that_fetches_and_pushes_always_is_sgd_bit_for_bit():
+    job = job_of("downpour", workers=1, dtype=torch.float32, epochs=3)
+    found = simulated(job, Surroundings(latency_s=0.02)).models[0]  # however late what it fetches is
+    assert torch.equal(vector_of(found), vector_of(plain_loop(job)))
+
+
+def test_frozen_workers_that_push_k_gradients_take_one_step_with_their_sum():
+    """No step of its own, and nothing fetched: all gradients are of the parameters that it began with."""
+    job = job_of("downpour(n_fetch=99, n_push=10, local_rate=0)", workers=1, schedule="constant")
+    torch.manual_seed(job.learning.seed)
+    start = vector_of(job.make_model())
+    found = [gradient(job, start, 0, step) for step in range(STEPS)]
+    expected = start - 0.2 * found[0]  # the first push holds one gradient, the second ten
+    expected = expected - 0.2 * sum(found[1:])
+    torch.testing.assert_close(vector_of(simulated(job).models[0]), expected, rtol=0, atol=1e-12)
