@@ -17,6 +17,7 @@ from polyrhythm.api.shard import Shard, batches_of
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.communication.message import Kind, unpack_json
 from polyrhythm.communication.transports.torch_distributed.transport import Rank
+from polyrhythm.config.assemble import warn_of
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.meeting import FAILED_KEY
 from polyrhythm.launch.patience import speaking_up
@@ -81,6 +82,8 @@ class Group:
             raise RequestError("a group distributes one model: put several into one nn.Module")
         self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
         made = DistributedOptimizer(optimizer, self._replica, self._weight, str(self._strategy))
+        if self.leads:
+            warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
         if self.leads and self._world.cast.servers:
             made.register_step_post_hook(lambda *_: self._hear())
         self._optimizer = made

@@ -114,7 +114,9 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         model_name=name_of(config.model),
         learning=learning,
         keeping=keeping,
-        losses=Losses(min_workers=config.min_workers, restarts=config.restarts),
+        losses=Losses(
+            min_workers=config.min_workers, restarts=config.restarts, rescale=config.on_loss == "rescale"
+        ),
         device=device,
         ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,
     )
