@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyrhythm.api.augment import augment
+    from polyrhythm.api.average import average
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
@@ -31,6 +32,7 @@ __all__ = [
     "Run",
     "RunError",
     "augment",
+    "average",
     "evaluate",
     "join",
     "profile",
@@ -42,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "augment": "polyrhythm.api.augment",
+    "average": "polyrhythm.api.average",
     "evaluate": "polyrhythm.api.evaluate",
     "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",

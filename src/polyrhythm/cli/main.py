@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polyrhythm.cli.augment import augment
+from polyrhythm.cli.average import average
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(average)
 app.command()(augment)
 app.command()(strategies)
 app.command()(profile)

@@ -1,0 +1,34 @@
+"""`polyrhythm average`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, percent, print_json
+
+
+def average(
+    weights: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_OR_WEIGHTS", help="Runs of one network; one alone: its checkpoints."),
+    ],
+    out: Annotated[str, typer.Option(help="The file of weights to write.")] = "average.safetensors",
+    data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
+    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Leave out what harms on every second test image.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Average the weights of several runs, or of one run's checkpoints, into one network."""
+    from polyrhythm.api.average import average as average_weights
+
+    found = average_weights(weights, out, data=data, model=model, greedy=greedy, device=device)
+    if json:
+        print_json(found)
+        return
+    print(f"mean of {len(found['averaged'])}: {', '.join(found['averaged'])}")
+    print(f"top-1 {percent(found['test_top1'])}    top-5 {percent(found['test_top5'])}    {found['file']}")
