@@ -84,7 +84,7 @@ class StandIn:
         tensor = message.tensor
         if tensor is None or not tensor.is_floating_point():
             return message.nbytes
-        return HEADER_BYTES + round(tensor.nbytes * self.scale)
+        return HEADER_BYTES + round(tensor.numel() * tensor.itemsize * self.scale)
 
 
 def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:

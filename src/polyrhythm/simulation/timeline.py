@@ -172,18 +172,18 @@ class ObservedTime(VirtualTime):
         self._noted(task, COMPUTE, "", lambda: super(ObservedTime, self).sleep(seconds))
         self._computing.discard(task)
 
-    def park(self, reason: str) -> None:
-        """Blocks the running task until `wake`."""
+    def park(self, reason: str) -> Any:
+        """Blocks the running task until it is woken; gives what it is handed."""
         task = self.running()
         if task in self._computing or task not in self.ranks:
-            super().park(reason)
-        else:
-            self._noted(task, WAIT, reason, lambda: super(ObservedTime, self).park(reason))
+            return super().park(reason)
+        return self._noted(task, WAIT, reason, lambda: super(ObservedTime, self).park(reason))
 
-    def _noted(self, task: Task, kind: str, detail: str, block: Callable[[], None]) -> None:
+    def _noted(self, task: Task, kind: str, detail: str, block: Callable[[], Any]) -> Any:
         start = self.now()
-        block()
+        handed = block()
         self._timeline.add(Span(self.ranks[task], kind, start, self.now(), detail))
+        return handed
 
 
 class ObservedNetwork:

@@ -34,6 +34,15 @@ class Link:
     coupling: bool = False
     roomy: int = 0
 
+    def cross_less(self, bundle: Bundle) -> None:
+        """A flow of a bundle crosses it no more."""
+        crossings = self.bundles[bundle]
+        if crossings > 1:
+            self.bundles[bundle] = crossings - 1
+        else:
+            del self.bundles[bundle]
+            bundle.forget(self)
+
     def load(self) -> float:
         """Gives what crosses it now, in bytes/s."""
         return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
@@ -89,14 +98,14 @@ class Bundle:
     _allowed: dict[Link, float] = field(default_factory=dict)
     _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
-    def pass_to(self, now_s: float) -> None:
-        """Counts the bytes up to the present."""
-        if now_s != self._counted_at:
-            self._count += self.rate * (now_s - self._counted_at)
-            self._counted_at = now_s
+    def change_rate(self, rate: float, now_s: float) -> None:
+        """Lets its flows go on at another rate from now on."""
+        self._pass_to(now_s)
+        self.rate = rate
 
-    def join(self, flow: Flow) -> None:
-        """Takes in a flow; the count must be up to date."""
+    def join(self, flow: Flow, now_s: float) -> None:
+        """Takes in a flow."""
+        self._pass_to(now_s)
         if not self.size:  # a short count keeps its digits
             self._count = 0.0
             self._ends.clear()
@@ -107,8 +116,9 @@ class Bundle:
         flow.target = self._count + flow.left
         heappush(self._ends, (flow.target, self._joined, flow))
 
-    def leave(self, flow: Flow) -> None:
-        """Lets a flow go; the count must be up to date, and `flow.left` is afterwards."""
+    def leave(self, flow: Flow, now_s: float) -> None:
+        """Lets a flow go; `flow.left` is up to date afterwards."""
+        self._pass_to(now_s)
         self.size -= 1
         self._strangers += 1  # it keeps its place in the line
         flow.left = max(0.0, flow.target - self._count)
@@ -116,29 +126,27 @@ class Bundle:
 
     def plan(self) -> None:
         """Finds out when the next flow ends at the present rate."""
-        if self.size:
-            left = self._first()[0] - self._count
-            self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
-        else:
+        if not self.size:
             self.ends_at_s = inf
+            return
+        if self._strangers:
+            self._forget_strangers()
+        left = self._ends[0][0] - self._count
+        self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
 
     def end_next(self, now_s: float) -> list[Flow]:
-        """Ends the flow that is next, and all that end with it; called when its time has come."""
-        self._count, self._counted_at = self._first()[0], now_s  # as it was planned, whatever rounding says
+        """Ends the flow that is next, and all that end with it; called when its time has come, after `plan`."""
+        ends = self._ends
+        self._count, self._counted_at = ends[0][0], now_s  # as it was planned, whatever rounding says
         ended = []
-        while self.size and self._first()[0] <= self._count:
-            flow = heappop(self._ends)[2]
+        while self.size and ends[0][0] <= self._count:
+            flow = heappop(ends)[2]
             self.size -= 1
             flow.bundle = None
             ended.append(flow)
+            if self._strangers and self.size:
+                self._forget_strangers()
         return ended
-
-    def is_alone(self) -> bool:
-        """Whether it shares no link with another bundle."""
-        for link in self.links:  # noqa: SIM110 - a generator would take longer than all that is asked
-            if len(link.bundles) > 1:
-                return False
-        return True
 
     def allow(self, link: Link, rate: float) -> None:
         """Notes that a link which is not coupling has room for its flows up to a rate."""
@@ -156,7 +164,7 @@ class Bundle:
 
     def outgrown(self) -> list[Link]:
         """Gives, and forgets, the links that had room for less than the present rate."""
-        links = []
+        links: list[Link] = []
         while self._allowances and self._allowances[0][0] < self.rate:
             rate, _, link = heappop(self._allowances)
             if self._allowed.get(link) == rate:
@@ -164,8 +172,14 @@ class Bundle:
                 links.append(link)
         return links
 
-    def _first(self) -> tuple[float, int, Flow]:
-        """Gives the flow that ends next; forgets those that left, and perhaps came back with another target."""
+    def _pass_to(self, now_s: float) -> None:
+        """Counts the bytes up to the present."""
+        if now_s != self._counted_at:
+            self._count += self.rate * (now_s - self._counted_at)
+            self._counted_at = now_s
+
+    def _forget_strangers(self) -> None:
+        """Forgets, before whoever is next, those that left, and perhaps came back with another target."""
         ends = self._ends
         while self._strangers:
             target, _, flow = ends[0]
@@ -173,4 +187,3 @@ class Bundle:
                 break
             heappop(ends)
             self._strangers -= 1
-        return ends[0]

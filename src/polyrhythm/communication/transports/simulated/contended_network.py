@@ -58,7 +58,8 @@ class ContendedNetwork:
         """Starts a transfer now; see `Network.transfer`."""
         links, latency_s = self._way(source, to)
         self.sharing.begin(Flow(links, latency_s, sent, arrived, float(nbytes)))
-        self._settle_soon()
+        if not self._settling:
+            self._settle_soon()
 
     def alpha_s(self, source: int, to: int) -> float:
         """Gives α of the way from one global rank to another."""
@@ -69,28 +70,32 @@ class ContendedNetwork:
         return tuple(self.sharing.links[number] for number in numbers), latency_s
 
     def _settle_soon(self) -> None:
-        if not self._settling:  # once for all that happens at this instant
-            self._settling = True
-            self._time.soon(self._settle)
+        """Settles once for all that happens at this instant."""
+        self._settling = True
+        self._time.soon(self._settle)
 
     def _settle(self) -> None:
         self._settling = False
         for bundle in self.sharing.settle(self._time.now()):
-            self._set_alarm(bundle)
+            if (
+                bundle.ends_at_s < bundle.alarm_at_s
+            ):  # else the alarm that is set comes first, and sets the next
+                self._set_alarm(bundle)
 
     def _set_alarm(self, bundle: Bundle) -> None:
-        if bundle.ends_at_s < bundle.alarm_at_s:  # else the alarm that is set comes first, and sets the next
-            bundle.alarm_at_s = bundle.ends_at_s
-            self._time.at(bundle.ends_at_s, partial(self._look_at, bundle))
+        bundle.alarm_at_s = bundle.ends_at_s
+        self._time.at(bundle.ends_at_s, partial(self._look_at, bundle))
 
     def _look_at(self, bundle: Bundle) -> None:
         now = self._time.now()
         if bundle.alarm_at_s <= now:
             bundle.alarm_at_s = inf
         if bundle.ends_at_s > now:
-            self._set_alarm(bundle)
+            if bundle.ends_at_s < bundle.alarm_at_s:
+                self._set_alarm(bundle)
             return
         for flow in self.sharing.end_next(bundle, now):
             self._time.soon(flow.sent)
             self._time.at(now + flow.latency_s, flow.arrived)
-        self._settle_soon()
+        if not self._settling:
+            self._settle_soon()

@@ -42,7 +42,7 @@ class Parcel:
             return
         self._left = True
         if self._waiter is not None:
-            self.source.cluster.time.wake(self._waiter)
+            self._waiter.switch()
 
     def arrive(self) -> None:
         """Called when the last byte is there, if it has left."""

@@ -69,7 +69,7 @@ class Sharing:
         for flow in ended:
             for link in flow.links:
                 del link.flows[flow]
-                _cross_less(link, bundle)
+                link.cross_less(bundle)
                 if link.coupling and len(link.flows) == 1:
                     self._couple(link, False)
         self._note_change(bundle)
@@ -84,12 +84,51 @@ class Sharing:
         self._now_s = now_s
         if self._starting:
             self._take_in()
+        touched = self._changed
+        if self._refill_alone(touched) and not self._suspects:
+            self._changed = {}
+        else:
+            touched = self._settle_together()
+        for bundle in touched:
+            bundle.plan()
+        return touched
+
+    def _take_in(self) -> None:
+        """Finds the bundles of new flows."""
+        for flow in self._starting:
+            for link in flow.links:
+                if len(link.flows) > 1 and not link.coupling:
+                    self._foresee(flow)
+                    break
+        for flow in self._starting:
+            self._put(flow)
+        self._starting.clear()
+
+    def _refill_alone(self, changed: Iterable[Bundle]) -> bool:
+        """Gives new rates to bundles that share no coupling link with others; stops where one does, and says no."""
+        for bundle in changed:
+            size = bundle.size
+            rate = bundle.limit
+            for link in bundle.links:
+                if len(link.bundles) > (size > 0):
+                    return False
+                if size:
+                    rate = min(rate, link.bandwidth / size)
+            if size:
+                self.rates_computed += 1
+                self._give(bundle, rate)
+            else:
+                self._bundles.pop((bundle.links, bundle.limit), None)
+        return True
+
+    def _settle_together(self) -> dict[Bundle, None]:
+        """Settles bundles that share links, and links that turn out to be full; gives all bundles that it touches."""
         touched: dict[Bundle, None] = {}
         loosened = False
         while self._changed:
             changed, self._changed = self._changed, {}
             touched.update(changed)
-            components = self._refill(changed, touched)
+            components = self._components(changed, touched)
             for component in components:
                 for bundle in self._fill(component):
                     touched[bundle] = None
@@ -98,20 +137,7 @@ class Sharing:
             if components and not self._changed and not loosened:
                 loosened = True  # once is enough: the rates are the same afterwards
                 self._loosen(components)
-        for bundle in touched:
-            bundle.plan()
         return touched
-
-    def _take_in(self) -> None:
-        """Finds the bundles of new flows."""
-        starting, self._starting = self._starting, []
-        for flow in starting:
-            for link in flow.links:
-                if len(link.flows) > 1 and not link.coupling:
-                    self._foresee(flow)
-                    break
-        for flow in starting:
-            self._put(flow)
 
     def _foresee(self, flow: Flow) -> None:
         """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
@@ -134,7 +160,6 @@ class Sharing:
 
     def _couple(self, link: Link, coupling: bool) -> None:
         link.coupling, link.roomy = coupling, 0
-        self._homes.clear()
         for flow in list(link.flows):
             if flow.bundle is not None:
                 self.flows_moved += 1
@@ -142,10 +167,17 @@ class Sharing:
                 self._put(flow)
 
     def _put(self, flow: Flow) -> None:
-        """Puts a flow into its bundle."""
-        bundle = self._homes.get(flow.links) or self._find_home(flow.links)
-        bundle.pass_to(self._now_s)
-        bundle.join(flow)
+        """Puts a flow into the bundle of the coupling links that it crosses."""
+        coupling: tuple[Link, ...] = ()
+        limit = room = inf
+        for link in flow.links:
+            if link.coupling:
+                coupling += (link,)
+                room = min(room, link.bandwidth)
+            elif link.bandwidth < limit:
+                limit = link.bandwidth
+        bundle = self._bundle(coupling, limit if limit < room else inf)
+        bundle.join(flow, self._now_s)
         for link in flow.links:
             bundles = link.bundles
             bundles[bundle] = bundles.get(bundle, 0) + 1
@@ -153,66 +185,44 @@ class Sharing:
                 self._suspects[link] = None
         self._note_change(bundle)
 
-    def _find_home(self, links: tuple[Link, ...]) -> Bundle:
-        """Gives the bundle of flows that cross some links, by those of them that couple."""
-        coupling, limit, room = [], inf, inf
-        for link in links:
-            if link.coupling:
-                coupling.append(link)
-                room = min(room, link.bandwidth)
-            elif link.bandwidth < limit:
-                limit = link.bandwidth
+    def _bundle(self, coupling: tuple[Link, ...], limit: float) -> Bundle:
         if (
             not coupling
         ):  # a flow that shares nothing is a bundle alone: its count starts at 0, and its time is exact
-            return Bundle((), limit)
-        key = tuple(coupling), limit if limit < room else inf
-        bundle = self._bundles.get(key)
+            return Bundle(coupling, limit)
+        bundle = self._bundles.get((coupling, limit))
         if bundle is None:
-            bundle = self._bundles[key] = Bundle(*key)
-        self._homes[links] = bundle
+            bundle = self._bundles[coupling, limit] = Bundle(coupling, limit)
         return bundle
 
     def _take(self, bundle: Bundle, flow: Flow) -> None:
-        bundle.pass_to(self._now_s)
-        bundle.leave(flow)
+        bundle.leave(flow, self._now_s)
         for link in flow.links:
-            _cross_less(link, bundle)
+            link.cross_less(bundle)
         self._note_change(bundle)
 
     def _note_change(self, bundle: Bundle) -> None:
         bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
         self._changed[bundle] = None
 
-    def _refill(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
+    def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
         """Gives new rates to bundles that share no coupling link; gives the others, as they are connected."""
-        seeds: dict[Bundle, None] = {}
-        for bundle in changed:
-            if bundle.size:
-                if bundle.is_alone():
-                    self._fill_alone(bundle)
-                else:
-                    seeds[bundle] = None
-                continue
-            if self._bundles.pop((bundle.links, bundle.limit), None) is not None:
-                self._homes.clear()
-            for link in bundle.links:
-                if link.coupling:
-                    seeds.update(dict.fromkeys(link.bundles))
-        return self._components(seeds, touched) if seeds else []
-
-    def _components(self, seeds: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:
         components = []
         found: set[Bundle] = set()
-        for seed in seeds:
-            if seed in found:
-                continue
-            component = _connected(seed)
-            found.update(component)
-            if len(component) > 1:
-                components.append(component)
-            elif self._fill_alone(seed):
-                touched[seed] = None
+        for bundle in changed:
+            seeds: Iterable[Bundle] = (bundle,)
+            if not bundle.size:
+                self._bundles.pop((bundle.links, bundle.limit), None)
+                seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
+            for seed in seeds:
+                if seed in found:
+                    continue
+                component = _connected(seed)
+                found.update(component)
+                if len(component) > 1:
+                    components.append(component)
+                elif self._fill_alone(seed):
+                    touched[seed] = None
         return components
 
     def _fill_alone(self, bundle: Bundle) -> bool:
@@ -236,12 +246,9 @@ class Sharing:
     def _give(self, bundle: Bundle, rate: float) -> bool:
         if rate == bundle.rate:
             return False
-        rises = rate > bundle.rate
-        bundle.pass_to(self._now_s)
-        bundle.rate = rate
-        if rises:
-            for link in bundle.outgrown():
-                self._suspects[link] = None
+        bundle.change_rate(rate, self._now_s)
+        for link in bundle.outgrown():
+            self._suspects[link] = None
         return True
 
     def _couple_overloaded(self) -> None:
@@ -270,17 +277,13 @@ class Sharing:
             self._couple(link, False)
 
 
-def _cross_less(link: Link, bundle: Bundle) -> None:
-    crossings = link.bundles[bundle]
-    if crossings > 1:
-        link.bundles[bundle] = crossings - 1
-    else:
-        del link.bundles[bundle]
-        bundle.forget(link)
-
-
 def _connected(bundle: Bundle) -> list[Bundle]:
     """Gives all bundles that share coupling links with one, directly or through others."""
+    for link in bundle.links:
+        if len(link.bundles) > 1:
+            break
+    else:
+        return [bundle]
     found = {bundle: None}
     todo = list(bundle.links)
     seen = set(todo)

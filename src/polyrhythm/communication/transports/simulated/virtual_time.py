@@ -29,7 +29,10 @@ class Deadlock(RunError):
 
 
 class Task(greenlet.greenlet):  # type: ignore[misc]
-    """Something that runs in virtual time. Its `switch` lets it go on, and is itself a thing to queue.
+    """Something that runs in virtual time.
+
+    Its `switch` lets it go on where it is parked, and may hand it what it waits for. Only actions may call it; it is
+    itself an action that may be queued. Where the task has ended it does nothing.
 
     Attributes:
         name: for messages.
@@ -140,14 +143,9 @@ class VirtualTime:
         self.running().waiting_for = reason
         return self.hub.switch()
 
-    def wake(self, task: Task, *handed: Any) -> None:
-        """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks.
-
-        Args:
-            task: which.
-            handed: at most one thing that it waits for.
-        """
-        task.switch(*handed)
+    def wake(self, task: Task) -> None:
+        """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
+        task.switch()
 
     def wake_soon(self, task: Task) -> None:
         """Queues a parked task for the present time; may be called by tasks."""
