@@ -37,6 +37,7 @@ VARIATIONS = [
     "mixed(replicas=3, servers=2)",
     "mixed(replicas=2, consistency=synchronous)",
     "synchronous(collective=ring)",
+    "sgp(overlap=True)",
     "bmuf(steps=2, nesterov=True)",
 ]
 

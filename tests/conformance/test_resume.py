@@ -71,10 +71,11 @@ def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folde
         assert second.sha256 == whole.sha256, stop_s
         stopped_at.add(first.checkpoint_steps[-1])
         if strategy(spec).round_steps(WORKERS) == 1:
-            assert first.events[-1].outcome == "interrupted"
+            done = first.checkpoint_steps[-1] == 2 * STEPS_PER_EPOCH  # gossip's word of the wish takes some steps
+            assert first.events[-1].outcome == ("done" if done else "interrupted")
     if strategy(spec).round_steps(WORKERS) == 1:
         assert STEPS_PER_EPOCH in stopped_at
-        assert {1, 2, 7} <= stopped_at
+        assert len(stopped_at) > 6
     assert len(stopped_at) > 1
 
 

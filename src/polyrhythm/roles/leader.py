@@ -10,7 +10,7 @@ from torch import Tensor
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
-from polyrhythm.events import CheckpointSaved, Evaluated, Event, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles import result
 from polyrhythm.roles.archive import Archive, Snapshot
 from polyrhythm.roles.correspondence import Correspondence
@@ -92,6 +92,8 @@ class Leader:
             self._others.read()
 
     def progress(self, event: WorkerProgress) -> None:
+        if remark := job.strategy.remark(job.workers):
+            self._emit(Notice(time_s=0, text=remark))
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         self._others.read()

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import Event, RunEnded, RunStarted, WorkerJoined, WorkerLost, WorkerProgress, from_json
+from polyrhythm.events import (
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+    from_json,
+)
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.result import bytes_per_step, staleness_figures
 from polyrhythm.roles.worker_state import Account
@@ -80,6 +89,8 @@ class _Leader:
                 parameters=rehearsal.sizes.parameters,
             )
         )
+        if remark := rehearsal.strategy.remark(rehearsal.workers):
+            world.emit(Notice(time_s=0, text=remark))
 
     def progress(self, event: WorkerProgress) -> None:
         self._attendance.note(event)

@@ -3,5 +3,6 @@
 FAMILIES = (
     "polyrhythm.strategies.allreduce",
     "polyrhythm.strategies.averaging",
+    "polyrhythm.strategies.gossip",
     "polyrhythm.strategies.parameter_server",
 )

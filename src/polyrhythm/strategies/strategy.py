@@ -325,6 +325,10 @@ class Strategy(Config):
 
     def spares(self, workers: int) -> int:
         """How many workers may be lost at once while the others go on."""
+    def remark(self, workers: int) -> str:
+        """Says in one line what is worth knowing of so many workers when a run starts; empty if nothing is."""
+        return ""
+
         return workers - 1 if self.goes_on(workers) else 0
 
     def updates_per_step(self, workers: int) -> int:

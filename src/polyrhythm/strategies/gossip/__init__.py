@@ -1,0 +1,1 @@
+"""Workers that exchange with neighbours only: words travel, and nobody meets everybody."""

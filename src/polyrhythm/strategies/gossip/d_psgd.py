@@ -1,0 +1,161 @@
+"""Decentralised parallel SGD (D-PSGD).
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform centralized algorithms? A case study for
+decentralized parallel stochastic gradient descent", NIPS 2017, arXiv 1705.09056.
+
+    x_i' = sum_j W_ij x_j - lr * g_i(x_i)
+
+W is the topology's matrix (`topology`), x_i worker i's parameters, g_i its gradient at the point before mixing: so
+parameters travel while the gradient is computed.
+
+Departures: any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point (weight decay
+counts from there); its state is each worker's own. W need not be symmetric, if its rows and columns add up to 1. A
+worker's last batch of an epoch counts as its others do, however small it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.gossip.mixing.mixed import Mixed
+from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.turns import Turns, remark
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.topologies.ring import Ring
+from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+
+
+class DPSGD(Strategy):
+    """Every worker averages with its neighbours at every step, while it computes.
+
+    Attributes:
+        topology: who averages with whom; rows and columns of its matrix must add up to 1.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Lian, Zhang, Zhang, Hsieh, Zhang, Liu",
+        "Can decentralized algorithms outperform centralized algorithms?",
+        "NIPS",
+        2017,
+        "1705.09056",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M on a ring",
+        staleness="0",
+        use_it="networks on which messages to all are slow: neighbours only, hidden behind the computation",
+    )
+
+    topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
+
+    def check(self, workers: int) -> None:
+        """Refuses graphs that so many workers cannot have, and weights that do not keep the mean."""
+        super().check(workers)
+        self.topology.check(workers)
+        for turn in range(self.topology.period(workers)):
+            for worker in range(workers):
+                shares = self.topology.shares(worker, workers, turn)
+                taken = shares.own + sum(shares.takes.values())
+                if abs(taken - 1) > 1e-6:
+                    raise RequestError(
+                        f"d_psgd: what worker {worker} takes by topology {self.topology} adds up to {taken:g}, not 1, "
+                        f"so the mean would move: mend its weights, or use sgp(topology={self.topology})"
+                    )
+
+    def remark(self, workers: int) -> str:
+        """Tells the spectral gap."""
+        return remark(self.topology, workers)
+
+    def in_step(self, workers: int) -> bool:
+        """Always: everybody waits for its neighbours' last step."""
+        return True
+
+    def agrees(self, workers: int) -> bool:
+        """Only alone: others differ by what has not spread yet."""
+        return workers == 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: the mean moves by the mean gradient."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """The mean of all moves by the mean gradient, and everybody by the rule."""
+        mixed = Mixed(conditions, self.topology, gradient_first=False)
+        return [*super().invariants(conditions), mixed]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return DPSGDWorker(setting, self.topology)
+
+
+class DPSGDWorker(WorkerPart):
+    """Sends its parameters when a step begins, and mixes those of its neighbours in before the update."""
+
+    def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
+        super().__init__()
+        self._workers = setting.workers
+        self._flat = setting.flat
+        self._turns = Turns(topology, setting.workers)
+        self._ending = self._turns.ending()
+        self._optimizer = setting.plan.build(setting.flat.vector)
+        self._resumed = False
+        self._sends: list[Handle] = []
+
+    def start(self, step: int) -> int:
+        """Takes worker 0's parameters, unless all have their own of a checkpoint."""
+        if not self._resumed:
+            self._workers.broadcast(self._flat.vector)
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Starts to send; nothing changes the vector before it has left."""
+        if step.stop:
+            self._ending.wish(step.number)
+        message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
+        self._sends = [self._workers.start_send(to, message) for to in self._turns.shares(step.number).gives]
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Mixes, then updates with the gradient of the point before."""
+        shares = self._turns.shares(step.number)
+        heard = [(self._receive(source), weight) for source, weight in shares.takes.items()]
+        for send in self._sends:
+            send.wait()
+        vector = self._flat.vector
+        vector.mul_(shares.own)
+        for other, weight in heard:
+            vector.add_(other, alpha=weight)
+        if step.weight > 0:
+            self._optimizer.step(self._flat.gradients, learning_rate)
+            self.staleness[0] += 1
+        return self._ending.after(step.number)
+
+    def present(self) -> Tensor | None:
+        """Gives the mean of all workers."""
+        return mean_of_all(self._workers, self._flat.vector)
+
+    def end(self) -> None:
+        """Leaves the mean of all workers in the vector."""
+        self._flat.vector.copy_(mean_of_all(self._workers, self._flat.vector))
+
+    def state(self) -> State:
+        """Gives this worker's parameters and its optimiser's state."""
+        return packed({"parameters": self._flat.vector}, {}, self._optimizer)
+
+    def load_state(self, state: State) -> None:
+        """Takes them back."""
+        tensors, _ = unpacked(state, self._optimizer)
+        self._flat.vector.copy_(tensors["parameters"])
+        self._resumed = True
+
+    def _receive(self, source: int) -> Tensor:
+        """Gives a neighbour's parameters of this step; it cannot be more than one ahead."""
+        message = self._workers.receive(source)[1]
+        self._ending.hear(message)
+        assert message.tensor is not None, "gossip carries parameters"
+        return message.tensor.to(self._flat.vector.device)

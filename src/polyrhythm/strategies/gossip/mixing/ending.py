@@ -1,0 +1,48 @@
+"""How a wish to stop travels where no round joins all: as the number of the last step.
+
+    step         4        5        6        7
+    worker 0   wishes: "stop after 6" ─▶ neighbours
+    worker 1              knows ─▶ neighbours
+    worker 2                       knows      all stop after step 6, when three turns have told everybody
+
+Whoever wishes names a step so late that everybody will have heard by then. Of several wishes the earliest step counts;
+the word of it, too, is everywhere before that step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyrhythm.communication.message import Message
+
+
+class Ending:
+    """The last step that one worker knows of.
+
+    Args:
+        turns_to_all: gives in how many steps a word is everywhere.
+    """
+
+    def __init__(self, turns_to_all: Callable[[], int]) -> None:
+        self._turns_to_all = turns_to_all
+        self._last: int | None = None
+
+    def wish(self, step: int) -> None:
+        """This worker was asked to stop before its message of a step left."""
+        self._agree(step + max(1, self._turns_to_all()) - 1)
+
+    def tell(self, message: Message) -> Message:
+        """Gives a message with what is known of the end: `stop`, and the last step as `version`."""
+        return message if self._last is None else message._replace(stop=True, version=self._last)
+
+    def hear(self, message: Message) -> None:
+        """Takes what a neighbour knows of the end."""
+        if message.stop:
+            self._agree(message.version)
+
+    def after(self, step: int) -> bool:
+        """Whether the run stops after a step, whose messages have been heard."""
+        return self._last is not None and step >= self._last
+
+    def _agree(self, last: int) -> None:
+        self._last = last if self._last is None else min(last, self._last)

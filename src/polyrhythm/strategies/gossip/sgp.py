@@ -1,0 +1,202 @@
+"""Stochastic gradient push (SGP).
+
+Assran, Loizou, Ballas, Rabbat, "Stochastic gradient push for distributed deep learning", ICML 2019, arXiv 1811.10792.
+
+    x_i <- x_i - lr * g_i(z_i)
+    x_i' = sum_j P_ij x_j,  a_i' = sum_j P_ij a_j,  z_i' = x_i' / a_i'
+
+P is the topology's matrix (`topology`), whose columns add up to 1; a_i is a mass that begins as 1 and travels with
+the parameters (`Message.weight`). Where some workers get more than they give, x_i alone would be wrong and z_i is
+right. The network computes with z_i. With `overlap` what is sent at a step is taken at the next, hidden behind its
+computation (the paper's overlap SGP with tau = 1).
+
+Departures: any of torch's optimisers takes the place of `- lr * g_i`, on x_i; its state is each worker's own, and
+weight decay is of x_i, which is z_i wherever all masses are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.gossip.mixing.mixed import Mixed
+from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.turns import Turns, remark
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
+from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+
+
+class SGP(Strategy):
+    """Every worker pushes a share of its parameters to another one, a different one each step.
+
+    Attributes:
+        topology: who pushes to whom; edges may lead one way only.
+        overlap: whether what is sent at a step is taken at the next.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Assran, Loizou, Ballas, Rabbat",
+        "Stochastic gradient push for distributed deep learning",
+        "ICML",
+        2019,
+        "1811.10792",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="M",
+        staleness="0",
+        use_it="slow networks: one message of a worker a step, and still everybody's mean within a few",
+    )
+
+    topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = OnePeerExponential()
+    overlap: bool = False
+
+    def check(self, workers: int) -> None:
+        """Refuses graphs that so many workers cannot have."""
+        super().check(workers)
+        self.topology.check(workers)
+
+    def remark(self, workers: int) -> str:
+        """Tells the spectral gap."""
+        return remark(self.topology, workers)
+
+    def in_step(self, workers: int) -> bool:
+        """Always: everybody waits for what it is sent."""
+        return True
+
+    def agrees(self, workers: int) -> bool:
+        """Only alone: others differ by what has not spread yet."""
+        return workers == 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: the mean moves by the mean gradient."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """The sum of all moves by the sum of gradients, and everybody by the rule."""
+        mixed = Mixed(conditions, self.topology, gradient_first=True, delay=int(self.overlap))
+        return [*super().invariants(conditions), mixed]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return SGPWorker(setting, self)
+
+
+class SGPWorker(WorkerPart):
+    """Keeps x and a; the flat vector is z."""
+
+    def __init__(self, setting: WorkerSetting, strategy: SGP) -> None:
+        super().__init__()
+        self._workers = setting.workers
+        self._flat = setting.flat
+        self._turns = Turns(strategy.topology, setting.workers)
+        self._delay = int(strategy.overlap)
+        self._ending = self._turns.ending(self._delay)
+        self._numerator = torch.empty_like(setting.flat.vector)
+        self._mass = 1.0
+        self._optimizer = setting.plan.build(self._numerator)
+        self._pushes: list[Handle] = []
+        self._under_way: list[Sequence[int]] = []
+        self._arrived: list[Message] = []
+        self._resumed = False
+
+    def start(self, step: int) -> int:
+        """Takes worker 0's parameters, unless all have their own of a checkpoint."""
+        if not self._resumed:
+            self._workers.broadcast(self._flat.vector)
+            self._numerator.copy_(self._flat.vector)
+        return step
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Updates, pushes, and takes what was pushed to this worker."""
+        if step.stop:
+            self._ending.wish(step.number)
+        if step.weight > 0:
+            self._optimizer.step(self._flat.gradients, learning_rate)
+            self.staleness[0] += 1
+        self._wait_for_pushes()
+        shares = self._turns.shares(step.number)
+        for to, weight in shares.gives.items():
+            self._pushes.append(self._workers.start_send(to, self._part(weight, step.number)))
+        self._numerator.mul_(shares.own)
+        self._mass *= shares.own
+        self._under_way.append(list(shares.takes))
+        self._receive(len(self._under_way) - self._delay)
+        self._take_in()
+        torch.div(self._numerator, self._mass, out=self._flat.vector)
+        if not self._delay:
+            self._wait_for_pushes()
+        return self._ending.after(step.number)
+
+    def settle(self) -> None:
+        """Waits for what is under way; it counts at the next step, as if it had come then."""
+        self._wait_for_pushes()
+        self._receive(len(self._under_way))
+
+    def present(self) -> Tensor | None:
+        """Gives the mean of all workers, by their masses."""
+        whole = self._numerator.clone()
+        for message in self._arrived:
+            whole.add_(_payload(message))
+        return mean_of_all(self._workers, whole)
+
+    def end(self) -> None:
+        """Leaves the mean of all workers in the vector."""
+        self._take_in()
+        self._flat.vector.copy_(mean_of_all(self._workers, self._numerator))
+
+    def state(self) -> State:
+        """Gives x, a, what has arrived for the next step, and the optimiser's state."""
+        arrived = {f"arrived.{number}": _payload(message) for number, message in enumerate(self._arrived)}
+        facts = {"mass": self._mass, "arrived": [message.weight for message in self._arrived]}
+        return packed({"numerator": self._numerator, **arrived}, facts, self._optimizer)
+
+    def load_state(self, state: State) -> None:
+        """Takes them back."""
+        tensors, facts = unpacked(state, self._optimizer)
+        self._numerator.copy_(tensors["numerator"])
+        self._mass = facts["mass"]
+        self._arrived = [
+            Message(Kind.VECTOR, tensors[f"arrived.{number}"], weight=mass)
+            for number, mass in enumerate(facts["arrived"])
+        ]
+        torch.div(self._numerator, self._mass, out=self._flat.vector)
+        self._resumed = True
+
+    def _part(self, weight: float, step: int) -> Message:
+        """Gives a part of this worker's parameters, with the same part of its mass."""
+        part = Message(Kind.VECTOR, self._numerator * weight, step=step, weight=self._mass * weight)
+        return self._ending.tell(part)
+
+    def _receive(self, turns: int) -> None:
+        """Waits for what was sent to this worker in the earliest turns under way."""
+        for sources in self._under_way[:turns]:
+            for source in sources:
+                message = self._workers.receive(source)[1]
+                self._ending.hear(message)
+                self._arrived.append(message)
+        del self._under_way[:turns]
+
+    def _take_in(self) -> None:
+        """Adds what has arrived to x and a."""
+        for message in self._arrived:
+            self._numerator.add_(_payload(message).to(self._numerator.device))
+            self._mass += message.weight
+        self._arrived = []
+
+    def _wait_for_pushes(self) -> None:
+        for push in self._pushes:
+            push.wait()
+        self._pushes = []
+
+
+def _payload(message: Message) -> Tensor:
+    assert message.tensor is not None, "gossip carries parameters"
+    return message.tensor

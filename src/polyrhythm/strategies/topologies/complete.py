@@ -1,0 +1,15 @@
+"""Complete: everybody talks to everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.strategies.topology import Circulant
+
+
+class Complete(Circulant):
+    """One turn gives everybody the mean; rho = 0, and N - 1 messages a worker."""
+
+    def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
+        """All."""
+        return range(1, peers)

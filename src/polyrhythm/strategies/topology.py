@@ -1,0 +1,170 @@
+"""Topologies: who sends to whom, and how much of each other's parameters they take.
+
+In every turn worker i sends to its targets, and then holds a weighted sum of what it kept and what came:
+
+    x_i' = sum_j P_ij x_j          P_ij the share of worker j's parameters that goes to worker i
+
+Columns of P add up to 1: everybody gives all of itself away, its own share included, so sums are conserved. Where
+rows do so too, the mean is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+from polyrhythm.strategies.graph import mixing_rate, turns_to_all, unreached
+
+TOPOLOGIES = "polyrhythm.strategies.topologies"
+"""The folder of choices."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What one worker gives and takes in one turn.
+
+    Attributes:
+        own: the part of its parameters that it keeps.
+        takes: from whom it receives, in ascending order, and the part of the sender's parameters that comes to it.
+        gives: to whom it sends, in ascending order, and the part of its own parameters that goes there.
+    """
+
+    own: float
+    takes: dict[int, float]
+    gives: dict[int, float]
+
+
+class Topology(Config):
+    """A graph whose edges lead both ways, with Metropolis weights; others override what differs.
+
+    Xiao, Boyd, Kim, "Distributed average consensus with least-mean-square deviation", JPDC 2007:
+    `P_ij = 1 / (1 + max(degree of i, degree of j))`, which makes P symmetric and its rows and columns add up to 1.
+    """
+
+    def period(self, peers: int) -> int:
+        """After how many turns the schedule repeats; 1 if the graph is always the same."""
+        return 1
+
+    def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
+        """To whom a peer sends in a turn, in ascending order; never to itself.
+
+        Args:
+            peer: the sender.
+            peers: how many there are.
+            turn: of the schedule.
+        """
+        raise NotImplementedError
+
+    def sources(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
+        """From whom a peer receives in a turn, in ascending order."""
+        return self.targets(peer, peers, turn)
+
+    def weight(self, source: int, to: int, peers: int, turn: int = 0) -> float:
+        """The part of one peer's parameters that goes to another in a turn, along an edge that there is."""
+        degrees = (len(self.targets(peer, peers, turn)) for peer in (source, to))
+        return 1 / (1 + max(degrees))
+
+    def own_weight(self, peer: int, peers: int, turn: int = 0) -> float:
+        """The part of its parameters that a peer keeps."""
+        return 1.0 - sum(self.weight(peer, to, peers, turn) for to in self.targets(peer, peers, turn))
+
+    def check(self, peers: int) -> None:
+        """Refuses a number of peers that this graph cannot have, and a graph in which a word does not reach everybody.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
+        self.check_connected(peers)
+
+    def check_connected(self, peers: int) -> None:
+        """Refuses a graph that falls apart.
+
+        Raises:
+            RequestError: names a worker that cannot be reached, or cannot reach others.
+        """
+        turns = range(self.period(peers))
+
+        def reached(peer: int) -> list[int]:
+            return [to for turn in turns for to in self.targets(peer, peers, turn)]
+
+        def reaching(peer: int) -> list[int]:
+            return [source for turn in turns for source in self.sources(peer, peers, turn)]
+
+        if (lost := unreached(peers, reached)) is not None:
+            way = f"from worker 0 to worker {lost}"
+        elif (lost := unreached(peers, reaching)) is not None:
+            way = f"from worker {lost} to worker 0"
+        else:
+            return
+        raise RequestError(
+            f"topology {self}: no path leads {way}, so {peers} workers would never agree: add an edge that joins them"
+        )
+
+    def shares(self, peer: int, peers: int, turn: int = 0) -> Shares:
+        """Gives what one peer gives and takes in a turn."""
+        return Shares(
+            self.own_weight(peer, peers, turn),
+            {source: self.weight(source, peer, peers, turn) for source in self.sources(peer, peers, turn)},
+            {to: self.weight(peer, to, peers, turn) for to in self.targets(peer, peers, turn)},
+        )
+
+    def matrix(self, peers: int, turn: int = 0) -> Tensor:
+        """Gives P, `(peers, peers)`, float64: entry `[i, j]` is the part of peer j's parameters that goes to i."""
+        matrix = torch.zeros(peers, peers, dtype=torch.float64)
+        for peer in range(peers):
+            shares = self.shares(peer, peers, turn)
+            matrix[peer, peer] = shares.own
+            for to, weight in shares.gives.items():
+                matrix[to, peer] = weight
+        return matrix
+
+    def rate(self, peers: int) -> float:
+        """Gives rho: by which factor what peers differ in shrinks in a turn, in the long run."""
+        return mixing_rate([self.matrix(peers, turn) for turn in range(self.period(peers))])
+
+    def spectral_gap(self, peers: int) -> float:
+        """Gives 1 - rho: 1 where one turn is enough for the mean, near 0 where words travel slowly."""
+        return 1.0 - self.rate(peers)
+
+    def turns_to_all(self, peers: int) -> int:
+        """Gives after how many turns a word of anybody's is everywhere."""
+        return _turns_to_all(self, peers)
+
+
+class Circulant(Topology):
+    """A graph that looks the same from everywhere: peer i sends to i + k for every offset k, all with one weight."""
+
+    def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
+        """Gives the offsets of a turn, between 1 and `peers - 1`, each once."""
+        raise NotImplementedError
+
+    def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
+        """The peers at all offsets."""
+        return sorted((peer + offset) % peers for offset in self.offsets(peers, turn))
+
+    def sources(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
+        """The peers at all offsets the other way."""
+        return sorted((peer - offset) % peers for offset in self.offsets(peers, turn))
+
+    def weight(self, source: int, to: int, peers: int, turn: int = 0) -> float:
+        """An equal part for everybody."""
+        return 1 / (1 + len(self.offsets(peers, turn)))
+
+    def own_weight(self, peer: int, peers: int, turn: int = 0) -> float:
+        """The same part as for the others."""
+        return 1 / (1 + len(self.offsets(peers, turn)))
+
+    def check(self, peers: int) -> None:
+        """Takes any number: offset 1 is always there, in some turn."""
+
+
+@cache
+def _turns_to_all(topology: Topology, peers: int) -> int:
+    schedule = range(topology.period(peers))
+    return turns_to_all([[topology.sources(peer, peers, turn) for peer in range(peers)] for turn in schedule])
