@@ -85,10 +85,11 @@ class Sharing:
         if self._starting:
             self._take_in()
         touched = self._changed
-        if self._refill_alone(touched) and not self._suspects:
+        alone = self._refill_alone(touched)
+        if alone and not self._suspects:
             self._changed = {}
         else:
-            touched = self._settle_together()
+            touched = self._settle_together(refilled=alone)
         for bundle in touched:
             bundle.plan()
         return touched
@@ -121,14 +122,19 @@ class Sharing:
                 self._bundles.pop((bundle.links, bundle.limit), None)
         return True
 
-    def _settle_together(self) -> dict[Bundle, None]:
-        """Settles bundles that share links, and links that turn out to be full; gives all bundles that it touches."""
+    def _settle_together(self, *, refilled: bool) -> dict[Bundle, None]:
+        """Settles bundles that share links, and links that turn out to be full; gives all bundles that it touches.
+
+        Args:
+            refilled: whether what has changed has its new rates, and only links are left.
+        """
         touched: dict[Bundle, None] = {}
         loosened = False
         while self._changed:
             changed, self._changed = self._changed, {}
             touched.update(changed)
-            components = self._components(changed, touched)
+            components = [] if refilled else self._components(changed, touched)
+            refilled = False
             for component in components:
                 for bundle in self._fill(component):
                     touched[bundle] = None
