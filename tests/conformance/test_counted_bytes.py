@@ -64,13 +64,26 @@ def hierarchical_averaging(strategy, workers, size, buckets, steps):
     return of_all * all_reduce(workers, whole, 1) + inside * (steps // strategy.steps - of_all)
 
 
+def d_psgd(strategy, workers, size, buckets):
+    degrees = (len(strategy.topology.targets(worker, workers)) for worker in range(workers))
+    return sum(degrees) * (PARAMETERS * size + HEADER)
+
+
+def sgp(strategy, workers, size, buckets):
+    return workers * (PARAMETERS * size + HEADER) if workers > 1 else 0
+
+
 DECLARED = {
     "synchronous": synchronous,
     "lazy_synchronous": lazy_synchronous,
-    "parameter_server": parameter_server,
+    **dict.fromkeys(
+        ("parameter_server", "dc_asgd", "staleness_aware", "softsync", "backup_workers", "ssp"), parameter_server
+    ),
     "mixed": mixed,
+    "d_psgd": d_psgd,
+    "sgp": sgp,
 }
-"""Bytes that all ranks together send while every worker takes one step."""
+"""Bytes that all ranks together send while every worker takes one step; at most, where answers may be empty."""
 
 DECLARED_OF_A_RUN = {
     "local_sgd": local_sgd,
@@ -91,6 +104,13 @@ def declared_per_step(spec, workers, size, buckets, steps):
     return DECLARED[built.name](built, workers, size, buckets) / workers
 
 
+def assert_bytes(spec, workers, found, declared):
+    if strategy(spec).reads_every_step(workers):
+        assert found == pytest.approx(declared, rel=1e-12)
+    else:  # half of it goes up, at every step
+        assert declared / 2 < found < declared
+
+
 def test_every_strategy_declares_its_bytes():
     assert DECLARED.keys() | DECLARED_OF_A_RUN.keys() == {name for family in FAMILIES for name in choices(family)}
 
@@ -101,7 +121,7 @@ def test_every_strategy_declares_its_bytes():
 def test_counted_bytes_are_the_declared_ones(spec, workers, dtype):
     result = simulated(make_job(spec, workers, dtype=dtype), Surroundings(step_s=uneven)).result
     declared = declared_per_step(spec, workers, dtype.itemsize, 1, result["steps"])
-    assert result["bytes_sent_per_step"] == pytest.approx(declared, rel=1e-12)
+    assert_bytes(spec, workers, result["bytes_sent_per_step"], declared)
 
 
 @pytest.mark.parametrize("spec", strategies())
@@ -109,10 +129,10 @@ def test_bytes_sent_in_the_background_of_the_backward_pass_count(spec, monkeypat
     monkeypatch.setattr("polyrhythm.roles.replica.FlatParameters", partial(FlatParameters, bucket_bytes=16))
     result = simulated(make_job(spec, 3), Surroundings(bandwidth_bytes_per_s=1e5)).result
     declared = declared_per_step(spec, 3, 4, 4, result["steps"])
-    assert result["bytes_sent_per_step"] == pytest.approx(declared, rel=1e-12)
+    assert_bytes(spec, 3, result["bytes_sent_per_step"], declared)
 
 
-@pytest.mark.parametrize("spec", strategies())
+@pytest.mark.parametrize("spec", [spec for spec in strategies() if strategy(spec).reads_every_step(3)])
 def test_the_length_of_the_run_does_not_change_the_bytes_of_a_step(spec):
     rounds = max(1, strategy(spec).round_steps(3))
     short, long = (

@@ -52,8 +52,10 @@ def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
     trained = simulated(make_job(spec, 3), UNEVEN)
     quickest, middle, slowest = (vector_of(model) for model in trained.models)
     assert trained.sha256 == sha256_of(quickest)
-    assert torch.equal(quickest, slowest)  # whose gradient was the last
-    assert strategy(spec).name == "mixed" or not torch.equal(quickest, middle)
+    built = strategy(spec)
+    if built.reads_every_step(3):
+        assert torch.equal(quickest, slowest)  # whose gradient was the last
+    assert built.gradients_per_step(3) < 3 or not torch.equal(quickest, middle)
 
 
 @pytest.mark.parametrize("spec", strategies())
@@ -85,9 +87,10 @@ def test_every_gradient_is_counted_once(spec):
     built = strategy(spec)
     histogram = simulated(job, UNEVEN).result["staleness"]["histogram"]
     steps = 2 * 5  # 53 images, 12 a step
-    pushers = workers if "parameter_server" in spec else -(-workers // getattr(built, "replicas", workers))
-    assert sum(histogram.values()) == steps * pushers * max(1, built.server_count)
-    assert (set(histogram) == {"0"}) == built.in_step(workers)
+    applied = built.gradients_per_step(workers)
+    assert sum(histogram.values()) == steps * applied * max(1, built.server_count)
+    if built.in_step(workers) or applied == built.updates_per_step(workers):
+        assert (set(histogram) == {"0"}) == built.in_step(workers)
 
 
 @pytest.mark.parametrize("spec", strategies())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.simulation.fault import parse_faults
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting
 from simulation.trying import trial
@@ -21,21 +23,21 @@ SEEDS = range(300)
 class LosingServer(ShardServer):
     """Forgets the last number of its shard when others have updated four times since the pusher read."""
 
-    def _apply(self, gradients: list[Message]) -> None:
-        if any(self.version - message.version > 4 for message in gradients):
+    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+        if any(self.version - entry.message.version > 4 for entry in gradients):
             kept = float(self.values[-1])
-            super()._apply(gradients)
+            super()._apply(gradients, distances)
             self.values[-1] = kept
         else:
-            super()._apply(gradients)
+            super()._apply(gradients, distances)
 
 
 class MiscountingServer(ShardServer):
     """Counts the update itself among those that a gradient is behind."""
 
-    def _apply(self, gradients: list[Message]) -> None:
+    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
         self.version += 1
-        super()._apply(gradients)
+        super()._apply(gradients, distances)
         self.version -= 1
 
 

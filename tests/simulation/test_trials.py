@@ -130,11 +130,15 @@ def test_failures_are_collected_or_end_the_trials() -> None:
 
 def test_drawn_faults_depend_on_the_seed_alone_and_spare_whom_they_must() -> None:
     cast = cast_in_order(4, 2)
-    assert drawn_faults(cast, 7, 1.0, spares=True) == drawn_faults(cast, 7, 1.0, spares=True)
-    names = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=True)}
+    assert drawn_faults(cast, 7, 1.0, spares=3) == drawn_faults(cast, 7, 1.0, spares=3)
+    names = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=3)}
     assert names == {"kill", "slow", "delay", "cut"}
-    spared = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=False)}
+    spared = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=0)}
     assert spared == {"slow", "delay", "cut"}
+    kills = [
+        sum(fault.name == "kill" for fault in drawn_faults(cast, seed, 1.0, spares=1)) for seed in range(200)
+    ]
+    assert set(kills) == {0, 1}
 
 
 def test_means_of_exact_gradients_are_whole_numbers() -> None:

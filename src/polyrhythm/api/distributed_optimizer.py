@@ -86,7 +86,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.zero_grad()
         self._replica.begin(Step(self.steps, weight))
         self._replica.finish(rate)
-        self.steps += 1
+        self.steps = self._replica.part.next_step(self.steps)
         return loss
 
     def settle(self) -> None:

@@ -154,26 +154,28 @@ class _Rehearser:
             self._report(start)
         step, stopped = self._steps(start)
         self._part.end()
-        self._desk.end(self._account(start, step, stopped), self._part.let_go)
+        self._desk.end(self._account(step, stopped), self._part.let_go)
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
         rehearsal = self._rehearsal
         length, every = rehearsal.steps_per_epoch, rehearsal.steps_per_report
-        for number in range(start, rehearsal.steps):
-            stop = self._step(number)
-            done = number + 1
+        done = start
+        while done < rehearsal.steps:
+            stop = self._step(done)
+            before, done = done, min(self._part.next_step(done), rehearsal.steps)
             last = done == rehearsal.steps
-            if last or stop or done % every == 0:
+            epoch_over = done // length > before // length
+            if last or stop or done // every > before // every:
                 self._report(done)
-            if done % length == 0 or stop:
+            if epoch_over or stop:
                 self._settle()
             if stop and not last:
                 return done, True
-            if done % length == 0 and not last:
+            if epoch_over and not last:
                 self._part.present()
                 self._part.catch_up()
-        return max(start, rehearsal.steps), False
+        return done, False
 
     def _step(self, number: int) -> bool:
         """Takes a step; gives whether to stop."""
@@ -210,11 +212,11 @@ class _Rehearser:
         epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
         self._desk.progress(self._tally.say(epoch, done, self._rehearsal.learning_rate))
 
-    def _account(self, start: int, step: int, stopped: bool) -> Account:
+    def _account(self, step: int, stopped: bool) -> Account:
         return Account(
             worker=self._worker,
             step=step,
-            session_steps=step - start,
+            session_steps=self._tally.steps,
             session_images=self._tally.images,
             epoch_images=0,
             epoch_loss=0.0,

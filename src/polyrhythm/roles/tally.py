@@ -17,6 +17,7 @@ class Tally:
 
     Attributes:
         images: seen since the tally was made.
+        steps: taken since then.
         loss_sum: sum over those of `loss * images` in the epoch under way, and its images.
     """
 
@@ -24,6 +25,7 @@ class Tally:
         self._worker = worker
         self._clock = clock
         self._started_at = self._said_at = clock.now()
+        self.steps = 0
         self._steps = 0
         self._images = 0
         self._loss = 0.0
@@ -54,6 +56,7 @@ class Tally:
     def add(self, images: int, loss: float, wait_s: float) -> None:
         """Adds a step: its images, their mean loss, and the seconds in which the worker waited for others."""
         self._steps += 1
+        self.steps += 1
         self._images += images
         self._loss += loss * images
         self._wait_s += wait_s

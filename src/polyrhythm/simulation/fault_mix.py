@@ -16,7 +16,7 @@ from polyrhythm.strategies.cast import Cast
 _MOST = 3
 
 
-def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: bool) -> tuple[Fault, ...]:
+def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tuple[Fault, ...]:
     """Draws one to three faults.
 
     Messages are neither dropped, doubled nor corrupted, since no strategy is meant to bear that.
@@ -25,13 +25,18 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: bool) -> tup
         cast: who does what.
         seed: of the draw.
         length_s: about how long the run takes.
-        spares: whether workers without the leader may be killed.
+        spares: how many workers may be missing at once; the leader never is.
     """
     random = Random(seed_for("fault mix", seed))
-    kinds = [_slow, _delay, _cut]
-    if spares and len(cast.workers) > 1:
-        kinds += [_kill, _kill, _kills]
-    return tuple(random.choice(kinds)(cast, random, length_s) for _ in range(random.randint(1, _MOST)))
+    calm = [_slow, _delay, _cut]
+    bounded = spares < len(cast.workers) - 1
+    kills = [_kill, _kill, _kill if bounded else _kills] if len(cast.workers) > 1 else []
+    found: list[Fault] = []
+    for _ in range(random.randint(1, _MOST)):
+        found.append(random.choice(calm + kills if spares > 0 else calm)(cast, random, length_s))
+        if bounded and found[-1].name == Kill.name:
+            spares -= 1
+    return tuple(found)
 
 
 def _rounded(seconds: float) -> float:

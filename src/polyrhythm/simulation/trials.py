@@ -102,7 +102,7 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     if trial.faults is not None:
         return trial.faults
     rehearsal = trial.rehearsal
-    spares = rehearsal.strategy.goes_on(rehearsal.workers)
+    spares = rehearsal.strategy.spares(rehearsal.workers)
     length_s = rehearsal.steps * _step_s(trial.layout)
     return drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
 

@@ -167,6 +167,27 @@ class WorkerPart:
     def settle(self) -> None:
         """Finishes what is under way, so that the flat vector holds this worker's current model."""
 
+    def break_off(self) -> None:
+        """The workers' communicator has been revoked: gives up whatever is under way on it.
+
+        Afterwards nothing of that touches the flat vector or the gradients any more.
+        """
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
+
+        All members hold the same number of steps: those who had done fewer have been given another's flat vector and
+        `state`. Gradients are zero, and nothing is under way. The step that nobody holds is begun again.
+
+        Args:
+            workers: those that go in step from now on; all of them are told at the same place.
+            members: their indices among all workers of the run, in the same order; worker 0 is always there.
+
+        Raises:
+            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+        """
+        raise NotImplementedError
+
     def present(self) -> Tensor | None:
         """An epoch is over: gives the model to be tested, where it is not worker 0's own.
 
@@ -265,11 +286,13 @@ class Strategy(Config):
         paper: where it comes from.
         facts: what the generated tables say of it.
         plain_alone: whether one worker of it trains as without any strategy, bit for bit.
+        replayable: whether the order in which ranks hear each other decides all of a run.
     """
 
     paper: ClassVar[Paper]
     facts: ClassVar[Facts]
     plain_alone: ClassVar[bool] = True
+    replayable: ClassVar[bool] = True
 
     @property
     def family(self) -> str:
@@ -304,6 +327,10 @@ class Strategy(Config):
         """
         return ""
 
+    def remark(self, workers: int) -> str:
+        """Says in one line what is worth knowing of so many workers when a run starts; empty if nothing is."""
+        return ""
+
     def in_step(self, workers: int) -> bool:
         """Whether workers take their steps together: all stop after the same one, and timing changes no result."""
         raise NotImplementedError
@@ -325,11 +352,14 @@ class Strategy(Config):
 
     def spares(self, workers: int) -> int:
         """How many workers may be lost at once while the others go on."""
-    def remark(self, workers: int) -> str:
-        """Says in one line what is worth knowing of so many workers when a run starts; empty if nothing is."""
-        return ""
-
         return workers - 1 if self.goes_on(workers) else 0
+
+    def regroups(self, workers: int) -> bool:
+        """Whether workers that go in step go on by regrouping (`WorkerPart.regroup`) when one is lost or comes.
+
+        Such a strategy `goes_on`, and all that its parts wait for passes through the workers' communicator.
+        """
+        return False
 
     def updates_per_step(self, workers: int) -> int:
         """How many updates the parameters get while every worker takes one step."""
@@ -339,9 +369,13 @@ class Strategy(Config):
         """Among how many updates the default learning rate is shared out."""
         return self.updates_per_step(workers)
 
-    def drops_gradients(self, workers: int) -> bool:
-        """Whether gradients may be dropped, and steps left out."""
-        return False
+    def gradients_per_step(self, workers: int) -> int:
+        """How many gradients are applied, and counted, while every worker takes one step; a mean over ranks is one."""
+        return self.updates_per_step(workers)
+
+    def reads_every_step(self, workers: int) -> bool:
+        """Whether every step ends with the newest parameters there are, so that all steps send equally many bytes."""
+        return True
 
     def slices(self, workers: int) -> int:
         """Into how many pieces its messages cut a bucket; 1 if no message holds a piece of one.

@@ -22,9 +22,12 @@ class Ledger(Invariant):
     Args:
         conditions: with gradients that are known.
         behind: gives the indices of the workers whose mean a pusher's gradient is.
+        drops: whether late gradients are dropped, so that not all come to be applied.
     """
 
-    def __init__(self, conditions: Conditions, behind: Callable[[int], tuple[int, ...]]) -> None:
+    def __init__(
+        self, conditions: Conditions, behind: Callable[[int], tuple[int, ...]], *, drops: bool = False
+    ) -> None:
         assert conditions.gradient is not None, "a ledger is kept of gradients that are known"
         servers = conditions.cast.servers
         self._gradient = conditions.gradient
@@ -33,7 +36,8 @@ class Ledger(Invariant):
         self._values = {
             server: torch.zeros(shard.stop - shard.start) for server, shard in self._shards.items()
         }
-        self._pushes = Pushes()
+        self._pushes = Pushes(drops=drops)
+        self._drops = drops
 
     def handled(self, event: Handled) -> None:
         """Books an update, and compares what is answered."""
@@ -69,6 +73,8 @@ class Ledger(Invariant):
 
     def ended(self, event: Ended) -> None:
         """All steps of all who have left came to all servers."""
+        if self._drops:
+            return
         for server in self._shards:
             for source in event.survivors:
                 pushed = self._pushes.come(server, source)

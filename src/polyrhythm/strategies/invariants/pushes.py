@@ -21,9 +21,14 @@ class Pushes:
     """Follows the gradients from their coming to their update.
 
     A server holds what comes, and an update takes all that is held. A step that has come before does not count again.
+
+    Args:
+        drops: whether a gradient of an earlier step than the server's is dropped, and what a lost pusher had pushed;
+            pushers then leave out steps, and every update is a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, drops: bool = False) -> None:
+        self._drops = drops
         self._come: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._held: defaultdict[int, list[Push]] = defaultdict(list)
 
@@ -38,8 +43,11 @@ class Pushes:
             Violation: a step came before the one ahead of it.
         """
         message, key = event.message, (event.server, event.source)
+        if self._drops and message is None:
+            held = self._held[event.server]
+            self._held[event.server] = [push for push in held if push.source != event.source]
         if message is not None and message.kind is Kind.PUSH:
-            if message.step > self._come[key]:
+            if message.step > self._come[key] and not self._drops:
                 raise Violation(
                     f"a gradient of rank {event.source}",
                     rank=event.server,
@@ -47,8 +55,8 @@ class Pushes:
                     expected=f"step {self._come[key]}",
                     found=f"step {message.step}",
                 )
-            if message.step == self._come[key]:
-                self._come[key] += 1
+            if message.step >= (event.version_before if self._drops else self._come[key]):
+                self._come[key] = message.step + 1
                 self._held[event.server].append(Push(event.source, message))
         if event.version == event.version_before:
             return []

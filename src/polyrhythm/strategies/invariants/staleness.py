@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Delivered, Handled, Invariant, Violation
@@ -10,11 +10,17 @@ from polyrhythm.strategies.invariants.pushes import Pushes
 
 
 class Staleness(Invariant):
-    """Staleness as counted is staleness as the messages show it."""
+    """Staleness as counted is staleness as the messages show it.
 
-    def __init__(self) -> None:
+    Args:
+        drops: whether late gradients are dropped.
+    """
+
+    def __init__(self, *, drops: bool = False) -> None:
         self._read: dict[tuple[int, int], int] = {}
-        self._pushes = Pushes()
+        self._read_before: defaultdict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+        """For a server: what was read before a gradient that is held, by its rank and step."""
+        self._pushes = Pushes(drops=drops)
 
     def delivered(self, event: Delivered) -> None:
         """A worker has read what it was answered with."""
@@ -23,12 +29,17 @@ class Staleness(Invariant):
 
     def handled(self, event: Handled) -> None:
         """Counts what is applied now."""
+        message, before = event.message, self._read_before[event.server]
+        if message is not None and message.kind is Kind.PUSH:
+            before[event.source, message.step] = self._read.get((event.server, event.source), 0)
         applied = self._pushes.follow(event)
         expected = Counter(
-            event.version_before - self._read.get((event.server, push.source), 0)
+            event.version_before - before[push.source, push.message.step]
             for push in applied
             if push.message.weight > 0
         )
+        if event.version != event.version_before:
+            before.clear()
         if expected != event.applied:
             raise Violation(
                 "staleness of the gradients that an update takes",

@@ -6,8 +6,9 @@ learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
     inside a group    g = sum_i b_i g_i / sum_i b_i     over its R replicas
     between groups    w' = w - lr * g(w_old)            at the server, whenever a group's g arrives
 
-R = replicas. Only the first replica of a group talks to the servers and hands their answer on. Departure: the
-paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run.
+R = replicas. Only the first replica of a group talks to the servers and hands their answer on. Departures: the
+paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run. And any consistency and
+merge rule may be chosen between groups, of which the paper has the asynchronous and the plain one.
 """
 
 from __future__ import annotations
@@ -18,15 +19,24 @@ from pydantic import Field
 
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
-from polyrhythm.strategies.parameter_server.parameter_server import CONSISTENCIES, PLACEMENTS
+from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.invariants import serving_invariants
+from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
+from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.parameter_server.serving.served import (
+    CONSISTENCIES,
+    MERGE_RULES,
+    PLACEMENTS,
+    check_rules,
+)
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
@@ -49,6 +59,7 @@ class Mixed(Strategy):
         replicas: workers in a group; the last group may have fewer.
         servers: how many, each with an equal shard.
         consistency: who may proceed when, between groups.
+        merge: what becomes of a group's gradient that was computed from older parameters.
         placement: where servers run.
         collective: how gradients are added up inside a group.
     """
@@ -68,6 +79,7 @@ class Mixed(Strategy):
     replicas: int = Field(default=2, ge=1)
     servers: int = Field(default=1, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
+    merge: Annotated[MergeRule, chosen("merge rule", MERGE_RULES)] = Plain()
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
@@ -81,6 +93,16 @@ class Mixed(Strategy):
         """As asked."""
         return self.placement
 
+    def check(self, workers: int) -> None:
+        """Refuses what the servers' parts cannot do with so many groups."""
+        super().check(workers)
+        check_rules(self.consistency, Handling(self.merge), self.groups(workers), self.servers)
+        if self.consistency.own_updates:
+            raise RequestError(
+                f"{self.consistency}: replicas of a group share what their leader reads, and cannot each update a "
+                "copy of their own: leave cached_reads out"
+            )
+
     def groups(self, workers: int) -> int:
         """How many groups there are."""
         return -(-workers // self.replicas)
@@ -90,8 +112,17 @@ class Mixed(Strategy):
         return self.groups(workers) == 1 or self.consistency.in_step()
 
     def updates_per_step(self, workers: int) -> int:
-        """One a group."""
-        return 1 if self.consistency.in_step() else self.groups(workers)
+        """As the consistency has it, of groups."""
+        return self.consistency.updates_per_step(self.groups(workers))
+
+    def shares_rate(self, workers: int) -> int:
+        """Among its updates, unless the merge rule itself lets stale gradients count for less."""
+        return 1 if self.merge.divides else self.updates_per_step(workers)
+
+    def gradients_per_step(self, workers: int) -> int:
+        """One a group, or as many of them as the consistency does not drop."""
+        groups = self.groups(workers)
+        return self.consistency.gathers(groups) if self.consistency.drops else groups
 
     def slices(self, workers: int) -> int:
         """One a replica of a group."""
@@ -104,11 +135,12 @@ class Mixed(Strategy):
         groups = [workers[start : start + self.replicas] for start in starts]
         indices = tuple(range(len(workers)))
         pushers = {workers[start]: indices[start : start + self.replicas] for start in starts}
-        serving = serving_invariants(conditions, pushers, in_step=self.in_step(len(workers)))
+        in_step, handling = self.in_step(len(workers)), Handling(self.merge)
+        serving = serving_invariants(conditions, pushers, self.consistency, handling, in_step=in_step)
         return [
             *super().invariants(conditions),
             *serving,
-            Replicas(conditions, groups, alone=len(groups) == 1),
+            Replicas(conditions, groups, alone=len(groups) == 1 and adds_up(handling)),
         ]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -117,7 +149,10 @@ class Mixed(Strategy):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server, to which only the groups' leaders talk."""
-        return ShardServer(setting.cast.workers[:: self.replicas], self.consistency)
+        leaders = setting.cast.workers[:: self.replicas]
+        return ShardServer(
+            leaders, self.consistency, Handling(self.merge), setting.cast.servers, setting.index
+        )
 
 
 class MixedWorker(WorkerPart):
@@ -134,6 +169,7 @@ class MixedWorker(WorkerPart):
         self._mean = GradientMean(self._group, setting.flat, collective)
         self._servers = PushPull(setting) if self._group.rank == 0 else None
         self._leads_run = setting.workers.rank == 0
+        self._left_out = 0
 
     def start(self, step: int) -> int:
         """Worker 0 hands out the shards; leaders pull; groups share what their leader got."""
@@ -141,7 +177,7 @@ class MixedWorker(WorkerPart):
             self._servers.initialise()
         if self._servers is not None:
             step = self._servers.pull()
-        step = int(self._share(step))
+        step = int(self._share(step)[0])
         self._mean.prepare()
         return step
 
@@ -160,7 +196,14 @@ class MixedWorker(WorkerPart):
         if self._servers is not None:
             pushed = Step(step.number, weight, wish)
             stop = self._servers.push_and_pull(pushed, weight, learning_rate)
-        return bool(self._share(float(stop)))
+            self._left_out = max(0, self._servers.reached - step.number - 1)
+        shared_stop, left_out = self._share(float(stop), self._left_out)
+        self._left_out = int(left_out)
+        return bool(shared_stop)
+
+    def next_step(self, step: int) -> int:
+        """Where the servers are, if they did not wait for this group."""
+        return step + 1 + self._left_out
 
     def catch_up(self) -> None:
         """Takes the newest parameters, the whole group together."""
@@ -180,9 +223,11 @@ class MixedWorker(WorkerPart):
         assert self._servers is not None, "worker 0 leads its group"
         self._servers.leave()
 
-    def _share(self, number: float) -> float:
-        """Gives all replicas the leader's parameters and one number of its."""
+    def _share(self, *numbers: float) -> list[float]:
+        """Gives all replicas the leader's parameters and one or two numbers of its."""
         shared = self._flat.vector_and_tail
-        shared[-1] = number
+        tail = shared[-len(numbers) :]
+        tail.copy_(tail.new_tensor(numbers))
         self._group.broadcast(shared)
-        return float(shared[-1])
+        found: list[float] = tail.tolist()
+        return found

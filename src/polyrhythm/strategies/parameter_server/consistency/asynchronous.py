@@ -17,6 +17,14 @@ class Asynchronous(Consistency):
         """Never."""
         return False
 
+    def gathers(self, pushers: int) -> int:
+        """One."""
+        return 1
+
+    def spares(self, pushers: int) -> int:
+        """All."""
+        return pushers
+
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""
         return AsynchronousGate()
@@ -24,6 +32,10 @@ class Asynchronous(Consistency):
 
 class AsynchronousGate:
     """Lets everything through."""
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answers."""
+        return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies it and answers."""

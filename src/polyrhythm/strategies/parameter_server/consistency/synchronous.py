@@ -17,6 +17,14 @@ class Synchronous(Consistency):
         """Always."""
         return True
 
+    def gathers(self, pushers: int) -> int:
+        """One of everybody."""
+        return pushers
+
+    def spares(self, pushers: int) -> int:
+        """None."""
+        return 0
+
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""
         return SynchronousGate(pushers)
@@ -28,6 +36,10 @@ class SynchronousGate:
     def __init__(self, pushers: int) -> None:
         self._present = set(range(pushers))
         self._held: set[int] = set()
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answers."""
+        return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Holds the gradient, or applies all if it was the last."""

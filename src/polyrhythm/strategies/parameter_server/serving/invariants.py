@@ -9,21 +9,37 @@ from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.ledger import Ledger
 from polyrhythm.strategies.invariants.shards_together import ShardsTogether
 from polyrhythm.strategies.invariants.staleness import Staleness
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
 
 
 def serving_invariants(
-    conditions: Conditions, pushers: Mapping[int, tuple[int, ...]], *, in_step: bool
+    conditions: Conditions,
+    pushers: Mapping[int, tuple[int, ...]],
+    consistency: Consistency,
+    handling: Handling,
+    *,
+    in_step: bool,
 ) -> list[Invariant]:
     """Makes the invariants of servers that own the optimiser.
 
     Args:
         conditions: of the run.
         pushers: for each rank that pushes, the indices of the workers whose mean it pushes.
+        consistency: of the servers.
+        handling: of gradients.
         in_step: whether all workers are at the same step at all times.
     """
-    found: list[Invariant] = [Answers(conditions.cast), Staleness()]
-    if conditions.gradient is not None:
-        found.append(Ledger(conditions, lambda rank: pushers.get(rank, ())))
+    drops = consistency.drops and not consistency.in_step()
+    found: list[Invariant] = [Answers(conditions.cast), Staleness(drops=drops)]
+    found += consistency.invariants(conditions, pushers)
+    if conditions.gradient is not None and adds_up(handling):
+        found.append(Ledger(conditions, lambda rank: pushers.get(rank, ()), drops=drops))
     if in_step:
         found.append(ShardsTogether())
     return found
+
+
+def adds_up(handling: Handling) -> bool:
+    """Whether the parameters are the sum of the gradients' means as they came."""
+    return handling.merge.keeps_gradients and not handling.aggregator.robust

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.strategy import Step, WorkerSetting
@@ -13,6 +14,9 @@ class PushPull:
 
     Args:
         setting: the worker's.
+
+    Attributes:
+        reached: the step with which the servers last let this worker go on.
     """
 
     def __init__(self, setting: WorkerSetting) -> None:
@@ -20,6 +24,8 @@ class PushPull:
         self._servers = setting.cast.servers
         self._plan = setting.plan
         self._shards = shards(setting.flat.size, len(self._servers))
+        self.reached = 0
+        self._under_way: list[Handle] = []
         self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
         self._gradients = [setting.flat.gradients[shard] for shard in self._shards]
@@ -45,7 +51,8 @@ class PushPull:
         """
         for server in self._servers:
             self._network.send(server, Message(Kind.PULL, stop=final))
-        return self._take_answers()[0]
+        self._take_answers()
+        return self.reached
 
     def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
         """Pushes the flat gradients and overwrites the flat vector with the answers.
@@ -58,7 +65,18 @@ class PushPull:
         Returns:
             Whether this pusher must stop.
         """
-        pushes = [
+        self.push(step, weight, learning_rate)
+        return self.take()
+
+    def push(self, step: Step, weight: float, learning_rate: float) -> None:
+        """Starts to push the flat gradients, which must not change before the answers have been taken.
+
+        Args:
+            step: of this pusher.
+            weight: samples behind the gradient, in units of a full batch.
+            learning_rate: for the update.
+        """
+        self._under_way = [
             self._network.start_send(
                 server,
                 Message(
@@ -73,8 +91,15 @@ class PushPull:
             )
             for server, gradients, version in zip(self._servers, self._gradients, self._versions, strict=True)
         ]
-        stop = self._take_answers()[1]
-        for push in pushes:
+
+    def take(self) -> bool:
+        """Overwrites the flat vector with the answers to a push, but for the shards of which an answer is empty.
+
+        Returns:
+            Whether this pusher must stop.
+        """
+        stop = self._take_answers()
+        for push in self._under_way:
             push.wait()
         return stop
 
@@ -83,15 +108,16 @@ class PushPull:
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
-    def _take_answers(self) -> tuple[int, bool]:
+    def _take_answers(self) -> bool:
         steps, stop = [], False
         for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
             _, answer = self._network.receive(server)
             if answer.kind is Kind.LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
-            assert answer.tensor is not None, "an answer carries parameters"
-            parameters.copy_(answer.tensor)
+            if answer.tensor is not None:
+                parameters.copy_(answer.tensor)
             self._versions[position] = answer.version
             steps.append(answer.step)
             stop |= answer.stop
-        return min(steps), stop
+        self.reached = min(steps)
+        return stop

@@ -1,7 +1,7 @@
 """The server's end of push and pull: one shard of the parameters, its optimiser, and a gate.
 
-    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: optimiser step, version + 1
-           ◀─ PARAMETERS(values, version, step) ────────────▶ answer
+    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: merge, aggregate, optimiser step, version + 1
+           ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
 A message comes in and replies go out; there is no network here. A push whose step has been applied already (a
 resumed worker repeats itself) is answered and not applied again.
@@ -13,17 +13,35 @@ once it has all. From the first of its two on, a successor is told to leave.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, unpack_json
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision
+from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard, payload
 from polyrhythm.strategies.strategy import State
-from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
+
+
+@dataclass
+class _Reading:
+    """What a pusher has read last.
+
+    Attributes:
+        version: that it was, and since then one more for each gradient of its own that was applied.
+        values: `(n,)`, where the merge rule remembers them.
+    """
+
+    version: int = 0
+    values: Tensor | None = None
 
 
 class ShardServer:
@@ -32,31 +50,52 @@ class ShardServer:
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.
         consistency: makes the gate.
+        handling: of gradients; default: their mean as they come.
+        servers: ranks of all servers, where they must agree on something.
+        index: of this one among them.
 
     Attributes:
         version: updates applied so far.
         staleness: how many gradients were applied at which staleness.
-        values: `(n,)`, the shard's parameters; empty until worker 0 has sent them.
+        dropped: gradients that came too late.
     """
 
-    def __init__(self, pushers: tuple[int, ...], consistency: Consistency) -> None:
+    def __init__(
+        self,
+        pushers: tuple[int, ...],
+        consistency: Consistency,
+        handling: Handling | None = None,
+        servers: tuple[int, ...] = (),
+        index: int = 0,
+    ) -> None:
         self.version = 0
         self.staleness: Counter[int] = Counter()
-        self.values = torch.empty(0)
+        self.dropped = 0
         self._pushers = pushers
         self._numbers = {rank: number for number, rank in enumerate(pushers)}
+        self._consistency = consistency
+        self._handling = handling or Handling()
         self._gate = consistency.gate(len(pushers))
         self._plan: OptimizerPlan | None = None
-        self._optimizer: FlatOptimizer | None = None
+        self._shard: Shard | None = None
         self._resumed: State | None = None
-        self._held: dict[int, Message] = {}
+        self._held: dict[int, list[Pushed]] = {}
+        self._readings = [_Reading() for _ in pushers]
+        self._parts = Parts(servers, index)
+        self._undecided: tuple[list[Pushed], Decision] | None = None
         self._asking: list[int] = []
         self._final: int | None = None
         self._finished = False
         self._left: set[int] = set()
+        self._lost: set[int] = set()
         self._steps = [0] * len(pushers)
         self._stop = False
         self._copy: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
+        return self._shard.values if self._shard is not None else torch.empty(0)
 
     @property
     def done(self) -> bool:
@@ -65,7 +104,7 @@ class ShardServer:
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many gradients of each pusher have been applied or, weighing nothing, counted."""
+        """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
         return dict(zip(self._pushers, self._steps, strict=True))
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
@@ -75,68 +114,76 @@ class ShardServer:
             RunError: a message that no pusher of ours sends.
         """
         if source not in self._numbers:
-            raise RunError(
-                f"a server heard {message.kind.name} from rank {source}, which pushes nothing here"
-            )
-        if message.kind is Kind.CONFIGURE:
-            self._plan = OptimizerPlan.from_json(unpack_json(_tensor(message)))
-            return []
-        if message.kind is Kind.PARAMETERS:
-            return self._initialise(_tensor(message))
-        if message.kind is Kind.PULL:
-            return self._pull(source, message)
+            return self._hear_server(source, message)
         if message.kind is Kind.PUSH:
             return self._push(self._numbers[source], message)
+        if message.kind is Kind.PULL:
+            return self._pull(source, message)
         if message.kind is Kind.LEAVE:
             return self._leave(self._numbers[source])
+        if message.kind is Kind.CONFIGURE:
+            self._plan = OptimizerPlan.from_json(unpack_json(payload(message)))
+            return []
+        if message.kind is Kind.PARAMETERS:
+            return self._initialise(payload(message))
         raise RunError(f"a server cannot do anything with {message.kind.name} from rank {source}")
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count."""
+        """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count.
+
+        Raises:
+            RunError: more are lost than the consistency can spare.
+        """
         if rank not in self._numbers:
             return []
         if rank in self._asking:
             self._asking.remove(rank)
+        if self._numbers[rank] not in self._left:
+            self._lost.add(rank)
+        self._check_losses()
         return self._leave(self._numbers[rank])
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
-        assert self._optimizer is not None, "a server is asked for its state only after it has parameters"
-        tensors, facts = self._optimizer.state()
-        named = {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
+        assert self._shard is not None, "a server is asked for its state only after it has parameters"
+        tensors, facts = self._shard.state()
+        everything = [entry for entries in self._held.values() for entry in entries]
+        kept = [entry for entry in everything if entry.message.step < self._steps[entry.pusher]]
+        tensors |= {f"held.{number}": payload(entry.message) for number, entry in enumerate(kept)}
+        held = [[entry.pusher, *entry.message[2:6]] for entry in kept]  # version, step, weight, learning rate
         staleness = {str(key): count for key, count in self.staleness.items()}
-        return {"values": self.values, **named}, {
+        return tensors, {
             "version": self.version,
             "steps": list(self._steps),
             "staleness": staleness,
+            "dropped": self.dropped,
+            "held": held,
             "gate": self._gate.state(),
-            "optimizer": facts,
+            **facts,
         }
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
-        facts = state[1]
+        tensors, facts = state
         self.version = facts["version"]
         self._steps = list(facts["steps"])
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self.dropped = facts["dropped"]
+        for number, (pusher, *numbers) in enumerate(facts["held"]):
+            self._hold(Pushed(pusher, Message(Kind.PUSH, tensors[f"held.{number}"], *numbers)))
         self._gate.load_state(facts["gate"])
         self._resumed = state
 
     def _initialise(self, values: Tensor) -> list[Reply]:
         assert self._plan is not None, "worker 0 sends the plan before the parameters"
-        self.values = values if self._resumed is None else self._resumed[0]["values"]
-        self._optimizer = self._plan.build(self.values)
         if self._resumed is not None:
-            prefix = "optimizer."
-            tensors = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in self._resumed[0].items()
-                if name.startswith(prefix)
-            }
-            self._optimizer.load_state(tensors, self._resumed[1]["optimizer"])
+            values = self._resumed[0]["values"]
+        self._shard = Shard(self._plan, values, self._handling)
+        if self._resumed is not None:
+            self._shard.load_state(self._resumed)
             self._resumed = None
         asking, self._asking = self._asking, []
-        return [self._answer(source) for source in asking]
+        return [reply for source in asking for reply in self._ask(self._numbers[source])]
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
         if message.stop:  # the final parameters: only when nobody can change them any more
@@ -147,57 +194,99 @@ class ShardServer:
             if self._final is not None:  # who comes so late might change one shard and not another
                 return [(source, Message(Kind.LEAVE))]
             self._left.remove(pusher)
+            self._lost.discard(source)
             self._gate.join(pusher)
-        if self._optimizer is None:
+        if self._shard is None:
             self._asking.append(source)
             return []
-        return [self._answer(source)]
+        return self._ask(pusher)
+
+    def _ask(self, pusher: int) -> list[Reply]:
+        return self._carry_out(self._gate.ask(pusher, self._steps[pusher]))
 
     def _push(self, pusher: int, message: Message) -> list[Reply]:
         self._stop |= message.stop
         if message.step < self._steps[pusher]:
-            return [self._answer(self._pushers[pusher])]
-        self._held[pusher] = message
-        decision = self._gate.arrive(pusher, message.step)
-        return self._carry_out(decision.apply, decision.answer)
+            return self._ask(pusher)
+        self._hold(Pushed(pusher, message, self._readings[pusher].values))
+        return self._carry_out(self._gate.arrive(pusher, message.step))
 
     def _leave(self, pusher: int) -> list[Reply]:
         if pusher in self._left:
             self._finished |= self._final == self._pushers[pusher]
             return []
         self._left.add(pusher)
-        decision = self._gate.leave(pusher)
-        return self._carry_out(decision.apply, decision.answer) + self._answer_final()
+        self._readings[pusher] = _Reading()
+        return self._carry_out(self._gate.leave(pusher)) + self._answer_final()
 
-    def _carry_out(self, apply: tuple[int, ...], answer: tuple[int, ...]) -> list[Reply]:
-        if apply:
-            self._apply([self._held.pop(pusher) for pusher in apply])
-            for pusher in apply:
-                self._steps[pusher] += 1
-        return [self._answer(self._pushers[pusher]) for pusher in answer]
+    def _carry_out(self, decision: Decision) -> list[Reply]:
+        for pusher in decision.drop:
+            self._take(pusher)
+            self.dropped += 1
+        taken = [self._take(pusher) for pusher in decision.apply]
+        for pusher in decision.answer + decision.acknowledge:  # what is held of them will not come again
+            self._count(self._held.get(pusher, ()))
+            self._steps[pusher] = max(self._steps[pusher], decision.step or 0)
+        self._count(taken)
+        if taken and self._handling.aggregator.whole:
+            self._undecided = taken, decision
+            return self._parts.offer(_distances(taken)) + self._decide()
+        return self._apply_and_answer(taken, decision, None)
 
-    def _apply(self, gradients: list[Message]) -> None:
-        """Makes one update of one or more gradients, their mean weighted with their samples."""
-        assert self._optimizer is not None, "nobody pushes before having pulled"
-        if not any(message.weight > 0 for message in gradients):  # only empty batches
-            return
-        self._copy = None
-        self._optimizer.step(_mean(gradients), gradients[0].learning_rate)
-        for message in gradients:
-            if message.weight > 0:
-                self.staleness[self.version - message.version] += 1
-        self.version += 1
+    def _decide(self) -> list[Reply]:
+        """Makes the update that waits for the other servers, if they have said all."""
+        distances = self._parts.whole() if self._undecided is not None else None
+        if self._undecided is None or distances is None:
+            return []
+        (taken, decision), self._undecided = self._undecided, None
+        return self._apply_and_answer(taken, decision, distances)
+
+    def _apply_and_answer(
+        self, taken: list[Pushed], decision: Decision, distances: Tensor | None
+    ) -> list[Reply]:
+        if taken:
+            self._apply(taken, distances)
+        answers = [self._answer(self._pushers[pusher]) for pusher in decision.answer]
+        return answers + [self._acknowledgement(pusher) for pusher in decision.acknowledge]
+
+    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+        assert self._shard is not None, "nobody pushes before having pulled"
+        applied = self._shard.update(gradients, self.version, distances)
+        if applied:
+            self._copy = None
+            self.staleness += applied
+            self.version += 1
+            for entry in gradients:
+                self._readings[entry.pusher].version += entry.message.weight > 0
+
+    def _hold(self, entry: Pushed) -> None:
+        self._held.setdefault(entry.pusher, []).append(entry)
+
+    def _take(self, pusher: int) -> Pushed:
+        """Gives the oldest gradient that is held of a pusher, and holds it no more."""
+        return self._held[pusher].pop(0)
+
+    def _count(self, entries: Sequence[Pushed]) -> None:
+        """Counts steps that must not come again."""
+        for entry in entries:
+            self._steps[entry.pusher] = max(self._steps[entry.pusher], entry.message.step + 1)
 
     def _answer_final(self) -> list[Reply]:
-        if self._final is None or len(self._left) < len(self._pushers) or self._optimizer is None:
+        if self._final is None or len(self._left) < len(self._pushers) or self._shard is None:
             return []
         return [self._answer(self._final)]
 
     def _answer(self, source: int) -> Reply:
-        step = self._steps[self._numbers[source]]
-        return source, Message(
-            Kind.PARAMETERS, self._shown(), version=self.version, step=step, stop=self._stop
-        )
+        number = self._numbers[source]
+        shown = self._shown()
+        self._readings[number] = _Reading(self.version, shown if self._handling.merge.remembers else None)
+        step = self._steps[number]
+        return source, Message(Kind.PARAMETERS, shown, version=self.version, step=step, stop=self._stop)
+
+    def _acknowledgement(self, pusher: int) -> Reply:
+        """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
+        version, step = self._readings[pusher].version, self._steps[pusher]
+        return self._pushers[pusher], Message(Kind.PARAMETERS, version=version, step=step, stop=self._stop)
 
     def _shown(self) -> Tensor:
         """Gives a copy of the values, one for all who are answered with this version: it leaves while updates go on."""
@@ -205,22 +294,23 @@ class ShardServer:
             self._copy = self.values.clone()
         return self._copy
 
+    def _hear_server(self, source: int, message: Message) -> list[Reply]:
+        if message.kind is not Kind.VECTOR or not self._parts.knows(source):
+            raise RunError(
+                f"a server heard {message.kind.name} from rank {source}, which pushes nothing here"
+            )
+        self._parts.hear(source, message)
+        return self._decide()
 
-def _mean(gradients: list[Message]) -> Tensor:
-    if len(gradients) == 1:
-        return _tensor(gradients[0])
-    total = torch.zeros_like(_tensor(gradients[0]))
-    weight = total.new_zeros(())  # in the gradients' dtype, where an all-reduce adds the weights up as well
-    for message in gradients:
-        weight.add_(message.weight)
-        if message.weight == 1.0:
-            total.add_(_tensor(message))
-        elif message.weight > 0:
-            total.add_(_tensor(message) * message.weight)
-    return total.div_(weight)
+    def _check_losses(self) -> None:
+        spare = self._consistency.spares(len(self._pushers))
+        if 0 < spare < len(self._lost):
+            ranks = ", ".join(map(str, sorted(self._lost)))
+            raise RunError(
+                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._consistency} can spare {spare}: "
+                "continue with --resume, or start anew with more spare ones"
+            )
 
 
-def _tensor(message: Message) -> Tensor:
-    if message.tensor is None:
-        raise RunError(f"a {message.kind.name} came without its tensor")
-    return message.tensor
+def _distances(taken: list[Pushed]) -> Tensor:
+    return squared_distances([payload(entry.message) for entry in taken if entry.message.weight > 0])

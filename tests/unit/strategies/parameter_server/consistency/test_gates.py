@@ -4,13 +4,22 @@ import pytest
 
 from polyrhythm.specs import choices
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.consistency.backup import Backup
+from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
+from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.parameter_server import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
+from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 
 
 def test_the_folder_is_the_list():
-    assert choices(CONSISTENCIES) == {"asynchronous": Asynchronous, "synchronous": Synchronous}
+    assert choices(CONSISTENCIES) == {
+        "asynchronous": Asynchronous,
+        "backup": Backup,
+        "bounded_staleness": BoundedStaleness,
+        "softsync": Softsync,
+        "synchronous": Synchronous,
+    }
 
 
 def test_synchronous_holds_all_until_the_last_and_starts_anew():

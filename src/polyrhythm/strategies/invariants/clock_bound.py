@@ -1,0 +1,66 @@
+"""Clock bound: nobody goes on more than s steps ahead of the slowest, nor with a copy that lacks older updates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from polyrhythm.communication.message import Kind
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.invariant import Handled, Invariant, Violation
+
+
+class ClockBound(Invariant):
+    """Keeps every pusher's clock on every server, from the messages alone.
+
+    A lost pusher counts for nothing until its successor asks; that one begins where the other fell.
+
+    Args:
+        cast: who does what.
+        pushers: the ranks that push.
+        s: the bound.
+        cached: whether answers may be empty.
+    """
+
+    def __init__(self, cast: Cast, pushers: Collection[int], s: int, *, cached: bool = False) -> None:
+        self._s = s
+        self._cached = cached
+        self._clocks = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
+        self._copies: dict[tuple[int, int], int] = {}
+
+    def handled(self, event: Handled) -> None:
+        """Moves the sender's clock, then looks at everyone who may go on."""
+        clocks, gone = self._clocks[event.server], self._gone[event.server]
+        if event.message is None or event.message.kind is Kind.LEAVE:
+            gone.add(event.source)
+        elif event.message.kind is Kind.PUSH:
+            clocks[event.source] = max(clocks[event.source], event.message.step + 1)
+        elif event.message.kind is Kind.PULL and not event.message.stop:
+            gone.discard(event.source)
+        present = [clock for pusher, clock in clocks.items() if pusher not in gone]
+        if not present:
+            return
+        for to, reply in event.replies:
+            if to in clocks and to not in gone and reply.kind is Kind.PARAMETERS:
+                self._check(event, to, min(present), fresh=reply.tensor is not None)
+
+    def _check(self, event: Handled, to: int, slowest: int, *, fresh: bool) -> None:
+        clock = self._clocks[event.server][to]
+        if clock - self._s > slowest:
+            raise Violation(
+                f"the step with which rank {to} may go on",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"at most {slowest + self._s}, the slowest being at {slowest}",
+                found=clock,
+            )
+        if fresh:
+            self._copies[event.server, to] = slowest
+        elif not self._cached or self._copies.get((event.server, to), -1) < clock - self._s:
+            raise Violation(
+                f"the copy with which rank {to} may begin step {clock}",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"all updates of the steps before {clock - self._s}",
+                found=f"those before {self._copies.get((event.server, to), -1)}",
+            )

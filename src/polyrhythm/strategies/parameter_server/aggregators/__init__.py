@@ -1,0 +1,1 @@
+"""How several gradients become one: each file is one rule."""

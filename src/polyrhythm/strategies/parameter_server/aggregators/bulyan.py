@@ -1,0 +1,56 @@
+"""Bulyan: gradients are chosen by repeated Krum, and averaged near their median.
+
+El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018,
+arXiv 1802.07927.
+
+    S = n - 2f gradients, each the Krum choice among those that are left
+    g_k = mean of the n - 4f numbers of {g_{i,k} : i in S} that are nearest to their median
+
+f = f, of n >= 4f + 3 gradients. Of numbers that are equally near, the smaller one is taken. What is not finite is
+never near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.serving.in_order import in_order, middle
+from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
+
+
+class Bulyan(Aggregator):
+    """Chosen by neighbours, then averaged near the median, for each parameter.
+
+    Attributes:
+        f: how many gradients may be wrong.
+    """
+
+    whole: ClassVar[bool] = True
+
+    f: int = Field(default=1, ge=0)
+
+    @property
+    def least(self) -> int:
+        """4f + 3."""
+        return 4 * self.f + 3
+
+    def aggregate(
+        self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
+    ) -> Tensor:
+        """Chooses, then averages."""
+        assert distances is not None, "the server has them made"
+        left, count = list(range(len(gradients))), len(gradients)
+        chosen: list[int] = []
+        while len(chosen) < count - 2 * self.f:
+            chosen.append(krum_order(distances, left, self.f)[0])
+            left.remove(chosen[-1])
+        ordered = in_order([gradients[position] for position in chosen])
+        away = (ordered - middle(ordered)).abs()
+        nearest = torch.where(away.isfinite(), away, torch.inf).sort(dim=0, stable=True).indices
+        return ordered.gather(0, nearest[: count - 4 * self.f]).mean(dim=0)

@@ -1,0 +1,58 @@
+"""Multi-Krum: the mean of the m gradients that are nearest to their neighbours.
+
+Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NIPS
+2017, arXiv 1703.02757.
+
+    g = mean of the m gradients of least score        score as in Krum, 1 <= m <= n - f - 2
+
+f = f, of n >= 2f + 3 gradients; m = m, by default as large as may be. With m = 1 it is Krum. Everything else as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator, mean
+from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
+
+
+class MultiKrum(Aggregator):
+    """The mean of several gradients, chosen by their neighbours.
+
+    Attributes:
+        f: how many gradients may be wrong.
+        m: how many are chosen; default: all but f + 2.
+    """
+
+    whole: ClassVar[bool] = True
+
+    f: int = Field(default=1, ge=0)
+    m: int | None = Field(default=None, ge=1)
+
+    @property
+    def least(self) -> int:
+        """2f + 3, or what m needs."""
+        return max(2 * self.f + 3, (self.m or 1) + self.f + 2)
+
+    def check(self, gradients: int) -> None:
+        """Refuses too few, or an m for which they are too few."""
+        if self.m is not None and gradients >= 2 * self.f + 3 and self.m > gradients - self.f - 2:
+            raise RequestError(
+                f"{self}: m is {self.m}, but of {gradients} gradients at most {gradients - self.f - 2} may be chosen "
+                "(n - f - 2): ask for a smaller m, or leave it out"
+            )
+        super().check(gradients)
+
+    def aggregate(
+        self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
+    ) -> Tensor:
+        """Averages those that are chosen, in the order of their pushers."""
+        assert distances is not None, "the server has them made"
+        count = self.m or len(gradients) - self.f - 2
+        chosen = sorted(krum_order(distances, range(len(gradients)), self.f)[:count])
+        return mean([gradients[position] for position in chosen])

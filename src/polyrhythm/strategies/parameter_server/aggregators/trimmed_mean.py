@@ -1,0 +1,50 @@
+"""Coordinate-wise trimmed mean.
+
+Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018,
+arXiv 1803.01498.
+
+    g_k = mean of g_{i,k} without the k largest and the k smallest
+
+k = k, at least as many as may be wrong; more than 2k gradients. With k = 0 it is the mean, each gradient with one
+vote. What is not finite counts as the largest. Departure: as many of the smallest are dropped even if all that is
+wrong is large, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator, mean
+from polyrhythm.strategies.parameter_server.serving.in_order import in_order
+
+
+class TrimmedMean(Aggregator):
+    """The mean without the extremes, for each parameter.
+
+    Attributes:
+        k: how many are left out on either side.
+    """
+
+    k: int = Field(default=1, ge=0)
+
+    @property
+    def least(self) -> int:
+        """2k + 1."""
+        return 2 * self.k + 1
+
+    @property
+    def strength(self) -> str:
+        """Here k."""
+        return "k"
+
+    def aggregate(
+        self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
+    ) -> Tensor:
+        """Leaves out the extremes."""
+        if self.k == 0:
+            return mean(gradients)
+        kept = in_order(gradients)[self.k : len(gradients) - self.k]
+        return mean(list(kept))

@@ -1,0 +1,27 @@
+"""Weighted mean: every sample counts the same. A single wrong gradient can turn it into anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator, mean
+
+
+class WeightedMean(Aggregator):
+    """The mean over all samples."""
+
+    robust: ClassVar[bool] = False
+
+    @property
+    def least(self) -> int:
+        """One."""
+        return 1
+
+    def aggregate(
+        self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
+    ) -> Tensor:
+        """Adds up in the order of the pushers."""
+        return mean(gradients, weights)

@@ -1,0 +1,55 @@
+"""Synchronous SGD with backup workers.
+
+Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016, arXiv 1604.00981.
+
+    w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b workers
+
+b = spare. Later gradients of a step are dropped, and their workers go on with the current one. Details and departures
+are in the text of the consistency `backup`. What the slowest workers would have seen is seen less often: data are
+shuffled over all workers every epoch.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyrhythm.strategies.parameter_server.consistency.backup import Backup
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.served import Served
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
+
+
+class BackupWorkers(Served):
+    """Lock-step without the slowest: the first gradients of a step make the update, late ones are dropped.
+
+    Attributes:
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+        spare: how many workers are not waited for.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Chen, Pan, Monga, Bengio, Jozefowicz",
+        "Revisiting Distributed Synchronous SGD",
+        "ICLR workshop",
+        2016,
+        "1604.00981",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M",
+        staleness="0",
+        use_it="lock-step accuracy, with a few stragglers or workers that may be lost",
+        when_a_worker_dies=(
+            "up to b may be missing at once: the others go on, and a successor takes part again; with more the run "
+            "stops and names them"
+        ),
+    )
+
+    spare: int = Field(default=1, ge=0)
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Backup, of the mean."""
+        return Backup(spare=self.spare), Handling()

@@ -1,0 +1,113 @@
+"""Backup workers: an update is the mean of the first N gradients of its step; those of the b slowest are dropped.
+
+Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 2016, arXiv 1604.00981.
+
+    w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b pushers
+
+b = spare; N is the rest. A gradient of an earlier step is dropped, and its pusher goes on with the current step: it
+leaves out the ones between. What is applied is never stale. With b = 0 it is the synchronous consistency. Departure:
+every shard has its own first N, where there are several servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.gathered import Gathered
+from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate, check_fewer
+
+
+class Backup(Consistency):
+    """The slowest are not waited for.
+
+    Attributes:
+        spare: how many.
+    """
+
+    drops: ClassVar[bool] = True
+
+    spare: int = Field(default=1, ge=0)
+
+    def check(self, pushers: int) -> None:
+        """Refuses to spare everybody; a single one has nobody to spare, and is plain training."""
+        if pushers > 1:
+            check_fewer(f"{self}: spare", self.spare, pushers)
+
+    def in_step(self) -> bool:
+        """Only where nobody is spared."""
+        return self.spare == 0
+
+    def gathers(self, pushers: int) -> int:
+        """All but the spare ones."""
+        return max(1, pushers - self.spare)
+
+    def updates_per_step(self, pushers: int) -> int:
+        """One."""
+        return 1
+
+    def spares(self, pushers: int) -> int:
+        """The spare ones."""
+        return pushers - self.gathers(pushers)
+
+    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
+        """Exactly N gradients an update, all fresh."""
+        if self.in_step():
+            return []
+        return [Gathered(self.gathers(len(pushers)), drops=True)]
+
+    def gate(self, pushers: int) -> Gate:
+        """Makes one server's gate."""
+        return BackupGate(pushers, self.gathers(pushers)) if self.spare else SynchronousGate(pushers)
+
+
+class BackupGate:
+    """Counts the gradients of the current step; its step is the one of all pushers."""
+
+    def __init__(self, pushers: int, needed: int) -> None:
+        self._needed = needed
+        self._present = set(range(pushers))
+        self._held: set[int] = set()
+        self._step = 0
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answers; who asks goes on with the current step."""
+        return Decision(answer=(pusher,), step=self._step)
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Drops the gradient if it is late; else holds it, or applies all if enough are there."""
+        if step < self._step:
+            return Decision(drop=(pusher,), answer=(pusher,), step=self._step)
+        self._held.add(pusher)
+        return self._decide()
+
+    def leave(self, pusher: int) -> Decision:
+        """Forgets what a lost pusher had pushed, and waits for no more than are there."""
+        self._present.discard(pusher)
+        drop = (pusher,) if pusher in self._held else ()
+        self._held.discard(pusher)
+        return self._decide(drop)
+
+    def join(self, pusher: int) -> None:
+        """Counts on a pusher again."""
+        self._present.add(pusher)
+
+    def state(self) -> dict[str, Any]:
+        """The current step; what is held will come again."""
+        return {"step": self._step}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes back the current step."""
+        self._step = state["step"]
+
+    def _decide(self, drop: tuple[int, ...] = ()) -> Decision:
+        if not self._held or len(self._held) < min(self._needed, len(self._present)):
+            return Decision(drop=drop)
+        first = tuple(sorted(self._held))
+        self._held = set()
+        self._step += 1
+        return Decision(apply=first, answer=first, drop=drop, step=self._step)

@@ -1,0 +1,129 @@
+"""Stale synchronous parallel (SSP): nobody begins a step more than s ahead of the slowest.
+
+Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
+
+    worker i may begin step c_i  iff  c_i - s <= min_j c_j        c_j = steps that j has completed
+
+s = s. Steps in progress differ by at most s; *completed* counts may differ by s + 1, of one that has just finished
+and now waits. Every gradient is an update of its own as soon as it arrives, so a read at step c holds all updates of
+the steps before c - s, all of the reader's own, and some more. With s = 0 nobody reads in between, and the gradients
+of a step are one update, their mean: the synchronous consistency. With s as large as the run it is the asynchronous
+one.
+
+    cached_reads = true      parameters travel to i only if its copy may lack updates of steps before c_i - s
+
+Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote.
+M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
+from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
+successor of a lost worker begins where that one fell, and those that are further ahead wait for it at their next
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.clock_bound import ClockBound
+from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+
+
+class BoundedStaleness(Consistency):
+    """The quickest wait for the slowest, when they are too far ahead.
+
+    Attributes:
+        s: by how many steps in progress workers may differ.
+        cached_reads: whether parameters travel only to workers whose copies are too old.
+    """
+
+    s: int = Field(default=3, ge=0)
+    cached_reads: bool = False
+
+    @property
+    def own_updates(self) -> bool:
+        """With cached reads, unless every read must be fresh."""
+        return self.cached_reads and self.s > 0
+
+    def in_step(self) -> bool:
+        """Only for s = 0."""
+        return self.s == 0
+
+    def gathers(self, pushers: int) -> int:
+        """One, but for s = 0."""
+        return 1 if self.s else pushers
+
+    def spares(self, pushers: int) -> int:
+        """All, but for s = 0."""
+        return pushers if self.s else 0
+
+    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
+        """The bound, whenever a worker may go on."""
+        return [ClockBound(conditions.cast, pushers, self.s, cached=self.own_updates)]
+
+    def gate(self, pushers: int) -> Gate:
+        """Makes one server's gate."""
+        return (
+            BoundedStalenessGate(pushers, self.s, self.cached_reads) if self.s else SynchronousGate(pushers)
+        )
+
+
+class BoundedStalenessGate:
+    """Keeps the pushers' clocks, and lets those wait who are too far ahead."""
+
+    def __init__(self, pushers: int, s: int, cached_reads: bool) -> None:
+        self._s = s
+        self._cached_reads = cached_reads
+        self._clocks = [0] * pushers
+        self._present = set(range(pushers))
+        self._copied = [-1] * pushers
+        """Up to which step every pusher's copy has all updates; -1: it has none."""
+        self._waiting: set[int] = set()
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answers with parameters, as soon as the slowest are near enough."""
+        self._clocks[pusher] = step
+        self._copied[pusher] = -1
+        self._waiting.add(pusher)
+        return self._decide()
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Applies the gradient, and answers all that may go on."""
+        self._clocks[pusher] = step + 1
+        self._waiting.add(pusher)
+        return self._decide((pusher,))
+
+    def leave(self, pusher: int) -> Decision:
+        """Lets those go on who waited for it."""
+        self._present.discard(pusher)
+        self._waiting.discard(pusher)
+        return self._decide()
+
+    def join(self, pusher: int) -> None:
+        """Counts its clock again."""
+        self._present.add(pusher)
+
+    def state(self) -> dict[str, Any]:
+        """The clocks; copies are made anew."""
+        return {"clocks": list(self._clocks)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes back the clocks."""
+        self._clocks = list(state["clocks"])
+
+    def _decide(self, apply: tuple[int, ...] = ()) -> Decision:
+        if not self._present:
+            return Decision(apply)
+        slowest = min(self._clocks[pusher] for pusher in self._present)
+        free = sorted(pusher for pusher in self._waiting if self._clocks[pusher] - self._s <= slowest)
+        self._waiting.difference_update(free)
+        fresh = [pusher for pusher in free if self._must_read(pusher)]
+        for pusher in fresh:
+            self._copied[pusher] = slowest
+        return Decision(apply, tuple(fresh), tuple(pusher for pusher in free if pusher not in fresh))
+
+    def _must_read(self, pusher: int) -> bool:
+        return not self._cached_reads or self._copied[pusher] < max(0, self._clocks[pusher] - self._s)

@@ -1,0 +1,99 @@
+"""n-softsync: an update is made of the next c gradients to come, whoever sent them; nobody waits.
+
+Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv 1511.05950.
+
+    w' = w - lr * (1/c) * sum of the next c gradients        c = floor(lambda / n), lambda pushers
+
+n = n. With n = lambda it is the asynchronous consistency. With n = 1 an update takes as many gradients as there are
+pushers, but there is no barrier: a quick pusher may have two of them. Mean staleness is about n. Departure: when all
+have left, the gradients that are left over become a last, smaller update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.gathered import Gathered
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+
+
+class Softsync(Consistency):
+    """Updates gather gradients, and nobody waits for them.
+
+    Attributes:
+        n: updates while every pusher takes one step; 1 gathers the most.
+    """
+
+    n: int = Field(default=1, ge=1)
+
+    def check(self, pushers: int) -> None:
+        """Refuses more updates than gradients; a single pusher is plain training for every n."""
+        if self.n > pushers > 1:
+            raise RequestError(
+                f"{self}: n is {self.n}, but only {pushers} push: ask for {pushers} at most, which is asynchronous"
+            )
+
+    def in_step(self) -> bool:
+        """Never."""
+        return False
+
+    def gathers(self, pushers: int) -> int:
+        """The rule's c."""
+        return max(1, pushers // self.n)
+
+    def spares(self, pushers: int) -> int:
+        """All."""
+        return pushers
+
+    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
+        """Exactly c gradients an update, but for the last."""
+        return [Gathered(self.gathers(len(pushers)), leftover=True)]
+
+    def gate(self, pushers: int) -> Gate:
+        """Makes one server's gate."""
+        return SoftsyncGate(pushers, self.gathers(pushers))
+
+
+class SoftsyncGate:
+    """Answers at once, and counts to c."""
+
+    def __init__(self, pushers: int, gathers: int) -> None:
+        self._gathers = gathers
+        self._present = set(range(pushers))
+        self._held: list[int] = []
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answers."""
+        return Decision(answer=(pusher,))
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Holds the gradient, or applies all that are held if it was the c-th."""
+        self._held.append(pusher)
+        apply = self._taken() if len(self._held) == self._gathers else ()
+        return Decision(apply=apply, answer=(pusher,))
+
+    def leave(self, pusher: int) -> Decision:
+        """Applies what is left over when nobody is there any more."""
+        self._present.discard(pusher)
+        return Decision(apply=() if self._present else self._taken())
+
+    def join(self, pusher: int) -> None:
+        """There will be more."""
+        self._present.add(pusher)
+
+    def state(self) -> dict[str, Any]:
+        """Whose gradients are held."""
+        return {"held": list(self._held)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes back whose are held."""
+        self._held = list(state["held"])
+
+    def _taken(self) -> tuple[int, ...]:
+        taken, self._held = tuple(sorted(self._held)), []
+        return taken

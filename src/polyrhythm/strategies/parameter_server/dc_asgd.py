@@ -1,0 +1,60 @@
+"""Delay-compensated asynchronous SGD (DC-ASGD).
+
+Zheng, Meng, Wang, Chen, Yu, Ma, Liu, "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017,
+arXiv 1609.08326.
+
+    w' = w - lr * [ g_i + lambda_t * g_i * g_i * (w - w_bak(i)) ]      elementwise, whenever worker i's g_i arrives
+
+w_bak(i) = what worker i was answered with. Variant c has lambda_t = lambda0, variant a divides it by the root of the
+gradients' mean square; the fields are those of the merge rule `delay_compensated`, whose text has the details.
+Servers keep N + 1 copies of the parameters, and for variant a N mean squares.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.served import Served
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.training.quantities import Decay, NonNegative, Positive
+
+
+class DCASGD(Served):
+    """Asynchronous servers that correct every gradient for what has changed since its worker read.
+
+    Attributes:
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+        variant: `c` for a constant strength, `a` for one that adapts to the gradients' mean square.
+        lambda0: strength of the correction; default: the paper's, 0.04 for `c` and 2 for `a`.
+        m: what is kept of the mean square at each step; of `a` only.
+        epsilon: added to the mean square; of `a` only.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Zheng, Meng, Wang, Chen, Yu, Ma, Liu",
+        "Asynchronous Stochastic Gradient Descent with Delay Compensation",
+        "ICML",
+        2017,
+        "1609.08326",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M",
+        staleness="N-1",
+        use_it="as the asynchronous parameter server, where stale gradients cost accuracy",
+        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
+    )
+
+    variant: Literal["c", "a"] = "a"
+    lambda0: NonNegative | None = None
+    m: Decay = 0.95
+    epsilon: Positive = 1e-7
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Asynchronous, with delay compensation."""
+        merge = DelayCompensated(variant=self.variant, lambda0=self.lambda0, m=self.m, epsilon=self.epsilon)
+        return Asynchronous(), Handling(merge)

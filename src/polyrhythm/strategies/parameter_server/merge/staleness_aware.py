@@ -1,0 +1,34 @@
+"""Staleness-aware: a gradient that is tau updates old counts for 1/tau of a fresh one.
+
+Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv 1511.05950.
+
+    w' = w - (1/c) * sum_l lr(tau_l) * g_l        lr(tau) = lr / max(1, tau)
+
+tau = the updates between a gradient's read and its application. Departures: a fresh gradient (tau = 0), for which the
+paper has no rate, counts as one of tau = 1; and what all gradients of an update have in common lowers the rate, not
+the gradients, so that optimisers which do not see a gradient's length (Adam) obey as well.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.parameter_server.serving.merge_rule import Merger, MergeRule
+
+
+class StalenessAware(MergeRule):
+    """Old gradients count for less."""
+
+    divides: ClassVar[bool] = True
+
+    def merger(self) -> Merger:
+        """Makes one server's merger."""
+        return StalenessAwareMerger()
+
+
+class StalenessAwareMerger(Merger):
+    """Divides by the staleness."""
+
+    def factor(self, staleness: int) -> float:
+        """1/tau, and 1 for a fresh one."""
+        return 1.0 / max(1, staleness)

@@ -1,0 +1,61 @@
+"""Servers add up the parts of what must be known of whole gradients: each its shard's part of the distances.
+
+server 0 ── part ──▶ all others        every one waits for all parts, and adds them up in the order of the servers:
+server 1 ── part ──▶ all others        the same bits, and so the same choice, on all
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.strategies.parameter_server.serving.shard import payload
+
+
+class Parts:
+    """One server's end.
+
+    Args:
+        servers: the ranks of all; a server alone needs no others.
+        index: of this one.
+    """
+
+    def __init__(self, servers: tuple[int, ...], index: int) -> None:
+        self._servers = servers or (-1,)
+        self._own = self._servers[index]
+        self._round = 0
+        self._heard: dict[tuple[int, int], Tensor] = {}
+
+    def knows(self, rank: int) -> bool:
+        """Whether a rank is another server."""
+        return rank in self._servers and rank != self._own
+
+    def offer(self, part: Tensor) -> list[tuple[int, Message]]:
+        """Takes this server's part, `(k, k)`, float64; gives the messages that tell the others."""
+        self._heard[self._round, self._own] = part
+        raw = part.flatten().view(torch.uint8)  # as it is, whatever a parameter of the model stands for
+        message = Message(Kind.VECTOR, raw, step=self._round)
+        return [(rank, message) for rank in self._servers if rank != self._own]
+
+    def hear(self, source: int, message: Message) -> None:
+        """Takes another server's part."""
+        numbers = payload(message).view(torch.float64)
+        size = isqrt(len(numbers))
+        self._heard[message.step, source] = numbers.view(size, size)
+
+    def whole(self) -> Tensor | None:
+        """Gives the sum of all parts, once they are there; then the next round begins."""
+        parts = [self._heard.get((self._round, rank)) for rank in self._servers]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        for rank in self._servers:
+            del self._heard[self._round, rank]
+        self._round += 1
+        total = torch.zeros_like(found[0])
+        for part in found:
+            total += part
+        return total

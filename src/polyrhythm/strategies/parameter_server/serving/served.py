@@ -1,0 +1,132 @@
+"""Served: what all strategies have in common whose workers push every gradient to servers that own the optimiser.
+
+Consistency (who may proceed when), merge rule (what becomes of stale gradients) and aggregator (how several become one)
+are chosen apart; a strategy is a composition of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
+from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy, WorkerPart, WorkerSetting
+
+CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
+MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
+AGGREGATORS = "polyrhythm.strategies.parameter_server.aggregators"
+PLACEMENTS = "polyrhythm.strategies.placements"
+
+
+class Served(Strategy):
+    """A strategy of pushes and pulls.
+
+    Attributes:
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+    """
+
+    servers: int = Field(default=1, ge=1)
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Gives what it is composed of."""
+        raise NotImplementedError
+
+    def check(self, workers: int) -> None:
+        """Refuses what the parts cannot do with so many workers."""
+        super().check(workers)
+        check_rules(*self.rules(), workers, self.servers)
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def in_step(self, workers: int) -> bool:
+        """As the consistency has it."""
+        return self.rules()[0].in_step()
+
+    def spares(self, workers: int) -> int:
+        """As many as the consistency can do without."""
+        return self.rules()[0].spares(workers)
+
+    def goes_on(self, workers: int) -> bool:
+        """Where the consistency can spare someone."""
+        return self.spares(workers) > 0
+
+    def updates_per_step(self, workers: int) -> int:
+        """As the consistency has it."""
+        return self.rules()[0].updates_per_step(workers)
+
+    def shares_rate(self, workers: int) -> int:
+        """Among its updates, unless the merge rule itself lets stale gradients count for less."""
+        return 1 if self.rules()[1].merge.divides else self.updates_per_step(workers)
+
+    def gradients_per_step(self, workers: int) -> int:
+        """All, or as many as the consistency does not drop."""
+        consistency = self.rules()[0]
+        return consistency.gathers(workers) if consistency.drops else workers
+
+    def reads_every_step(self, workers: int) -> bool:
+        """Unless workers may be told to go on with their own copies."""
+        return not self.rules()[0].own_updates
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Those of servers, each worker pushing its own gradients; and equal replicas where workers go in step."""
+        workers = conditions.cast.workers
+        consistency, handling = self.rules()
+        pushers = {rank: (index,) for index, rank in enumerate(workers)}
+        in_step = consistency.in_step()
+        found = super().invariants(conditions)
+        found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
+        if in_step:
+            found.append(Replicas(conditions, [workers], alone=adds_up(handling)))
+        return found
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return ServedWorker(setting, own_updates=self.rules()[0].own_updates)
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        cast = setting.cast
+        return ShardServer(cast.workers, *self.rules(), cast.servers, setting.index)
+
+
+def check_rules(consistency: Consistency, handling: Handling, pushers: int, servers: int) -> None:
+    """Refuses what the parts of a composition cannot do together.
+
+    Raises:
+        RequestError: with the reason and what would work.
+    """
+    consistency.check(pushers)
+    aggregator = handling.aggregator
+    gathered = consistency.gathers(pushers)
+    if gathered == 1 < aggregator.least and pushers > 1:
+        raise RequestError(
+            f"{aggregator} chooses among several gradients, and {consistency} makes an update of every single one: use "
+            "consistency=synchronous"
+        )
+    aggregator.check(gathered)
+    if aggregator.whole and servers > 1 and not consistency.in_step():
+        raise RequestError(
+            f"{aggregator} compares whole gradients, and with {consistency} several servers need not hold those of "
+            "the same workers: use servers=1, or consistency=synchronous"
+        )

@@ -1,0 +1,62 @@
+"""The worker of all strategies whose workers push every gradient, and go on with what the servers answer."""
+
+from __future__ import annotations
+
+from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.strategy import State, Step, WorkerPart, WorkerSetting
+
+
+class ServedWorker(WorkerPart):
+    """Pushes the gradients of every step and goes on with what the servers answer.
+
+    Args:
+        setting: this worker's.
+        own_updates: whether it updates its own copy, in case that an answer is empty.
+    """
+
+    def __init__(self, setting: WorkerSetting, *, own_updates: bool = False) -> None:
+        super().__init__()
+        self._leads = setting.workers.rank == 0
+        self._servers = PushPull(setting)
+        self._flat = setting.flat
+        self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
+
+    def start(self, step: int) -> int:
+        """Worker 0 hands out the shards; everyone takes the servers' parameters."""
+        if self._leads:
+            self._servers.initialise()
+        return self._servers.pull()
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Pushes, and takes the answers, which overwrite an update of its own where they are not empty."""
+        self._servers.push(step, step.weight, learning_rate)
+        if self._optimizer is not None and step.weight > 0:
+            self._optimizer.step(self._flat.gradients, learning_rate)
+        return self._servers.take()
+
+    def next_step(self, step: int) -> int:
+        """Where the servers are, if they did not wait for this worker."""
+        return max(step + 1, self._servers.reached)
+
+    def catch_up(self) -> None:
+        """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away."""
+        self._servers.pull()
+
+    def end(self) -> None:
+        """Leaves; worker 0 waits for the final parameters."""
+        self._servers.leave()
+        if self._leads:
+            self._servers.pull(final=True)
+
+    def let_go(self) -> None:
+        """Tells the servers that nobody needs them any more."""
+        self._servers.leave()
+
+    def state(self) -> State:
+        """The state of the optimiser of its own, if it has one; parameters come from the servers."""
+        return self._optimizer.state() if self._optimizer is not None else ({}, {})
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        if self._optimizer is not None:
+            self._optimizer.load_state(*state)

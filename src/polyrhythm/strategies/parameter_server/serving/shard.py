@@ -1,0 +1,149 @@
+"""One shard of the parameters: what a server does with the gradients of an update.
+
+gradients ── merge rule: each by its staleness ──▶ aggregator: one of several ──▶ optimiser step
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Message
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
+from polyrhythm.strategies.parameter_server.merge.plain import Plain
+from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
+from polyrhythm.strategies.strategy import State
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+_OPTIMIZER, _MERGER = "optimizer.", "merge."
+
+
+class Pushed(NamedTuple):
+    """A gradient that a server holds.
+
+    Attributes:
+        pusher: its number.
+        message: the push.
+        seen: `(n,)`, what the pusher was answered with before, where the merge rule remembers it.
+    """
+
+    pusher: int
+    message: Message
+    seen: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Handling:
+    """What becomes of gradients between their arrival and the optimiser.
+
+    Attributes:
+        merge: corrects each for its staleness.
+        aggregator: makes one of several.
+    """
+
+    merge: MergeRule = field(default_factory=Plain)
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+
+
+class Shard:
+    """Parameters, their optimiser, and the handling of their gradients.
+
+    Args:
+        plan: of the optimiser.
+        values: `(n,)`, the parameters to begin with; every update changes them in place.
+        handling: of gradients.
+
+    Attributes:
+        values: `(n,)`, the parameters now.
+    """
+
+    def __init__(self, plan: OptimizerPlan, values: Tensor, handling: Handling) -> None:
+        self.values = values
+        self._optimizer = plan.build(values)
+        self._merger = handling.merge.merger()
+        self._aggregator = handling.aggregator
+
+    def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> Counter[int]:
+        """Makes one update of one or more gradients.
+
+        Args:
+            pushed: in the order in which they are summed.
+            version: updates that were made before.
+            distances: between the whole gradients that weigh something, where the aggregator needs them.
+
+        Returns:
+            How many gradients were applied at which staleness; nothing where there was no update: only empty batches,
+            or fewer gradients than the aggregator needs.
+        """
+        weighty = [entry for entry in pushed if entry.message.weight > 0]
+        if len(weighty) < self._aggregator.least:
+            return Counter()
+        staleness = [version - entry.message.version for entry in pushed]
+        factors = [self._merger.factor(age) for age in staleness]
+        weights = [entry.message.weight for entry in pushed]
+        share = _share(weights, factors)
+        chosen = [*zip(pushed, weights, factors, strict=True)]
+        if self._aggregator.robust:
+            chosen = [entry for entry in chosen if entry[1] > 0]
+        gradient = self._aggregator.aggregate(
+            [self._corrected(entry) for entry, _, _ in chosen],
+            [weight * factor for _, weight, factor in chosen],
+            distances,
+        )
+        self._optimizer.step(gradient, _rate(weighty) * share)
+        return Counter(age for age, weight in zip(staleness, weights, strict=True) if weight > 0)
+
+    def state(self) -> State:
+        """Gives all that a resumed shard needs, parameters included."""
+        optimizer, facts = self._optimizer.state()
+        merger, merger_facts = self._merger.state()
+        tensors = {"values": self.values}
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+        tensors |= {_MERGER + name: tensor for name, tensor in merger.items()}
+        return tensors, {"optimizer": facts, "merge": merger_facts}
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave, but for the values, which it was made with."""
+        tensors, facts = state
+        self._optimizer.load_state(_named(tensors, _OPTIMIZER), facts["optimizer"])
+        self._merger.load_state(_named(tensors, _MERGER), facts["merge"])
+
+    def _corrected(self, entry: Pushed) -> Tensor:
+        gradient = payload(entry.message)
+        if entry.message.weight == 0:
+            return gradient
+        return self._merger.correct(entry.pusher, gradient, entry.seen, self.values)
+
+
+def payload(message: Message) -> Tensor:
+    """Gives a message's tensor.
+
+    Raises:
+        RunError: it has none.
+    """
+    if message.tensor is None:
+        raise RunError(f"a {message.kind.name} came without its tensor")
+    return message.tensor
+
+
+def _share(weights: Sequence[float], factors: Sequence[float]) -> float:
+    """Gives what part of their rate the gradients have in common: exactly 1 where nothing is taken off."""
+    if all(factor == 1.0 for factor in factors):
+        return 1.0
+    return sum(weight * factor for weight, factor in zip(weights, factors, strict=True)) / sum(weights)
+
+
+def _rate(pushed: Sequence[Pushed]) -> float:
+    """Gives the pushers' learning rate; their mean where they are at different steps of its schedule."""
+    rates = [entry.message.learning_rate for entry in pushed]
+    return rates[0] if len(set(rates)) == 1 else sum(rates) / len(rates)
+
+
+def _named(tensors: dict[str, Any], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,53 @@
+"""Stale synchronous parallel (SSP) with cached reads.
+
+Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
+
+    worker i may begin step c_i          iff  c_i - s <= min_j c_j        c_j = steps that j has completed
+    parameters travel to i before it     iff  its copy may lack an update of a step before c_i - s
+
+s = s. Steps in progress differ by at most s; the completed ones may differ by s + 1, while the quickest waits.
+Between two reads a worker applies its own gradients to its own copy. Departures are in the text of the consistency
+`bounded_staleness`, which has the same bound with a fresh read at every step:
+parameter_server(consistency=bounded_staleness(s=3)).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.served import Served
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
+
+
+class SSP(Served):
+    """Workers may be at most s steps ahead of the slowest, and read anew only when their copy is older than that.
+
+    Attributes:
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+        s: by how many steps in progress workers may differ; 0 is lock-step.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Ho, Cipar, Cui, Lee, Kim et al.",
+        "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
+        "NIPS",
+        2013,
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="M + M/(s+1)",
+        staleness="up to (2s+1)(N-1)",
+        use_it="passing stragglers, or a network that carries few reads; staleness has a bound",
+        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
+    )
+
+    s: int = Field(default=3, ge=0)
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Bounded staleness, with cached reads."""
+        return BoundedStaleness(s=self.s, cached_reads=True), Handling()

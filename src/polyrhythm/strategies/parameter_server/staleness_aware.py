@@ -1,0 +1,42 @@
+"""Staleness-aware asynchronous SGD.
+
+Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv 1511.05950.
+
+    w' = w - lr / max(1, tau) * g_i(w_old)        whenever one arrives; tau updates after its worker read
+
+Departure: a fresh gradient (tau = 0) has the full rate. The rate is divided here, so none is divided among the
+workers beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware as DividedByStaleness
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.served import Served
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
+
+
+class StalenessAware(Served):
+    """Asynchronous servers that divide the learning rate of every gradient by its staleness."""
+
+    paper: ClassVar[Paper] = Paper(
+        "Zhang, Gupta, Lian, Liu",
+        "Staleness-aware async-SGD for Distributed Deep Learning",
+        "IJCAI",
+        2016,
+        "1511.05950",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M",
+        staleness="N-1",
+        use_it="as the asynchronous parameter server, where speeds change and no one rate suits all gradients",
+        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
+    )
+
+    def rules(self) -> tuple[Consistency, Handling]:
+        """Asynchronous, every gradient by its staleness."""
+        return Asynchronous(), Handling(DividedByStaleness())
