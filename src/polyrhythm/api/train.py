@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polyrhythm.api import run_folder
+from polyrhythm.api.thawing import train_thawing
 from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
@@ -66,6 +67,9 @@ def train(
         )
         if resume is not None:
             _check_resumable(job)
+    if config.freeze_epochs is not None:
+        told = {"observers": observers, "start_method": start_method}
+        return train_thawing(train, config, job.learning.epochs, folder, **told)
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)

@@ -1,0 +1,92 @@
+"""Two phases of training: which runs they are, and what they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyrhythm.api.thawing import train_thawing
+from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RequestError
+
+
+class _Trainer:
+    """Notes what it is asked to train."""
+
+    def __init__(self, outcome: str = "done") -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.outcome = outcome
+
+    def __call__(self, **options: Any) -> Any:
+        self.asked.append(options)
+        for observer in options["observers"]:
+            observer.on_event("event")
+            observer.close()
+        return SimpleNamespace(outcome=self.outcome, folder=options["out"])
+
+
+class _Watcher:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_event(self, event: str) -> None:
+        self.seen.append(event)
+
+    def close(self) -> None:
+        self.seen.append("closed")
+
+
+def test_the_second_run_starts_from_the_first_with_nothing_frozen() -> None:
+    trainer, watcher = _Trainer(), _Watcher()
+    config = configure({"freeze": "body", "freeze_epochs": 2, "weights": "old", "batch_size": 16})
+    run = train_thawing(trainer, config, 5, Path("runs/x"), observers=[watcher], start_method="fork")
+    first, second = trainer.asked
+    assert (first["out"], first["freeze"], first["epochs"], first["weights"]) == (
+        Path("runs/x-frozen"),
+        "body",
+        2,
+        "old",
+    )
+    assert (second["out"], second["freeze"], second["epochs"], second["weights"]) == (
+        Path("runs/x"),
+        "none",
+        3,
+        "runs/x-frozen",
+    )
+    for options in (first, second):
+        assert options["freeze_epochs"] is None
+        assert (options["batch_size"], options["start_method"]) == (16, "fork")
+    assert run is not None
+    assert run.folder == Path("runs/x")
+    assert watcher.seen == ["event", "event", "closed"]
+
+
+def test_an_interrupted_first_run_is_the_last() -> None:
+    trainer = _Trainer("interrupted")
+    config = configure({"freeze": "body", "freeze_epochs": 2})
+    run = train_thawing(trainer, config, 5, Path("x"), observers=[], start_method="fork")
+    assert run is not None
+    assert run.folder == Path("x-frozen")
+    assert len(trainer.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"freeze_epochs": 2}, "says for how long, not what"),
+        ({"freeze": "body", "freeze_epochs": 5}, "leaves none of 5 epochs"),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        train_thawing(_Trainer(), configure(values), 5, Path("x"), observers=[], start_method="fork")
+
+
+def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyrhythm.api.thawing.started_by_torchrun", lambda: True)
+    config = configure({"freeze": "body", "freeze_epochs": 2})
+    with pytest.raises(RequestError, match="two runs"):
+        train_thawing(_Trainer(), config, 5, Path("x"), observers=[], start_method="fork")
