@@ -1,0 +1,1 @@
+"""What workers send that mean harm, or are broken: each file is one attack."""
