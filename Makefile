@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check bench docs clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
@@ -13,6 +13,9 @@ test: $(VENV)/.development
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+bench: $(VENV)/.development
+	$(BIN)/python benchmarks/short.py
 
 docs: $(VENV)/.development
 	$(BIN)/python scripts/generate_docs.py

@@ -1,0 +1,129 @@
+"""Runs every short benchmark, one after the other, and writes what they print to `RESULTS.md`.
+
+    python benchmarks/short.py [--only loop all-reduce] [--out benchmarks/RESULTS.md]
+
+Each is a command that a reader can run alone; peer and ours take turns inside it, so its ratios come from one run.
+The page is written after every benchmark, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GIVE_UP_S = 600.0
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One command.
+
+    Attributes:
+        title: what it measures.
+        words: the script, from this folder on, and its options.
+    """
+
+    title: str
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder of the script."""
+        return Path(self.words[0]).parts[0]
+
+    @property
+    def command(self) -> str:
+        """As one types it."""
+        return shlex.join(("python", f"benchmarks/{self.words[0]}", *self.words[1:]))
+
+
+BENCHMARKS = (
+    Benchmark("The training loop against a bare torch loop: `lenet5`", ("loop/measure.py",)),
+    Benchmark(
+        "The training loop against a bare torch loop: `mlp`",
+        ("loop/measure.py", "--model", "mlp", "--data", "digits", "--steps", "20", "--rounds", "101"),
+    ),
+    Benchmark("All-reduce inside a host against gloo", ("all-reduce/measure.py",)),
+    Benchmark(
+        "Steps of two workers against the step alone, and against DDP", ("step-efficiency/measure.py",)
+    ),
+    Benchmark("Push and pull against a Ray actor and gloo links", ("push-pull/measure.py",)),
+    Benchmark("Reading the data: `lenet5`", ("input-pipeline/measure.py",)),
+    Benchmark(
+        "Reading the data: `mlp`",
+        ("input-pipeline/measure.py", "--model", "mlp", "--steps", "200", "--rounds", "21"),
+    ),
+    Benchmark("From the start of a process to the first step", ("start-up/measure.py",)),
+    Benchmark(
+        "A thousand simulated ranks, without gradients",
+        ("simulator-speed/measure.py", "--workers", "100", "1000", "--servers", "1", "--steps", "20"),
+    ),
+)
+
+
+def run(benchmark: Benchmark) -> str:
+    """Runs a benchmark; gives what it printed, or why there is nothing."""
+    start = time.perf_counter()
+    script, *options = benchmark.words
+    try:
+        told = subprocess.run(
+            [sys.executable, str(HERE / script), *options],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=GIVE_UP_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not ended after {GIVE_UP_S:.0f} s"
+    if told.returncode:
+        return f"failed: {(told.stderr.strip().splitlines() or ['no word'])[-1]}"
+    return f"{told.stdout.rstrip()}\n({time.perf_counter() - start:.0f} s in all)"
+
+
+def page(outcomes: list[tuple[Benchmark, str]]) -> str:
+    """Gives the Markdown page."""
+    machine = f"{os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}, PyTorch {version('torch')}"
+    sections = [
+        f"## {benchmark.title}\n\n```\n$ {benchmark.command}\n{outcome}\n```\n"
+        for benchmark, outcome in outcomes
+    ]
+    head = f"# Results of the short benchmarks\n\nWritten by `make bench`. {machine}.\n"
+    return "\n".join([head, *sections])
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--only", nargs="+", choices=sorted({each.name for each in BENCHMARKS}))
+    options.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
+    chosen = options.parse_args()
+    outcomes = []
+    for benchmark in BENCHMARKS:
+        if chosen.only and benchmark.name not in chosen.only:
+            continue
+        print(f"{benchmark.title}: {benchmark.command}", flush=True)
+        outcomes.append((benchmark, run(benchmark)))
+        print(outcomes[-1][1], flush=True)
+        part = chosen.out.with_suffix(".part")
+        part.write_text(page(outcomes))
+        part.replace(chosen.out)
+    print(f"written to {chosen.out}")
+
+
+if __name__ == "__main__":
+    main()
