@@ -49,7 +49,7 @@ def train_thawing(
         raise RequestError("--freeze-epochs says for how long, not what: give --freeze body, or names")
     if frozen_epochs >= epochs:
         raise RequestError(
-            f"--freeze-epochs {frozen_epochs} leaves none of {epochs} epochs for all: give more --epochs, or fewer frozen"
+            f"--freeze-epochs {frozen_epochs} leaves none of {epochs} epochs for all: give more --epochs"
         )
     if started_by_torchrun():
         raise RequestError(

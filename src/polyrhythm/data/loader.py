@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyrhythm.data.seeding import sample_keys
-from polyrhythm.data.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.data.sharding import dealt, epoch_order, steps_per_epoch
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Share:
         workers: how many there are.
         batch_size: images a worker and step.
         seed: of the shuffles and of the transform.
+        together: images of all workers' batches of a step; 0: a full batch each.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -39,6 +40,12 @@ class Share:
     workers: int
     batch_size: int
     seed: int
+    together: int = 0
+
+    @property
+    def step_images(self) -> int:
+        """Images of all workers' batches of a step."""
+        return self.together or self.workers * self.batch_size
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -86,7 +93,7 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches in an epoch; the same for every worker."""
-        return steps_per_epoch(len(self.split), self.share.workers, self.share.batch_size)
+        return steps_per_epoch(len(self.split), 1, self.share.step_images)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Gives the batches of an epoch, from step `start` on.
@@ -108,7 +115,7 @@ class Loader:
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         share = self.share
-        indices = batch_indices(order, step, share.worker, share.workers, share.batch_size)
+        indices = dealt(order, step, share.worker, share.workers, share.step_images)
         images = self.split.images(indices)
         if self.transform is not None:
             images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
+from polyrhythm.data.manifest import SUFFIXES
 from polyrhythm.data.resized import resized
 from polyrhythm.data.sources.image_folder import ImageFolder
+from polyrhythm.data.sources.manifest import Manifest
 from polyrhythm.errors import unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
@@ -33,9 +35,9 @@ def open_data(
 
     Args:
         source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
-            the path of a folder of images, as a text with a `/` or that names a folder which exists; a
-            `Source`; or objects, see `dataset.from_objects`. A known name wins over a folder of that name:
-            write `./digits`.
+            the path of a folder of images, as a text with a `/` or that names a folder which exists; the path
+            of a manifest (.csv, .tsv, .parquet); a `Source`; or objects, see `dataset.from_objects`. A known
+            name wins over a folder of that name: write `./digits`.
         image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
         skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
             Only image files can be such.
@@ -61,6 +63,8 @@ def _source(given: str | Path) -> Source:
     name = _name(text)
     if isinstance(given, str) and name in known:
         return _built(known[name], text, name)
+    if text.lower().endswith(SUFFIXES):
+        return Manifest(file=text)
     if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
         return ImageFolder(folder=text)
     raise unknown("data", text, (key.replace("_", "-") for key in known))

@@ -46,7 +46,14 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
     Returns:
         (B,) int64, a view of `order`; B is `batch_size`, or less (even 0) in a ragged last step.
     """
-    together = workers * batch_size
+    return dealt(order, step, worker, workers, workers * batch_size)
+
+
+def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) -> Tensor:
+    """Gives the images of one worker's batch where a step has `together` images, however many workers share them.
+
+    So a step stays what it is when a worker is lost, and no image is left out. See `batch_indices`.
+    """
     return order[step * together : (step + 1) * together][worker::workers]
 
 
