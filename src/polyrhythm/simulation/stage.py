@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -21,6 +23,8 @@ from polyrhythm.simulation.wiring import Wiring
 from polyrhythm.strategies.cast import Cast
 
 Draw = Callable[[], float]
+
+_NEW_OBJECTS_A_COLLECTION = 70_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +92,10 @@ class Stage:
         Raises:
             Deadlock: no rank can go on.
         """
-        for rank in range(self.cast.size):
-            self.spawn(rank)
-        self.time.run()
+        with _collecting_rarely():
+            for rank in range(self.cast.size):
+                self.spawn(rank)
+            self.time.run()
 
     def spawn(self, rank: int) -> Task:
         """Makes the task of a rank, which starts at the present time; a rank that is gone gets a successor."""
@@ -160,6 +165,17 @@ def modelled_stage(
         return step_times(layout, time, seed, rank)
 
     return Stage(time, network, layout.cast, piece, draws, stop or StopWish(), emit)
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Looks for cycles of garbage a hundredth as often: a run leaves few, and thousands of ranks are much to scan."""
+    usual = gc.get_threshold()
+    gc.set_threshold(_NEW_OBJECTS_A_COLLECTION, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _never() -> float:

@@ -32,9 +32,13 @@ class Inbox:
 
     A rank may be lost and come back: a successor under the same number. A receiver hears of the loss before anything
     that the successor sent, and until then it cannot know that it would answer another.
+
+    Attributes:
+        quiet: whether nobody has been lost so far, and nothing revoked.
     """
 
     def __init__(self) -> None:
+        self.quiet = True
         self._arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
         self._lost: set[int] = set()
         self._losses: dict[int, int] = {}
@@ -66,6 +70,7 @@ class Inbox:
         """Notes that nobody may use a communicator any more; gives whether that is news."""
         news = context not in self._revoked
         self._revoked.add(context)
+        self.quiet = False
         return news
 
     def is_revoked(self, lineage: tuple[int, ...]) -> bool:
@@ -75,6 +80,7 @@ class Inbox:
     def lose(self, rank: int) -> None:
         """Notes that a global rank is gone."""
         if rank not in self._lost:
+            self.quiet = False
             self._lost.add(rank)
             self._losses[rank] = self._losses.get(rank, 0) + 1
 

@@ -55,11 +55,19 @@ class SimulatedRank:
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
         """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
-        if self.alive and self.hears(source):
-            if message.kind is Kind.REVOKE:
-                self.revoke(context)
-            else:
-                self._put(context, source.rank, message)
+        known = self._peers.get(source.rank) is source and not self._broken
+        if not self.alive or not (known or self.hears(source)):
+            return
+        if message.kind is Kind.REVOKE:
+            self.revoke(context)
+            return
+        for entry in self._parked:  # who waits has looked at all that came before
+            want, task = entry
+            if want.context == context and want.tag == message.tag and want.source in (None, source.rank):
+                self._parked.remove(entry)
+                task.switch((source.rank, message))
+                return
+        self.inbox.put(context, source.rank, message)
 
     def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
@@ -72,16 +80,6 @@ class SimulatedRank:
         self.inbox.regain(source.rank)
         self._look_again()
         return True
-
-    def _put(self, context: int, source: int, message: Message) -> None:
-        """Hands the message to the task that waits for it, which has looked at all that came before, or keeps it."""
-        for entry in self._parked:
-            want, task = entry
-            if want.context == context and want.tag == message.tag and want.source in (None, source):
-                self._parked.remove(entry)
-                task.switch((source, message))
-                return
-        self.inbox.put(context, source, message)
 
     def revoke(self, context: int) -> None:
         """Ends the use of a communicator on this rank."""
@@ -108,29 +106,24 @@ class SimulatedRank:
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, parking the running task until the message is there."""
         while True:
-            self._check(want)
-            found = self.inbox.take(want)
+            found = self.take_now(want, reason)
             if found is not None:
                 return found
-            self._tell_loss(want, reason)
             self._parked.append((want, self.cluster.time.running()))
             handed: tuple[int, Message] | tuple[()] = self.cluster.time.park(reason)
             if handed:
                 return handed
 
-    def take_now(self, want: Want) -> tuple[int, Message] | None:
+    def take_now(self, want: Want, reason: str = "looking for a message") -> tuple[int, Message] | None:
         """Receives if the message is there."""
-        self._check(want)
-        found = self.inbox.take(want)
-        if found is None:
-            self._tell_loss(want, "looking for a message")
-        return found
-
-    def _check(self, want: Want) -> None:
-        if self.inbox.is_revoked(want.lineage):
+        inbox = self.inbox
+        if inbox.quiet:
+            return inbox.take(want)
+        if inbox.is_revoked(want.lineage):
             raise CollectiveBroken(REVOKED)
-
-    def _tell_loss(self, want: Want, reason: str) -> None:
-        lost = self.inbox.news_of_loss(want)
-        if lost is not None:
-            raise PeerLost(lost, reason)
+        found = inbox.take(want)
+        if found is None:
+            lost = inbox.news_of_loss(want)
+            if lost is not None:
+                raise PeerLost(lost, reason)
+        return found

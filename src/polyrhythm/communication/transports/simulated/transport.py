@@ -14,15 +14,15 @@ from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.in_turn import InTurn
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
+from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, PlainCourier
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
-
 from polyrhythm.errors import PeerLost
+
 _COLLECTIVE = Direct()
 
 
@@ -121,14 +121,14 @@ class SimulatedCommunicator:
     def __init__(self, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()) -> None:
         self._home = home
         self._group = group
-        self._members = group.members
         self._lineage = lineage
         self._has_revoked = False
+        self._members = group.members
         self._context = group.context
         self._numbers = group.numbers
         self._rank = self._numbers[home.rank]
         self._collective_space: SimulatedCommunicator | None = None
-        self._waited: tuple[int | None, int, Want, str] | None = None
+        self._waited: tuple[int | None, int, tuple[Want, str]] | None = None
         self._collectives = 0
         self._turns = InTurn()
 
@@ -158,13 +158,14 @@ class SimulatedCommunicator:
 
     def start_send(self, to: int, message: Message) -> Parcel:
         """Starts to send; what arrives is what the tensor holds now."""
-        home, cluster = self._home, self._home.cluster
-        receiver = home.peer(self._context, self._members[to])
-        if self._home.inbox.is_revoked(self._lineage):
+        inbox = self._home.inbox
+        if not inbox.quiet and inbox.is_revoked(self._lineage):
             raise CollectiveBroken(REVOKED)
         return self._carry(to, message)
 
     def _carry(self, to: int, message: Message) -> Parcel:
+        home, cluster = self._home, self._home.cluster
+        receiver = home.peer(self._context, self._members[to])
         parcel = Parcel(home, receiver, self._context, message.received(), cluster.nbytes_of(message))
         home.bytes_sent += parcel.nbytes
         cluster.courier.carry(parcel)
@@ -211,8 +212,6 @@ class SimulatedCommunicator:
         """Returns when all ranks have called it."""
         self.all_reduce(torch.zeros(self.size))
 
-    def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
-        """Makes the communicator of some of these ranks."""
     def revoke(self) -> None:
         """Ends the use of this communicator."""
         if not self._has_revoked:
@@ -222,6 +221,8 @@ class SimulatedCommunicator:
                     self._carry(to, Message(Kind.REVOKE))
         self._home.revoke(self._context)
 
+    def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
+        """Makes the communicator of some of these ranks."""
         cluster = self._home.cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
@@ -229,12 +230,13 @@ class SimulatedCommunicator:
 
     def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:
         """Gives what a receiver waits for, and in words; that of the last time, since most receive the same again."""
-        if self._waited is None or self._waited[:2] != (source, tag):
+        waited = self._waited
+        if waited is None or waited[0] != source or waited[1] != tag:
             who = "anyone" if source is None else f"rank {self._members[source]}"
             global_source = None if source is None else self._members[source]
             want = Want(self._context, global_source, tag, self._members, self._lineage)
-            self._waited = (source, tag, want, f"a message from {who}")
-        return self._waited[2:]
+            waited = self._waited = (source, tag, (want, f"a message from {who}"))
+        return waited[2]
 
     def _apart(self) -> SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""
