@@ -84,4 +84,4 @@ class DelayCompensatedMerger(Merger):
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes back the mean squares."""
-        self._mean_squares = {int(pusher): kept for pusher, kept in tensors.items()}
+        self._mean_squares = {int(pusher): kept.clone() for pusher, kept in tensors.items()}

@@ -34,16 +34,17 @@ def krum_order(distances: Tensor, among: Sequence[int], f: int) -> list[int]:
         f: how many may be wrong.
 
     Returns:
-        The positions, the least score first; of equal scores, the lowest position. Gradients that are not finite are
+        The positions, the least score first; of equal scores (as the last choices of Bulyan have them), the one that is
+        nearer to all, and of those the lowest position. Gradients that are not finite are
         last, and infinitely far from all others.
     """
     neighbours = max(0, len(among) - f - 2)
     finite = torch.nan_to_num(distances, nan=inf, posinf=inf)
 
-    def score(one: int) -> float:
+    def score(one: int) -> tuple[float, float, int]:
         if not torch.isfinite(distances[one, one]):
-            return inf
+            return inf, inf, one
         away = sorted(float(finite[one, other]) for other in among if other != one)
-        return sum(away[:neighbours])
+        return sum(away[:neighbours]), sum(away), one
 
-    return sorted(among, key=lambda one: (score(one), one))
+    return sorted(among, key=score)

@@ -45,14 +45,28 @@ def test_staleness_is_how_long_a_worker_has_not_heard_of_the_centre():
     made = centre(HALF)
     for rank in (0, 2):
         pulled(made, rank)
-    for rank, before in [(0, {}), (2, {0: 1}), (2, {0: 1, 1: 1}), (0, {0: 2, 1: 1})]:
-        assert made.staleness == before
-        made.on_message(rank, offer([0.0, 0.0, 0.0]))
-    assert made.staleness == {0: 2, 1: 1, 2: 1}
+    heard = [(0, 0, {}), (2, 4, {1: 4}), (2, 8, {0: 4, 1: 4}), (0, 4, {0: 4, 1: 4, 2: 4})]  # rank, steps
+    for rank, steps, counted in heard:
+        made.on_message(rank, offer([0.0, 0.0, 0.0], step=steps))
+        assert made.staleness == counted
     made.on_loss(2)
     pulled(made, 2)  # a successor
-    made.on_message(2, offer([0.0, 0.0, 0.0]))
-    assert made.staleness == {0: 3, 1: 1, 2: 1}
+    made.on_message(2, offer([0.0, 0.0, 0.0], step=9))
+    assert made.staleness == {0: 5, 1: 4, 2: 4}
+    assert made.steps == {0: 4, 2: 9, 5: 0}
+
+
+def test_who_leaves_pulls_at_the_centre_for_a_last_time():
+    made = centre(HALF)
+    assert made.on_message(2, Message(Kind.LEAVE, torch.tensor([3.0, 2.0, 0.0]), step=6)) == []
+    assert pulled(made).tensor.tolist() == [2.0, 0.0, 2.0]
+    assert (made.steps[2], made.staleness) == (6, {0: 6})
+    together = centre(QUARTER_TOGETHER)
+    for rank in (5, 0):
+        together.on_message(rank, Message(Kind.LEAVE, torch.tensor([5.0, 2.0, 0.0]), step=6))
+        assert torch.equal(together.centre, START)
+    together.on_message(2, Message(Kind.LEAVE, torch.tensor([1.0, -2.0, 4.0]), step=6))
+    assert together.centre.tolist() == [3.0, 0.0, 2.0]
 
 
 def test_alpha_of_one_swaps_worker_and_centre():
@@ -163,7 +177,7 @@ def test_state_survives_the_wire_and_goes_before_what_worker_0_sends():
     copy.load_state(unpack_tensors(pack_tensors(*made.state())))
     copy.on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
     assert torch.equal(copy.centre, made.centre)
-    assert (copy.version, copy.steps, copy.staleness) == (1, made.steps, {0: 1})
+    assert (copy.version, copy.steps, copy.staleness) == (1, made.steps, {0: 4})
 
 
 def test_what_no_worker_sends_is_named():
