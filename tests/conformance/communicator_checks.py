@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 
 SIZE = 3
@@ -380,6 +381,29 @@ def nobody_waits_on_what_is_revoked(communicator: Communicator) -> None:
     assert total.tolist() == [SIZE] * 9
 
 
+def a_shared_vector_is_the_same_memory(communicator: Communicator) -> None:
+    """What one rank writes all others read, of every dtype, and a second vector is another; or no rank has one."""
+    refused = torch.zeros(1)
+    try:
+        communicator.shared_vector("vector", torch.ones(3))
+    except NoSharedMemory:
+        refused += 1
+    communicator.all_reduce(refused)
+    assert refused.item() in (0, SIZE)
+    if refused.item():
+        return
+    for number, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.int64)):
+        like = torch.ones(2 * SIZE, dtype=dtype)
+        vector = communicator.shared_vector(f"vector {number}", like)
+        other = communicator.shared_vector(f"other {number}", like[:1])
+        assert (vector.shape, vector.dtype, other.shape) == (like.shape, dtype, (1,))
+        communicator.barrier()
+        vector[2 * communicator.rank] = communicator.rank + 1
+        communicator.barrier()
+        assert vector.tolist() == [1, 0, 2, 0, 3, 0]
+        assert other.tolist() == [0]
+
+
 CHECKS: tuple[Callable[[Communicator], None], ...] = (
     numbered,
     every_field_arrives_both_ways,
@@ -404,4 +428,5 @@ CHECKS: tuple[Callable[[Communicator], None], ...] = (
     background_works_do_not_wait_for_each_other,
     sent_bytes_are_counted,
     nobody_waits_on_what_is_revoked,
+    a_shared_vector_is_the_same_memory,
 )

@@ -79,9 +79,17 @@ class Around:
         """Returns when all ranks have called it."""
         self._inner.barrier()
 
+    def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
+        """Makes the communicator of some of these ranks, as they are now."""
+        return self._inner.regrouped(name, ranks, incarnations)
+
     def revoke(self) -> None:
         """Ends the use of this communicator."""
         self._inner.revoke()
+
+    def shared_vector(self, name: str, like: Tensor) -> Tensor:
+        """Makes a vector that all ranks read and write."""
+        return self._inner.shared_vector(name, like)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Makes the communicator of some of these ranks."""

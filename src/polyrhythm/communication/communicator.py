@@ -86,6 +86,28 @@ class Communicator(Protocol):
         nobody waits for those who have given a collective up. Has no meaning for the communicator over all ranks.
         """
 
+    def shared_vector(self, name: str, like: Tensor) -> Tensor:
+        """Makes a vector of zeros that all ranks read and write: the same memory for all. All ranks must call it.
+
+        Args:
+            name: tells it apart from other vectors of this communicator; used once.
+            like: gives size and dtype.
+
+        Raises:
+            NoSharedMemory: on all ranks, if not all are on one host, or it cannot be had.
+        """
+
+    def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
+        """Makes a `subgroup` of those who are there now, successors of lost ranks among them.
+
+        Who came before them is gone, also if nobody has told this rank so; that is no news on the new communicator.
+
+        Args:
+            name: as in `subgroup`.
+            ranks: as in `subgroup`.
+            incarnations: how many have had each one's number before it.
+        """
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Makes the communicator of some of these ranks, this one among them, renumbered in the given order.
 

@@ -112,8 +112,9 @@ class Stage:
         """Makes the world that a rank finds itself in."""
         draw = self.draws(rank) if self.cast.works(rank) else _never
         pace = DrawnPace(self.time, draw)
-        rejoins = self.cluster.ranks[rank].incarnation > 0
-        return World(self.cluster.communicator(rank), self.cast, pace, self.stop, self.emit, rejoins=rejoins)
+        incarnation = self.cluster.ranks[rank].incarnation
+        network = self.cluster.communicator(rank)
+        return World(network, self.cast, pace, self.stop, self.emit, incarnation=incarnation)
 
 
 def plain_stage(cast: Cast, piece: Piece, emit: Callable[[Event], None], around: Surroundings) -> Stage:
@@ -164,7 +165,9 @@ def modelled_stage(
     def draws(rank: int) -> Draw:
         return step_times(layout, time, seed, rank)
 
-    return Stage(time, network, layout.cast, piece, draws, stop or StopWish(), emit)
+    made = Stage(time, network, layout.cast, piece, draws, stop or StopWish(), emit)
+    made.cluster.host_of = layout.host_of
+    return made
 
 
 @contextmanager

@@ -287,12 +287,14 @@ class Strategy(Config):
         facts: what the generated tables say of it.
         plain_alone: whether one worker of it trains as without any strategy, bit for bit.
         replayable: whether the order in which ranks hear each other decides all of a run.
+        one_host: whether all workers must be on one host.
     """
 
     paper: ClassVar[Paper]
     facts: ClassVar[Facts]
     plain_alone: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
+    one_host: ClassVar[bool] = False
 
     @property
     def family(self) -> str:

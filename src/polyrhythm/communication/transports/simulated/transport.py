@@ -14,6 +14,7 @@ from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.in_turn import InTurn
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, PlainCourier
@@ -35,6 +36,8 @@ class SimulatedCluster:
         courier: takes messages over them.
         nbytes_of: gives the bytes of a message on the links.
         ranks: one entry a rank: the latest under its number.
+        host_of: the number of each rank's host; empty if all are on one.
+        shared_vectors: memory that ranks share, by name and ranks.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class SimulatedCluster:
         self.time = time
         self.network = network
         self.courier: Courier = PlainCourier(network)
+        self.host_of: tuple[int, ...] = ()
+        self.shared_vectors: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.nbytes_of = nbytes_of
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]
         self._everyone = tuple(range(size))
@@ -123,6 +128,7 @@ class SimulatedCommunicator:
         self._group = group
         self._lineage = lineage
         self._has_revoked = False
+        self._is_regrouped = False
         self._members = group.members
         self._context = group.context
         self._numbers = group.numbers
@@ -221,12 +227,42 @@ class SimulatedCommunicator:
                     self._carry(to, Message(Kind.REVOKE))
         self._home.revoke(self._context)
 
+    def shared_vector(self, name: str, like: Tensor) -> Tensor:
+        """Makes a vector that all ranks read and write; it is there at once."""
+        cluster = self._home.cluster
+        hosts = {cluster.host_of[member] for member in self._members} if cluster.host_of else {0}
+        if len(hosts) > 1:
+            raise NoSharedMemory(f"they are on {len(hosts)} hosts")
+        key = f"{self._group.name}#{name}", self._members
+        if key not in cluster.shared_vectors:
+            cluster.shared_vectors[key] = torch.zeros(like.numel(), dtype=like.dtype)
+        return cluster.shared_vectors[key]
+
+    def regrouped(
+        self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
+    ) -> SimulatedCommunicator:
+        """Makes the communicator of some of these ranks, as they are now."""
+        for rank, incarnation in zip(ranks, incarnations, strict=True):
+            self._home.expect(self._members[rank], incarnation)
+        made = self.subgroup(name, ranks)
+        made._know_losses()
+        made._apart()._know_losses()
+        return made
+
+    def _know_losses(self) -> None:
+        self._is_regrouped = True
+        self._home.inbox.know_losses(self._context)
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
         cluster = self._home.cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
-        return SimulatedCommunicator(self._home, group, (*self._lineage, group.context))
+        made = SimulatedCommunicator(self._home, group, (*self._lineage, group.context))
+        if self._is_regrouped:
+            made._know_losses()
+            made._apart()._know_losses()
+        return made
 
     def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:
         """Gives what a receiver waits for, and in words; that of the last time, since most receive the same again."""

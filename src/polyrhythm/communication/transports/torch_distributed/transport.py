@@ -19,6 +19,7 @@ from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
+from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
@@ -27,6 +28,7 @@ from polyrhythm.communication.transports.shared_memory.host import host_key
 from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction, share_memory
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
+from polyrhythm.communication.transports.shared_memory.vector import share_vector
 from polyrhythm.communication.transports.torch_distributed.collectives import (
     CollectiveHandle,
     GlooCollectives,
@@ -125,6 +127,11 @@ class Rank:
                 self._tell_loss(want, "looking for a message")
             return found
 
+    def know_losses(self, context: int) -> None:
+        """Notes that a communicator is of those who are there now."""
+        with self._news:
+            self._inbox.know_losses(context)
+
     def meet(
         self, name: str, members: tuple[int, ...], word: str = "", lineage: tuple[int, ...] = ()
     ) -> list[str]:
@@ -188,6 +195,17 @@ class Rank:
         if shared is None:
             return GlooCollectives(self.groups.gloo(name, members.index(own), len(members)))
         return shared
+
+    def shared_vector(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
+        """Makes a vector that some ranks share, if all of them are on this host."""
+        own = self.rendezvous.rank
+        introduction = Introduction.own(self.rendezvous.address, self._shares_memory).to_json()
+        introductions = self.meet(name, members, introduction)
+
+        def tell_all(subject: str, word: str) -> list[str]:
+            return self.meet(f"{name}/{subject}", members, word)
+
+        return share_vector(members.index(own), introductions, like, tell_all)
 
     def close(self) -> None:
         """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
@@ -318,6 +336,7 @@ class TorchDistributedCommunicator:
         self._context = crc32(f"{name}{members}".encode())
         self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
         self._has_revoked = False
+        self._is_regrouped = False
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
         self._making = threading.Lock()
@@ -410,6 +429,21 @@ class TorchDistributedCommunicator:
         if self.size > 1:
             self._collectives().barrier()
 
+    def regrouped(
+        self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
+    ) -> TorchDistributedCommunicator:
+        """Makes the communicator of some of these ranks, as they are now."""
+        for rank, incarnation in zip(ranks, incarnations, strict=True):
+            if rank != self._rank:
+                self._home.greet(Peer(self._members[rank], incarnation))
+        made = self.subgroup(name, ranks)
+        made._know_losses()
+        return made
+
+    def _know_losses(self) -> None:
+        self._is_regrouped = True
+        self._home.know_losses(self._context)
+
     def revoke(self) -> None:
         """Ends the use of this communicator."""
         if not self._has_revoked:
@@ -419,10 +453,20 @@ class TorchDistributedCommunicator:
                     self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
         self._home.revoke(self._context)
 
+    def shared_vector(self, name: str, like: Tensor) -> Tensor:
+        """Makes a vector that all ranks read and write."""
+        if like.is_cuda:
+            raise NoSharedMemory("their parameters are on a GPU")
+        whole = group_name(f"{self._name}/vector {name}", self._members)
+        return self._home.shared_vector(whole, self._members, like)
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""
         members = tuple(self._members[rank] for rank in ranks)
-        return TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
+        made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
+        if self._is_regrouped:
+            made._know_losses()
+        return made
 
     def _want(self, source: int | None, tag: int) -> Want:
         global_source = None if source is None else self._members[source]

@@ -1,0 +1,157 @@
+"""Hogwild!: workers of one host update one vector in shared memory, without locks.
+
+Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011, arXiv
+1106.5730.
+
+    repeat      w_i = copy of w;    w = w - lr g_i(w_i), number by number, whatever others do meanwhile
+
+w is the shared vector; any optimiser takes SGD's place, each worker with state of its own. Departures: gradients are
+dense, so a worker touches all numbers, and reads them once a step into a copy of its own; numbers are changed by plain
+loads and stores, so where two workers change one at the very same moment, one change may be lost (in the paper they are
+atomic). The paper multiplies lr by about 0.9 every epoch: that is a schedule.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.no_shared_memory import NoSharedMemory
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.one_vector import OneVector
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+
+
+class Hogwild(Strategy):
+    """Workers of one host update one vector in shared memory, without locks."""
+
+    paper: ClassVar[Paper] = Paper(
+        "Niu, Recht, Ré, Wright",
+        "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent",
+        "NIPS",
+        2011,
+        "1106.5730",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="0",
+        staleness="N-1",
+        use_it="several workers on one host, with small or sparse models",
+    )
+    replayable: ClassVar[bool] = False
+    one_host: ClassVar[bool] = True
+
+    def in_step(self, workers: int) -> bool:
+        """Never, but for one alone."""
+        return workers == 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One a worker."""
+        return workers
+
+    def gradients_per_step(self, workers: int) -> int:
+        """One is counted: worker 0's."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """The vector is the sum of all updates."""
+        found = super().invariants(conditions)
+        return found + ([OneVector(conditions)] if conditions.gradient is not None else [])
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return HogwildWorker(setting)
+
+
+class HogwildWorker(WorkerPart):
+    """Steps on the shared vector with gradients of its copy.
+
+    The counts are shared as well: how many gradients of each worker the vector holds, and whether someone wants to
+    stop. Each worker writes its own only, so none is lost.
+    """
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__()
+        self._workers = setting.workers.subgroup("hogwild", range(setting.workers.size))
+        self._rank = setting.workers.rank
+        self._flat = setting.flat
+        self._plan = setting.plan
+        self._vector = setting.flat.vector  # until the shared one is there
+        self._optimizer = setting.plan.build(self._vector)
+        self._counts = torch.zeros(setting.workers.size + 1, dtype=torch.int64)
+        self._read = self._counts.clone()
+        self._resumed: State | None = None
+
+    def start(self, step: int) -> int:
+        """Shares worker 0's vector.
+
+        Raises:
+            RequestError: the workers share no memory.
+        """
+        try:
+            self._vector = self._workers.shared_vector("parameters", self._flat.vector)
+            self._counts = self._workers.shared_vector("counts", self._counts)
+        except NoSharedMemory as error:
+            raise RequestError(
+                f"hogwild needs memory that all workers share, and {error.reason}: run all workers on the CPUs of one "
+                "host, or take parameter_server or downpour"
+            ) from None
+        self._optimizer = self._plan.build(self._vector)
+        if self._resumed is not None:
+            self._take_back(*self._resumed)
+        if self._rank == 0:
+            self._vector.copy_(self._flat.vector)
+        self._workers.barrier()
+        self._look()
+        return int(self._counts[self._rank])
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Updates the shared vector, and takes a copy for the next step."""
+        if step.weight > 0:
+            self.staleness[int((self._counts[:-1] - self._read[:-1]).sum())] += 1
+            self._optimizer.step(self._flat.gradients, learning_rate)
+        self._counts[self._rank] += 1
+        if step.stop:
+            self._counts[-1] = 1
+        self._look()
+        return bool(self._counts[-1])
+
+    def settle(self) -> None:
+        """Takes the newest values."""
+        self._look()
+
+    def catch_up(self) -> None:
+        """Takes the newest values."""
+        self._look()
+
+    def end(self) -> None:
+        """Leaves; worker 0 waits for all others."""
+        if self._rank > 0:
+            self._workers.send(0, Message(Kind.LEAVE))
+            return
+        for other in range(1, self._workers.size):
+            self._workers.receive(other)
+        self._look()
+
+    def state(self) -> State:
+        """Gives this worker's optimiser, and how many gradients of each worker its copy holds."""
+        tensors, facts = self._optimizer.state()
+        return tensors, {"worker": self._rank, "counts": self._read[:-1].tolist(), "optimizer": facts}
+
+    def load_state(self, state: State) -> None:
+        """Takes them back; the vector is worker 0's copy, and its counts are what counts."""
+        self._resumed = state
+
+    def _take_back(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
+        if facts["worker"] != self._rank:
+            return  # another's, where this one had handed in none
+        self._optimizer.load_state(tensors, facts["optimizer"])  # type: ignore[arg-type]
+        if self._rank == 0:
+            self._counts[:-1] = torch.tensor(facts["counts"])
+
+    def _look(self) -> None:
+        self._read = self._counts.clone()
+        self._flat.vector.copy_(self._vector)
