@@ -68,6 +68,9 @@ def by_hand(job, *, alpha, tau, together, delta=0.0):
         velocity[worker] = delta * velocity[worker] - cosine(job, step, total) * found
         own[worker] = own[worker] + velocity[worker] - pull
         centre = centre + pull
+    old = centre.clone()
+    for worker in reversed(range(job.workers)):  # the leader leaves last
+        centre = centre + alpha * (own[worker] - (old if together else centre))
     return centre
 
 

@@ -5,6 +5,8 @@ d = alpha (x - c),   c' = c + d   at a server,   x' = x - d - g   at a worker   
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,7 @@ class Elastic(Invariant):
         self._centre: dict[int, Tensor] = {}
         self._offered: dict[tuple[int, int], Tensor] = {}
         self._own = {rank: torch.zeros(conditions.numbers) for rank in cast.workers}
+        self._parting: defaultdict[int, set[int]] = defaultdict(set)
         self._incarnation: dict[tuple[int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
@@ -51,21 +54,31 @@ class Elastic(Invariant):
 
     def handled(self, event: Handled) -> None:
         """Makes every difference again, and moves the centre."""
-        if event.message is not None and event.message.kind is Kind.PARAMETERS:
-            self._centre[event.server] = self._offered[event.server, event.source].clone()
-        before = self._centre.get(event.server, torch.empty(0)).clone()
+        message, server = event.message, event.server
+        if message is not None and message.kind is Kind.PARAMETERS:
+            self._centre[server] = self._offered[server, event.source].clone()
+        if message is not None and message.kind is Kind.LEAVE and message.tensor is not None:
+            self._parting[server].add(event.source)
+        given = {to: reply.tensor for to, reply in event.replies if reply.kind is Kind.DIFFERENCE}
+        if event.version != event.version_before:
+            self._move(event, given)
         for to, reply in event.replies:
-            if reply.tensor is None:
-                continue
-            if reply.kind is Kind.DIFFERENCE:
-                difference = (self._offered[event.server, to] - before) * self._alpha
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
                 self._compare(
-                    event.server, event.time_s, f"the difference for rank {to}", (difference, reply.tensor)
+                    server, event.time_s, f"the centre for rank {to}", (self._centre[server], reply.tensor)
                 )
-                self._centre[event.server] += difference
-            else:
-                centre = self._centre[event.server]
-                self._compare(event.server, event.time_s, f"the centre for rank {to}", (centre, reply.tensor))
+
+    def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:
+        """Adds the differences of all who exchanged, in the order of their ranks."""
+        before = self._centre[event.server].clone()
+        for rank in sorted(given.keys() | self._parting.pop(event.server, set())):
+            difference = (self._offered[event.server, rank] - before) * self._alpha
+            found = given.get(rank)
+            if found is not None:
+                self._compare(
+                    event.server, event.time_s, f"the difference for rank {rank}", (difference, found)
+                )
+            self._centre[event.server] += difference
 
     def stepped(self, event: Stepped) -> None:
         """Makes the worker's own step again."""

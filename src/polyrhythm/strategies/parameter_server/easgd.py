@@ -9,7 +9,8 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
 c is the centre, which is tested and saved. All right-hand sides are old values: the gradient is that of the value
 before the pull. lr is the optimiser's, and any optimiser takes SGD's place on a worker. Departures: servers make the
 difference, so that an exchange is one round trip, hidden behind the gradient, and nobody comes between reading c and
-changing it; alpha is beta / N, as in the authors' code, not beta / (tau N) as in TensorFlow's.
+changing it; workers pull at the centre once more at the end, so that it hears of every gradient; alpha is beta / N, as
+in the authors' code, not beta / (tau N) as in TensorFlow's.
 """
 
 from __future__ import annotations

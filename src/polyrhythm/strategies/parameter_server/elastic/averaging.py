@@ -102,6 +102,10 @@ class ElasticAveraging(Strategy):
         """Where nobody waits for anybody."""
         return self.mode == "asynchronous"
 
+    def gradients_per_step(self, workers: int) -> int:
+        """All: the centre hears of each once, in the difference that it first went into."""
+        return workers
+
     def updates_per_step(self, workers: int) -> int:
         """One: every worker makes its own step on its own parameters."""
         return 1

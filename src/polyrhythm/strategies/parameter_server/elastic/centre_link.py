@@ -80,7 +80,12 @@ class CentreLink:
             stop |= difference.stop
         return stop
 
-    def leave(self) -> None:
-        """Tells all servers that this worker exchanges no more; after the final pull, that they may go."""
+    def part(self, vector: Tensor, steps: int) -> None:
+        """Pulls at the centre for a last time, after so many steps, and leaves."""
+        for server, shard in zip(self._servers, self._shards, strict=True):
+            self._network.send(server, Message(Kind.LEAVE, vector[shard], step=steps))
+
+    def let_go(self) -> None:
+        """Tells all servers that nobody needs them any more."""
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))

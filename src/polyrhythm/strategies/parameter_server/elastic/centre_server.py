@@ -4,7 +4,7 @@
            ◀─ DIFFERENCE(d) ──────────────────────  the worker takes the same d off
 
 Synchronously it holds the vectors until there is one of everybody, makes all differences with the same centre, and adds
-them in the workers' order.
+them in the workers' order. Who leaves pulls at the centre for a last time, and is not pulled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CentreServer:
 
     Attributes:
         version: exchanges so far; where workers exchange together, an exchange of all is one.
-        staleness: of how many differences the worker had not heard of the centre for how many of its versions.
+        staleness: how many gradients the centre heard of, by the versions of it that their worker had not heard of.
         centre: `(n,)`, its shard; empty until worker 0 has sent it.
     """
 
@@ -55,7 +55,7 @@ class CentreServer:
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many steps of each worker had been done when it exchanged last; a successor goes on from there."""
+        """How many gradients of each worker the centre has heard of; a successor goes on from there."""
         return dict(zip(self._presence.pushers, self._steps, strict=True))
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
@@ -72,15 +72,14 @@ class CentreServer:
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
-            return self.on_loss(source)
+            return self._leave(source, message)
         raise RunError(f"a centre cannot do anything with {message.kind.name} from rank {source}")
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
         if rank not in self._presence.numbers or not self._presence.leave(rank):
             return []
-        self._held.pop(self._presence.numbers[rank], None)
-        self._seen.pop(self._presence.numbers[rank], None)
+        self._forget(self._presence.numbers[rank])
         return self._apply_if_complete() + self._answer_final()
 
     def state(self) -> State:
@@ -117,6 +116,21 @@ class CentreServer:
             return []
         return [self._answer(source)]
 
+    def _leave(self, source: int, message: Message) -> list[Reply]:
+        if message.tensor is None or not self._presence.leave(source):
+            return self.on_loss(source)
+        worker = self._presence.numbers[source]
+        self._held[worker] = message
+        replies = self._apply_if_complete() + self._answer_final()
+        if worker not in self._held:
+            self._forget(worker)
+        return replies
+
+    def _forget(self, worker: int) -> None:
+        """A worker is gone; its successor is another."""
+        self._held.pop(worker, None)
+        self._seen.pop(worker, None)
+
     def _exchange(self, worker: int, message: Message) -> list[Reply]:
         self._stop |= message.stop
         self._held[worker] = message
@@ -124,7 +138,8 @@ class CentreServer:
 
     def _apply_if_complete(self) -> list[Reply]:
         """Makes the differences of all vectors that are held, unless one is still missing."""
-        if not self._held or (self._rule.together and len(self._held) < self._presence.there):
+        waiting = sum(message.kind is Kind.VECTOR for message in self._held.values())
+        if not self._held or (self._rule.together and waiting < self._presence.there):
             return []
         held, self._held = sorted(self._held.items()), {}
         # The vectors are ours, and become the differences where they are: all of them before the centre moves.
@@ -132,13 +147,20 @@ class CentreServer:
         replies = []
         for (worker, message), difference in zip(held, differences, strict=True):
             self.centre.add_(difference)
-            self._steps[worker] = message.step
-            self.staleness[self.version - self._seen.get(worker, self.version)] += 1
-            self._seen[worker] = self.version + 1
-            reply = Message(Kind.DIFFERENCE, difference, step=message.step, stop=self._stop)
-            replies.append((self._presence.pushers[worker], reply))
+            self._count(worker, message.step)
+            reply = Message(Kind.DIFFERENCE, difference, self.version + 1, message.step, stop=self._stop)
+            if message.kind is Kind.VECTOR:
+                replies.append((self._presence.pushers[worker], reply))
         self.version += 1
-        return [(to, reply._replace(version=self.version)) for to, reply in replies]
+        return replies
+
+    def _count(self, worker: int, steps: int) -> None:
+        """Counts the gradients that a worker has added since its last exchange."""
+        if steps > self._steps[worker]:
+            unheard = self.version - self._seen.get(worker, self.version)
+            self.staleness[unheard] += steps - self._steps[worker]
+            self._steps[worker] = steps
+        self._seen[worker] = self.version + 1
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end

@@ -35,6 +35,7 @@ class ElasticWorker(WorkerPart):
         self._centre = CentreLink(setting)
         self._restored = False
         self._exchanging = False
+        self._done = 0
 
     def start(self, step: int) -> int:
         """Worker 0 hands out the centre, and everyone begins there; who is resumed, where it was.
@@ -44,10 +45,11 @@ class ElasticWorker(WorkerPart):
         if self._rank == 0:
             self._centre.initialise(self._local.own)
         centre, known = self._centre.pull()
-        if self._restored and step >= known:
-            return step
-        self._local.begin_from(centre)
-        return known
+        self._done = step
+        if not self._restored or step < known:
+            self._local.begin_from(centre)
+            self._done = known
+        return self._done
 
     def begin(self, step: Step) -> None:
         """Starts an exchange, if one is due."""
@@ -60,6 +62,7 @@ class ElasticWorker(WorkerPart):
         """Ends the exchange, and steps."""
         stop = self._exchanging and self._centre.take(self._local.own)
         self._exchanging = False
+        self._done = step.number + 1
         if step.weight > 0:
             self._local.update(self._flat.gradients, learning_rate)
         else:
@@ -79,14 +82,14 @@ class ElasticWorker(WorkerPart):
         self._local.look_ahead()
 
     def end(self) -> None:
-        """Leaves; worker 0 waits for the final centre."""
-        self._centre.leave()
+        """Pulls at the centre for a last time and leaves; worker 0 waits for the final centre."""
+        self._centre.part(self._local.own, self._done)
         if self._rank == 0:
             self._flat.vector.copy_(self._centre.pull(final=True)[0])
 
     def let_go(self) -> None:
         """Tells the servers that nobody needs them any more."""
-        self._centre.leave()
+        self._centre.let_go()
 
     def state(self) -> State:
         """Gives this worker's own parameters, and its optimiser's state."""
