@@ -254,7 +254,7 @@ class ShardServer:
         applied = self._shard.update(gradients, self.version, distances)
         if applied:
             self._copy = None
-            self.staleness += applied
+            self.staleness.update(applied)  # unlike +=, this looks at what is new only
             self.version += 1
             for entry in gradients:
                 self._readings[entry.pusher].version += entry.message.weight > 0
