@@ -74,6 +74,11 @@ def out_of_step(workers: int) -> list[str]:
     return [spec for spec in strategies() if spec not in in_step(workers)]
 
 
+def cuts_layers(job: Job) -> bool:
+    """Whether shards of several servers cut layers that the optimiser has to see whole: such a job is refused."""
+    return job.learning.optimizer.layerwise and job.strategy.server_count > 1
+
+
 def blobs(train: int = 53, test: int = 40) -> Dataset:
     """Makes pictures of three classes that overlap a little."""
     generator = torch.Generator().manual_seed(7)

@@ -6,6 +6,7 @@ plan says how, in JSON: nothing that a server receives is executed or unpickled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optimizer_state
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
+from polyrhythm.training.optimizers.lamb import LAMBOptimizer
+from polyrhythm.training.optimizers.lars import LARSOptimizer
 from polyrhythm.training.optimizers.tf1_rmsprop import TF1RMSPropOptimizer
 
 # Optimisers that treat every number of the vector alike, so that they may run on any slice of it.
@@ -38,6 +41,12 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     )
 }
 
+# Optimisers that look at whole layers: each parameter stays a span of its own.
+LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {
+    kind.__name__: kind for kind in (LARSOptimizer, LAMBOptimizer)
+}
+
+_KINDS = ELEMENTWISE | LAYERWISE
 _NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused")
 """Entries of `param_groups` that do not travel. `fused` rounds differently in a slice's tail than in its body, so
 that results would depend on where a shard is cut."""
@@ -80,8 +89,8 @@ class OptimizerPlan:
             RequestError: its class cannot run on a slice, or it trains what is not in the vector.
         """
         kind = type(optimizer).__name__
-        if ELEMENTWISE.get(kind) is not type(optimizer):
-            known = ", ".join(sorted(ELEMENTWISE))
+        if _KINDS.get(kind) is not type(optimizer):
+            known = ", ".join(sorted(_KINDS))
             raise RequestError(f"{kind} cannot run on a slice of the parameters: use one of {known}")
         places = {view.parameter: (view.start, view.stop) for view in flat.views}
         spans = []
@@ -97,7 +106,9 @@ class OptimizerPlan:
             raise RequestError(
                 "the optimiser has nothing to train: every parameter that it was given is frozen"
             )
-        joined = _joined(sorted(spans, key=lambda span: span.start))
+        joined = tuple(sorted(spans, key=lambda span: span.start))
+        if kind in ELEMENTWISE:
+            joined = _joined(joined)
         return cls(kind, joined, float(joined[0].options["lr"]))
 
     @classmethod
@@ -114,7 +125,7 @@ class OptimizerPlan:
             kind, rate = record["kind"], float(record["rate"])
         except (KeyError, TypeError, ValueError):
             raise RequestError("an optimiser plan lacks its kind, spans or rate") from None
-        if kind not in ELEMENTWISE:
+        if kind not in _KINDS:
             raise RequestError(f"an optimiser plan names {kind!r}, which is none of ours")
         return cls(kind, spans, rate)
 
@@ -124,11 +135,21 @@ class OptimizerPlan:
         return {"kind": self.kind, "spans": spans, "rate": self.rate}
 
     def part(self, start: int, stop: int) -> OptimizerPlan:
-        """Gives the plan of the slice `[start, stop)`, counted from its own start."""
+        """Gives the plan of the slice `[start, stop)`, counted from its own start.
+
+        Raises:
+            RequestError: the optimiser looks at whole layers, and the slice cuts one.
+        """
+        touched = [span for span in self.spans if span.start < stop and span.stop > start]
+        cut = any(span.start < start or span.stop > stop for span in touched)
+        if cut and self.kind in LAYERWISE:
+            raise RequestError(
+                f"{self.kind} looks at whole layers, and a server's shard cuts one: use one server, or a strategy "
+                "whose workers update the whole model, such as synchronous"
+            )
         inside = [
             Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)
-            for span in self.spans
-            if span.start < stop and span.stop > start
+            for span in touched
         ]
         return OptimizerPlan(self.kind, tuple(inside), self.rate)
 
@@ -189,7 +210,7 @@ class FlatOptimizer:
             unpack_optimizer_state(self._optimizer, tensors, facts)
 
 
-def _joined(spans: list[Span]) -> tuple[Span, ...]:
+def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
     joined: list[Span] = []
     for span in spans:
         if joined and joined[-1].stop == span.start and joined[-1].options == span.options:
@@ -200,7 +221,7 @@ def _joined(spans: list[Span]) -> tuple[Span, ...]:
 
 
 def _make(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    maker: Any = ELEMENTWISE[kind]  # every class of the table has defaults for what the groups do not say
+    maker: Any = _KINDS[kind]  # every class of the table has defaults for what the groups do not say
     made: torch.optim.Optimizer = maker(groups)
     return made
 

@@ -10,7 +10,7 @@ from torch import nn
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.training.flat_parameters import FlatParameters, shards
-from polyrhythm.training.optimizer_plan import ELEMENTWISE, OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import ELEMENTWISE, LAYERWISE, OptimizerPlan, Span
 
 FOLDER = "polyrhythm.training.optimizers"
 OPTIM = torch.optim
@@ -59,12 +59,13 @@ def plan_of(make, dtype=torch.float32):
     return OptimizerPlan.of(optimizer, flat), flat
 
 
+ELEMENTWISE_CHOICES = [name for name, kind in choices(FOLDER).items() if not kind.layerwise]
 RATES = [0.05, 0.04, 0.05, 0.01, 0.02, 0.02, 0.03]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("name", [*choices(FOLDER), *OTHERS])
+@pytest.mark.parametrize("name", [*ELEMENTWISE_CHOICES, *OTHERS])
 def test_flat_optimisers_have_the_bits_of_torch(name, servers, dtype):
     plan, flat = plan_of(maker(name), dtype)
     record = json.dumps(plan.to_json())  # as it travels
@@ -196,7 +197,7 @@ def test_a_plan_is_json(name):
 
 def test_the_whole_catalogue_can_be_planned():
     kinds = {type(maker(name)(perceptron().parameters())) for name in choices(FOLDER)}
-    assert kinds <= set(ELEMENTWISE.values())
+    assert kinds <= {*ELEMENTWISE.values(), *LAYERWISE.values()}
 
 
 def test_a_class_that_needs_whole_matrices_is_refused():

@@ -47,6 +47,7 @@ def test_the_defaults_are_bscs():
     assert TF1RMSProp().model_dump() == {
         "lr": 0.1,
         "weight_decay": 0.0,
+        "decay_vectors": True,
         "decay": 0.9,
         "momentum": 0.0,
         "epsilon": 1.0,

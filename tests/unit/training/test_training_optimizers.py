@@ -92,9 +92,9 @@ def train_cut(create, dtype, cuts):
     return vector
 
 
-def test_the_folder_holds_the_seven_optimisers():
+def test_the_folder_holds_these_optimisers():
     assert list(choices(FOLDER)) == [
-        "adadelta", "adagrad", "adam", "downpour_adagrad", "nadam", "rmsprop", "sgd", "tf1_rmsprop",
+        "adadelta", "adagrad", "adam", "downpour_adagrad", "lamb", "lars", "nadam", "rmsprop", "sgd", "tf1_rmsprop",
     ]  # fmt: skip
 
 

@@ -39,5 +39,5 @@ class Adadelta(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.Adadelta`."""
         return torch.optim.Adadelta(
-            parameters, lr=self.lr, rho=self.rho, eps=self.eps, weight_decay=self.weight_decay
+            self.groups(parameters), lr=self.lr, rho=self.rho, eps=self.eps, weight_decay=self.weight_decay
         )

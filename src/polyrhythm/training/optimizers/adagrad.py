@@ -42,7 +42,7 @@ class Adagrad(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.Adagrad`."""
         return torch.optim.Adagrad(
-            parameters,
+            self.groups(parameters),
             lr=self.lr,
             lr_decay=self.lr_decay,
             weight_decay=self.weight_decay,

@@ -42,7 +42,7 @@ class Adam(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.Adam`."""
         return torch.optim.Adam(
-            parameters,
+            self.groups(parameters),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

@@ -40,7 +40,7 @@ class NAdam(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.NAdam`."""
         return torch.optim.NAdam(
-            parameters,
+            self.groups(parameters),
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

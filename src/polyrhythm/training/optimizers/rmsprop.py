@@ -45,7 +45,7 @@ class RMSProp(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.RMSprop`."""
         return torch.optim.RMSprop(
-            parameters,
+            self.groups(parameters),
             lr=self.lr,
             alpha=self.alpha,
             eps=self.eps,

@@ -50,7 +50,7 @@ class SGD(OptimizerConfig):
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Makes `torch.optim.SGD`."""
         return torch.optim.SGD(
-            parameters,
+            self.groups(parameters),
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,

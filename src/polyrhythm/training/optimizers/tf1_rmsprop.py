@@ -44,7 +44,7 @@ class TF1RMSProp(OptimizerConfig):
 
     def create(self, parameters: Iterable[nn.Parameter]) -> TF1RMSPropOptimizer:
         """Makes `TF1RMSPropOptimizer`."""
-        return TF1RMSPropOptimizer(parameters, **self.model_dump())
+        return TF1RMSPropOptimizer(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
 
 class TF1RMSPropOptimizer(torch.optim.Optimizer):

@@ -1,0 +1,123 @@
+"""LAMB: Adam whose step, in each layer, is as long as a fixed share of its weights.
+
+Y. You, J. Li, S. Reddi and others, "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR
+2020, arXiv:1904.00962.
+
+    m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2
+    q = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + e) + d w
+    w <- w - lr (|w| / |q|) q              |w| / |q| is 1 where either is 0
+
+|.| is the Euclidean norm of a layer (phi of the paper is the identity); b1 and b2 are `betas`, e is `eps`, d
+`weight_decay`, t counts steps from 1. `bias_correction` off leaves the two divisions by 1 - b^t out, as Google's
+TensorFlow code does. Parameters of one dimension (biases, batch norm) have no ratio, and do not decay unless
+`decay_vectors` says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from polyrhythm.training.optimizer import OptimizerConfig, apart
+from polyrhythm.training.quantities import Decay, NonNegative, Positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor, nn
+
+
+class LAMB(OptimizerConfig):
+    """Keys of LAMB.
+
+    Attributes:
+        betas: shares of the running mean and of the running mean square that are kept at each step.
+        eps: added to the root.
+        bias_correction: whether both means are freed of their start at 0.
+    """
+
+    layerwise: ClassVar[bool] = True
+
+    lr: Positive = 0.01
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NonNegative = 1e-6
+    bias_correction: bool = True
+    decay_vectors: bool = False
+
+    def create(self, parameters: Iterable[nn.Parameter]) -> LAMBOptimizer:
+        """Makes `LAMBOptimizer`, which does not adapt to parameters of one dimension."""
+        of_vectors: dict[str, Any] = {"adapt": False}
+        if not self.decay_vectors:
+            of_vectors["weight_decay"] = 0.0
+        options = self.model_dump(exclude={"decay_vectors"})
+        return LAMBOptimizer(apart(list(parameters), of_vectors), **options)
+
+
+class LAMBOptimizer(torch.optim.Optimizer):
+    """LAMB; the rule is this module's.
+
+    Args:
+        params: what to train, or groups of it, as for every `torch.optim` optimiser; each parameter is a layer.
+        lr: the learning rate.
+        betas: b1 and b2 of the rule.
+        eps: e of the rule.
+        weight_decay: d of the rule.
+        bias_correction: whether to divide by 1 - b^t.
+        adapt: whether layers have the ratio.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 0.01, **options: Any
+    ) -> None:
+        keys = {
+            "betas": (0.9, 0.999),
+            "eps": 1e-6,
+            "weight_decay": 0.0,
+            "bias_correction": True,
+            "adapt": True,
+        }
+        if unknown := options.keys() - keys.keys():
+            raise TypeError(f"LAMBOptimizer has no {sorted(unknown)[0]!r}")
+        super().__init__(params, {"lr": lr, **keys, **options})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes one step: changes the parameters and the state in place.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, parameter.grad, group)
+        return loss
+
+    def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        direction = self._direction(self.state[parameter], gradient, group)
+        if group["weight_decay"]:
+            direction.add_(parameter, alpha=group["weight_decay"])
+        if group["adapt"]:
+            weights, length = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(direction)
+            direction.mul_(torch.where((weights > 0) & (length > 0), weights / length, 1.0))
+        parameter.sub_(direction, alpha=group["lr"])
+
+    def _direction(self, state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Gives Adam's step at a learning rate of 1, as a tensor of its own."""
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(gradient)
+            state["exp_avg_sq"] = torch.zeros_like(gradient)
+        state["step"] += 1
+        first, second = group["betas"]
+        mean: Tensor = state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+        square: Tensor = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        if not group["bias_correction"]:
+            return mean / square.sqrt().add_(group["eps"])
+        root = (square / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
+        return mean.div(1 - first ** state["step"]).div_(root)
