@@ -4,7 +4,8 @@
 
 Both train the same model in this one process, in turn, with all that a run of one worker does at every step. The
 peer's batches are synthetic, made beforehand and used again and again; ours come out of the loader: shuffled, gathered
-from the decoded data set in memory, made numbers, normalised. `--transform` adds augmentations, which the peer does without.
+from the decoded data set in memory, made numbers, normalised.
+`--transform` adds augmentations, which the peer does without.
 """
 
 from __future__ import annotations
