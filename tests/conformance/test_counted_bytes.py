@@ -69,8 +69,31 @@ def d_psgd(strategy, workers, size, buckets):
     return sum(degrees) * (PARAMETERS * size + HEADER)
 
 
+def ad_psgd(strategy, workers, size, buckets):
+    """One worker of two or three asks: M there and M back, and what workers say to their own keepers."""
+    asking = workers // 2
+    own = (2 * workers + asking) * HEADER if workers > 1 else 0
+    return asking * 2 * (PARAMETERS * size + HEADER) + own
+
+
 def sgp(strategy, workers, size, buckets):
     return workers * (PARAMETERS * size + HEADER) if workers > 1 else 0
+
+
+def elastic(strategy, workers, size, buckets, steps):
+    exchanges = -(-steps // strategy.tau)
+    return exchanges * parameter_server(strategy, workers, size, buckets)
+
+
+def downpour(strategy, workers, size, buckets, steps):
+    message = PARAMETERS * size + strategy.servers * HEADER
+    pushes = sum(step % strategy.n_push == 0 or step + 1 == steps for step in range(steps))
+    fetches = steps // strategy.n_fetch
+    return workers * (pushes * message + fetches * (message + strategy.servers * HEADER))
+
+
+def hogwild(strategy, workers, size, buckets):
+    return 0
 
 
 DECLARED = {
@@ -81,6 +104,7 @@ DECLARED = {
     ),
     "mixed": mixed,
     "d_psgd": d_psgd,
+    "ad_psgd": ad_psgd,
     "sgp": sgp,
 }
 """Bytes that all ranks together send while every worker takes one step; at most, where answers may be empty."""

@@ -179,6 +179,7 @@ class Leader:
 
     def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
         found = self._presentation.evaluate(self._states(), presented)
+        told[self._world.network.rank] = self._world.arrivals.to_json()  # with what it heard while others left
         self._found = found
         self._emit(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)

@@ -1,0 +1,178 @@
+"""Asynchronous decentralised parallel SGD (AD-PSGD).
+
+Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, arXiv 1710.06952.
+
+    x_i, x_j <- (x_i + x_j)/2      for a random neighbour j, while g_i is computed
+    x_i <- x_i - lr * g_i(x_i as it was read)
+
+The graph is the topology's (`topology`), less its edges inside the two colours (`pairing/place.py`): active workers ask
+at every step, passive ones answer, so nobody waits in a circle (`pairing/keeper.py` says why). An average is atomic at
+each of the two: the one who asks changes nothing between its question and the answer, and the one who answers does
+nothing else meanwhile. Staleness counts the averages between the reading of the parameters and the update.
+
+Departures: the answer is half of the difference and not x_j, so sums are kept whatever happens in between. Any of
+torch's optimisers takes the place of `- lr * g_i`; its state is each worker's own. After an epoch worker 0's own model
+is tested, in the end the mean of all.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import PeerLost
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
+from polyrhythm.strategies.gossip.mixing.turns import remark
+from polyrhythm.strategies.gossip.pairing.company import KINDS, Host, Member
+from polyrhythm.strategies.gossip.pairing.exchanges import Exchanges
+from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper
+from polyrhythm.strategies.gossip.pairing.place import place_of
+from polyrhythm.strategies.gossip.pairing.serving import serve
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.topologies.ring import Ring
+from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+
+
+class ADPSGD(Strategy):
+    """Every worker averages with one neighbour at a time, and waits for no other.
+
+    Attributes:
+        topology: who may average with whom, whichever way its edges lead.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Lian, Zhang, Zhang, Liu",
+        "Asynchronous decentralized parallel stochastic gradient descent",
+        "ICML",
+        2018,
+        "1710.06952",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="M",
+        staleness="1",
+        use_it="uneven, slow or mortal machines on a slow network, and no server",
+        when_a_worker_dies="the others go on; a successor begins with the mean of its neighbours' parameters",
+    )
+
+    topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
+
+    def check(self, workers: int) -> None:
+        """Refuses graphs that so many workers cannot have."""
+        super().check(workers)
+        self.topology.check(workers)
+
+    def remark(self, workers: int) -> str:
+        """Tells the spectral gap of its graph."""
+        return remark(self.topology, workers)
+
+    def in_step(self, workers: int) -> bool:
+        """Only alone."""
+        return workers == 1
+
+    def goes_on(self, workers: int) -> bool:
+        """Always: neighbours of a lost worker average with others, or with nobody."""
+        return workers > 1
+
+    def reads_every_step(self, workers: int) -> bool:
+        """Only alone: others also ask a worker after its last step."""
+        return workers == 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: a worker's update moves the mean by its share of one."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Every question has one answer, and no average or update is lost or doubled."""
+        return [*super().invariants(conditions), Exchanges(conditions, self.topology)]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return ADPSGDWorker(setting, self.topology)
+
+
+class ADPSGDWorker(WorkerPart):
+    """Tells its keeper when a step begins and when it has a gradient."""
+
+    def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
+        super().__init__()
+        self._network = setting.network
+        self._flat = setting.flat
+        self._place = place_of(topology, setting.cast.workers, setting.workers.rank)
+        self._keeper = Keeper(self._place, setting)
+        self._keeper.staleness = self.staleness
+        self._company: Host | Member = Host(self._keeper, setting.flat)
+        self._serving: Handle | None = None
+        self._resumed = self._training = False
+
+    def start(self, step: int) -> int:
+        """Begins with all others; a successor takes its partners' parameters.
+
+        Raises:
+            PeerLost: this is a successor, and the run that it would join is ending.
+        """
+        if not self._place.leads:
+            self._company = Member(self._keeper, self._flat, resumed=self._resumed)
+        if self._place.others:
+            self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._company))
+        step = self._ask(Message(Kind.JOIN, step=step)).step
+        self._training = True
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Lets the keeper of an active worker ask a partner."""
+        if self._place.active:
+            self._network.send(self._place.rank, Message(Kind.DIFFERENCE, step=step.number))
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Lets the keeper update, once it has averaged."""
+        if step.stop and self._place.others:
+            self._network.send(self._place.rank, Message(Kind.EVENT, stop=True))
+        push = Message(Kind.PUSH, step=step.number, weight=step.weight, learning_rate=learning_rate)
+        return self._ask(push).stop or step.stop
+
+    def catch_up(self) -> None:
+        """Takes what partners have brought meanwhile."""
+        self._ask(Message(Kind.PULL))
+
+    def end(self) -> None:
+        """Waits for all others; on worker 0 the vector then holds the mean of all."""
+        self._ask(Message(Kind.LEAVE))
+        self._training = False
+        if self._serving is not None and not self._place.leads:
+            self._serving.wait()
+
+    def let_go(self) -> None:
+        """Ends worker 0's keeper, which has told late successors to leave until now."""
+        if self._serving is not None:
+            self._network.send(self._place.rank, Message(Kind.LEAVE))
+            self._serving.wait()
+
+    def state(self) -> State:
+        """Gives this worker's parameters and its optimiser's state."""
+        parameters = self._flat.vector
+        if self._training:
+            self._ask(Message(Kind.STATE))
+            parameters = self._keeper.shown
+        return packed({"parameters": parameters}, {}, self._keeper.optimizer)
+
+    def load_state(self, state: State) -> None:
+        """Takes them back."""
+        tensors, _ = unpacked(state, self._keeper.optimizer)
+        self._flat.vector.copy_(tensors["parameters"])
+        self._resumed = True
+
+    def _ask(self, message: Message) -> Message:
+        """Says something to the keeper and waits for its answer."""
+        own = self._place.rank
+        if self._serving is None:
+            side = self._company if message.kind in KINDS else self._keeper
+            return side.on_message(own, message)[-1][1]
+        self._network.send(own, message)
+        answer = self._network.receive(own, ANSWER)[1]
+        if answer.kind is Kind.LEAVE:
+            self._serving.wait()  # raises what went wrong
+            raise PeerLost(self._place.workers[0], "joining a run that is ending")
+        return answer

@@ -1,0 +1,1 @@
+"""What asynchronous averaging in pairs is made of."""
