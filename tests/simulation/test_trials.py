@@ -23,7 +23,7 @@ from polyrhythm.training.optimizers.sgd import SGD
 from simulation.traces import default_strategies
 from simulation.trying import trial
 
-SEEDS = 200
+SEEDS = 40
 STRATEGIES = [
     *default_strategies(),
     "parameter_server(servers=2, consistency=synchronous)",

@@ -1,0 +1,251 @@
+"""Traces of two workers at one server, worked out by plain Python beside it: delay compensation, SSP, softsync."""
+
+from math import sqrt
+
+import pytest
+import torch
+
+from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.aggregators.coordinate_median import CoordinateMedian
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.consistency.backup import Backup
+from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
+from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
+from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
+from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
+from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+
+RATE, START = 0.125, 3.0
+A, B, C = 0, 1, 2
+
+
+def plan(momentum=0.0):
+    return pack_json(OptimizerPlan("SGD", (Span(0, 1, {"lr": RATE, "momentum": momentum}),), RATE).to_json())
+
+
+def served(consistency, handling=None, workers=2, start=START):
+    made = ShardServer(tuple(range(workers)), consistency, handling)
+    made.on_message(A, Message(Kind.CONFIGURE, plan()))
+    made.on_message(A, Message(Kind.PARAMETERS, torch.tensor([start], dtype=torch.float64)))
+    return made
+
+
+class Worker:
+    """Computes the gradient h w of a parabola at what it has read."""
+
+    def __init__(self, server, rank, h=1.0):
+        self.server, self.rank, self.h = server, rank, h
+        self.step, self.read, self.version = 0, START, 0
+
+    def pull(self):
+        self.take(self.server.on_message(self.rank, Message(Kind.PULL)))
+
+    def take(self, replies):
+        for to, reply in replies:
+            if to == self.rank:
+                self.version, self.step = reply.version, reply.step
+                if reply.tensor is not None:
+                    self.read = reply.tensor.item()
+
+    def push(self, gradient=None, **fields):
+        values = torch.tensor([self.h * self.read if gradient is None else gradient], dtype=torch.float64)
+        fields = {"learning_rate": RATE, "step": self.step, "version": self.version, **fields}
+        replies = self.server.on_message(self.rank, Message(Kind.PUSH, values, **fields))
+        self.take(replies)
+        return replies
+
+
+@pytest.mark.parametrize("variant", ["c", "a"])
+def test_delay_compensation(variant):
+    rule = DelayCompensated(variant=variant, lambda0=0.5, m=0.75, epsilon=1e-7)
+    server = served(Asynchronous(), Handling(rule))
+    workers = [Worker(server, A), Worker(server, B, h=2.0)]
+    for worker in workers:
+        worker.pull()
+    w, read, kept, moved = START, [START, START], [0.0, 0.0], []
+    for who in (A, B, A, A, A, B, A, B, B):
+        gradient = workers[who].h * read[who]
+        kept[who] = 0.75 * kept[who] + 0.25 * gradient**2
+        strength = 0.5 if variant == "c" else 0.5 / sqrt(kept[who] + 1e-7)
+        moved.append(abs(w - read[who]))
+        w -= RATE * (gradient + strength * gradient**2 * (w - read[who]))
+        read[who] = w
+        workers[who].push()
+        assert server.values.item() == pytest.approx(w, rel=1e-14)
+        assert workers[who].read == pytest.approx(w, rel=1e-14)
+    assert server.staleness == {0: 4, 1: 4, 3: 1}
+    assert [amount > 0 for amount in moved] == [False, True, True, False, False, True, True, True, False]
+
+
+def test_what_was_answered_last_counts_and_not_what_was_there_at_the_push():
+    """A reads anew (after an epoch) while B's updates go on: its own push is compared with that read."""
+    server = served(Asynchronous(), Handling(DelayCompensated(variant="c", lambda0=1.0)))
+    a, b = Worker(server, A), Worker(server, B)
+    a.pull()
+    b.pull()
+    b.push(8.0)  # 3 - 1 = 2
+    a.pull()
+    b.push(-8.0)  # -8 + 64 (2 - 2) = -8: up to 3
+    a.push(2.0)  # 2 + 4 (3 - 2) = 6
+    assert server.values.item() == 3 - RATE * 6
+
+
+def test_softsync_with_rates_by_staleness():
+    """Three gradients an update; two workers, of which A is quick."""
+    server = served(Softsync(n=1), Handling(StalenessAware()), workers=3)
+    workers = [Worker(server, rank) for rank in (A, B, C)]
+    for worker in workers:
+        worker.pull()
+    w, version, read, held, counted = START, 0, [(START, 0)] * 3, [], {}
+    for who in (A, A, B, A, A, A, A, C, B, A, B, C):
+        held.append((who, *read[who]))
+        if len(held) == 3:
+            ages = [version - seen for _, _, seen in held]
+            w -= RATE / 3 * sum(value / max(1, age) for (_, value, _), age in zip(held, ages, strict=True))
+            version += 1
+            for age in ages:
+                counted[age] = counted.get(age, 0) + 1
+            held = []
+        read[who] = w, version
+        workers[who].push()
+        assert server.values.item() == pytest.approx(w, rel=1e-14)
+        assert (workers[who].read, workers[who].version) == (pytest.approx(w, rel=1e-14), version)
+    assert server.staleness == counted
+    assert counted == {0: 7, 1: 4, 2: 1}
+
+
+def test_staleness_divides_the_rate_also_for_an_optimiser_that_sees_no_length():
+    """Adam's first step is the rate itself, however long the gradient."""
+    made = ShardServer((A, B), Asynchronous(), Handling(StalenessAware()))
+    adam = OptimizerPlan("Adam", (Span(0, 1, {"lr": RATE, "eps": 1e-30}),), RATE)
+    made.on_message(A, Message(Kind.CONFIGURE, pack_json(adam.to_json())))
+    made.on_message(A, Message(Kind.PARAMETERS, torch.tensor([0.0], dtype=torch.float64)))
+    push = Message(Kind.PUSH, torch.tensor([5.0], dtype=torch.float64), learning_rate=RATE)
+    for step, lost in enumerate((1, 1, 1 / 2, 1 / 3)):  # all computed from version 0
+        before = made.values.item()
+        made.on_message(A, push._replace(step=step))
+        assert before - made.values.item() == pytest.approx(RATE * lost, rel=1e-9)
+
+
+def test_gradients_of_different_ages_count_by_their_ages_in_one_update():
+    server = served(Softsync(n=1), Handling(StalenessAware()), workers=2)
+    a, b = Worker(server, A), Worker(server, B)
+    for _ in range(4):
+        a.push(0.0)
+    assert server.version == 2
+    a.push(4.0, version=1, weight=0.5)  # one update old
+    b.push(8.0, version=0, weight=1.0)  # two
+    assert server.values.item() == START - RATE * (0.5 * 4 / 1 + 1.0 * 8 / 2) / 1.5
+
+
+def test_ssp_with_cached_reads():
+    """s = 1. A copy is read anew only if it may lack steps before the reader's own less s; in between, own updates."""
+    server = served(BoundedStaleness(s=1, cached_reads=True))
+    a, b = Worker(server, A), Worker(server, B)
+    a.pull()
+    b.pull()
+
+    def kinds(replies):
+        return [(to, "parameters" if reply.tensor is not None else "go on") for to, reply in replies]
+
+    assert kinds(a.push(8.0)) == [(A, "go on")]  # A 1, B 0: a copy of step 0 will do for step 1
+    assert a.version == 1  # the version that it read, and its own update
+    assert kinds(a.push(8.0)) == []  # A 2, B 0: it waits
+    replies = b.push(16.0)  # A 2, B 1: both go on, A with what it must read: all of step 0, and more
+    assert kinds(replies) == [(A, "parameters"), (B, "go on")]
+    a.take(replies)
+    assert a.read == START - RATE * (8 + 8 + 16)
+    assert (a.version, b.version) == (3, 1)
+    assert b.read == START  # its own copy has only its own update, which it makes itself
+    assert kinds(b.push(0.0)) == [(B, "parameters")]  # A 2, B 2: step 2 needs all of step 0
+    assert server.staleness == {
+        0: 2,
+        2: 2,
+    }  # others' updates that a gradient did not see; the last one missed two of A
+    assert server.steps == {A: 2, B: 2}
+
+
+def test_ssp_that_resumes_lets_the_quicker_one_wait():
+    first = served(BoundedStaleness(s=1))
+    a, b = Worker(first, A), Worker(first, B)
+    a.push(1.0)
+    a.push(1.0)
+    tensors, facts = unpack_tensors(pack_tensors(*first.state()))
+    second = ShardServer((A, B), BoundedStaleness(s=1))
+    second.load_state((tensors, facts))
+    second.on_message(A, Message(Kind.CONFIGURE, plan()))
+    assert second.on_message(A, Message(Kind.PARAMETERS, torch.zeros(1).double())) == []
+    assert second.on_message(A, Message(Kind.PULL)) == []  # at step 2, and B at 0
+    [(to, answer)] = second.on_message(B, Message(Kind.PULL))
+    assert (to, answer.step, answer.tensor.item()) == (B, 0, START - RATE * 2)
+    b.server = second
+    assert [to for to, _ in b.push(1.0)] == [A, B]
+
+
+class TestBackup:
+    def test_late_gradients_are_dropped_and_counted(self):
+        server = served(Backup(spare=1), workers=3)
+        a, b, c = (Worker(server, rank) for rank in (A, B, C))
+        assert c.push(8.0) == []
+        assert [to for to, _ in a.push(16.0)] == [A, C]
+        assert server.values.item() == START - RATE * 12
+        [(to, answer)] = b.push(1000.0)
+        assert (to, answer.step, answer.version, answer.tensor.item()) == (B, 1, 1, START - RATE * 12)
+        assert (server.dropped, server.staleness, server.steps) == (1, {0: 2}, {A: 1, B: 1, C: 1})
+
+    def test_more_losses_than_spare_ones_end_the_run(self):
+        server = served(Backup(spare=1), workers=4)
+        assert server.on_loss(C) == []
+        with pytest.raises(RunError) as error:
+            server.on_loss(B)
+        assert str(error.value) == (
+            "2 workers are lost (ranks 1, 2), and backup can spare 1: continue with --resume, or start anew with more "
+            "spare ones"
+        )
+
+    def test_a_successor_makes_good_for_a_loss(self):
+        server = served(Backup(spare=1), workers=4)
+        server.on_loss(C)
+        server.on_message(C, Message(Kind.PULL))
+        assert server.on_loss(B) == []
+
+    def test_who_has_left_is_not_lost(self):
+        server = served(Backup(spare=1), workers=4)
+        for rank in (B, C):
+            server.on_message(rank, Message(Kind.LEAVE))
+            server.on_loss(rank)
+
+
+def test_held_gradients_survive_a_checkpoint():
+    """They have been answered, so nobody will push them again."""
+    first = served(Softsync(n=1), workers=3)
+    a, b = Worker(first, A), Worker(first, B)
+    a.push(8.0)
+    b.push(16.0, weight=0.5)
+    assert first.steps == {A: 1, B: 1, C: 0}
+    tensors, facts = unpack_tensors(pack_tensors(*first.state()))
+    second = ShardServer((A, B, C), Softsync(n=1))
+    second.load_state((tensors, facts))
+    second.on_message(A, Message(Kind.CONFIGURE, plan()))
+    second.on_message(A, Message(Kind.PARAMETERS, torch.zeros(1).double()))
+    a.server = second
+    [(_, answer)] = a.push(1000.0, step=0)  # it repeats itself
+    assert (answer.step, answer.version) == (1, 0)
+    Worker(second, C).push(24.0)
+    assert second.values.item() == START - RATE * (8 + 8 + 24) / 2.5
+    assert second.staleness == {0: 3}
+
+
+def test_too_few_gradients_for_a_robust_choice_make_no_update():
+    server = served(Synchronous(), Handling(aggregator=CoordinateMedian(f=1)), workers=3)
+    workers = [Worker(server, rank) for rank in (A, B, C)]
+    for worker, weight in zip(workers, (1.0, 1.0, 0.0), strict=True):
+        replies = worker.push(8.0, weight=weight)
+    assert [(to, reply.version, reply.step) for to, reply in replies] == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
+    for worker, gradient in zip(workers, (8.0, float("nan"), 16.0), strict=True):
+        worker.push(gradient, step=1)
+    assert server.values.item() == START - RATE * 16
