@@ -53,6 +53,7 @@ class Replica:
         self._sent_before = 0
         self._step = Step(0)
         self._announces = announce and self.part.hears_buckets and self.workers.size > 1
+        self._parameters = [len(bucket.parameters) for bucket in self.flat.buckets]
         self._missing: list[int] = []
         self._next_bucket = 0
         if self._announces and world.pace.live:
@@ -88,7 +89,7 @@ class Replica:
         """Begins a step: gradients are zero, and no bucket is ready."""
         self._sent_before = self._network.bytes_sent  # a task in the background sends at any time of the step
         self._step = step
-        self._missing = [len(bucket.parameters) for bucket in self.flat.buckets]
+        self._missing = self._parameters.copy()
         self._next_bucket = 0
         self.part.begin(step)
 
@@ -127,7 +128,7 @@ class Replica:
         self.bytes_sent += self._network.bytes_sent - sent_before
 
     def _hook_gradients(self) -> None:
-        for number, bucket in enumerate(self.flat.buckets):
+        for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over
             for position in bucket.parameters:
                 parameter = self.flat.views[position].parameter
 
@@ -137,7 +138,7 @@ class Replica:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     def _count_down(self, bucket: int) -> None:
-        """Announces buckets in their order, whatever the order in which autograd fills them."""
+        """Announces buckets in their order, whatever the order in which autograd fills them; the last goes without."""
         self._missing[bucket] -= 1
         while self._next_bucket < len(self._missing) and self._missing[self._next_bucket] == 0:
             self.announce(self._next_bucket)

@@ -28,6 +28,8 @@ class GradientMean:
         self._group = group
         self._flat = flat
         self._sum = AllReduce(collective or Library(), group, "gradients")
+        whole = flat.gradients_and_tail
+        self._buckets = [whole[place.start : place.stop] for place in flat.buckets]
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
@@ -45,13 +47,12 @@ class GradientMean:
         """Starts to sum a bucket whose gradients are final; buckets must come in order."""
         if self._group.size == 1:
             return
-        place = self._flat.buckets[bucket]
+        gradients = self._buckets[bucket]
+        if self._step.weight != 1.0:
+            gradients.mul_(self._step.weight)
         if bucket == 0:
             self._flat.set_tail(self._step.weight, float(self._step.stop))
-        if self._step.weight != 1.0:
-            self._flat.gradients[place.start : place.stop].mul_(self._step.weight)
-        whole = self._flat.gradients_and_tail
-        self._under_way.append(self._sum.start(whole[place.start : place.stop]))
+        self._under_way.append(self._sum.start(gradients))
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Waits for all buckets, starting those that nobody has.
@@ -66,7 +67,7 @@ class GradientMean:
         self._step = step
         if self._group.size == 1:
             return self._step.weight, self._step.stop
-        for bucket in range(len(self._under_way), len(self._flat.buckets)):
+        for bucket in range(len(self._under_way), len(self._buckets)):
             self.start(bucket)
         for handle in self._under_way:
             handle.wait()

@@ -87,6 +87,8 @@ class FlatParameters:
         self._whole_gradients = torch.zeros_like(self._whole)
         self.vector = self._whole[: self.size]
         self.gradients = self._whole_gradients[: self.size]
+        self._tail = self._whole_gradients[self.size :]
+        self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self.views = list(self._move(named))
         self.buckets = _buckets(self.views, bucket_bytes // first.element_size(), self.size + TAIL)
 
@@ -107,11 +109,13 @@ class FlatParameters:
 
     def set_tail(self, first: float, second: float) -> None:
         """Writes the two numbers that travel with the gradients."""
-        self._whole_gradients[self.size :] = self._whole_gradients.new_tensor([first, second])
+        if self._last_tail is None or self._last_tail[0] != (first, second):  # nearly always the same ones
+            self._last_tail = (first, second), self._tail.new_tensor([first, second])
+        self._tail.copy_(self._last_tail[1])
 
     def tail(self) -> tuple[float, float]:
         """Reads the two numbers that travelled with the gradients."""
-        first, second = self._whole_gradients[self.size :].tolist()
+        first, second = self._tail.tolist()
         return first, second
 
     def zero_gradients(self) -> None:
