@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.join import join
     from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
+    from polyrhythm.api.robustness import robustness
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
     from polyrhythm.api.told import Run
@@ -37,6 +38,7 @@ __all__ = [
     "join",
     "profile",
     "replay",
+    "robustness",
     "simulate",
     "strategies",
     "train",
@@ -50,6 +52,7 @@ _HOMES = {
     "join": "polyrhythm.api.join",
     "profile": "polyrhythm.api.profile",
     "replay": "polyrhythm.api.replay",
+    "robustness": "polyrhythm.api.robustness",
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",

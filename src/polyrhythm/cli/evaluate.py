@@ -38,19 +38,27 @@ def evaluate(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Choose the members on every second image; test on the others.")
     ] = False,
+    robustness: Annotated[
+        bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
+    ] = False,
+    images: Annotated[int, typer.Option(min=1, help="Test images for --robustness.")] = 1000,
+    plot: Annotated[str | None, typer.Option(help="An HTML file for the curves of --robustness.")] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Test a trained model, or several together: top-1, top-5, and every class."""
+    request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
+    request["skip_unreadable"] = skip_unreadable
+    if robustness:
+        _robustness(weights, {**request, "images": images, "plot": plot}, as_json=json)
+        return
+    if plot is not None:
+        raise RequestError("--plot shows what --robustness finds: give that too")
     from polyrhythm.api.evaluate import evaluate as evaluate_weights
 
     found = evaluate_weights(
         weights,
-        data=data,
-        model=model,
+        **request,
         batch_size=batch_size,
-        device=device,
-        image_size=image_size,
-        skip_unreadable=skip_unreadable,
         dense=dense,
         ten_crop=ten_crop,
         flip=flip,
@@ -61,6 +69,31 @@ def evaluate(
         print_json(found)
     else:
         _say(found)
+
+
+def _robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
+    from polyrhythm.api.robustness import robustness
+
+    found = robustness(weights, **request)
+    if as_json:
+        print_json(found)
+        return
+    for model in found["models"]:
+        clean = percent(model["clean_top1"])
+        title = f"{model['weights']}: top-1 {clean} on {found['images']:,} images of {found['data']}"
+        rows = [
+            [
+                each["name"],
+                *(
+                    f"{percent(top1)} ({at:g})"
+                    for at, top1 in zip(each["strengths"], each["top1"], strict=True)
+                ),
+            ]
+            for each in model["declines"]
+        ]
+        print_table(title, ["top-1 (at strength)", "1", "2", "3", "4", "5"], rows)
+    if found["plot"]:
+        print(f"curves: {found['plot']}")
 
 
 def numbers(option: str, text: str | None) -> list[int]:

@@ -1,0 +1,66 @@
+"""How networks bear worse pictures, as the verb `evaluate --robustness` finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyrhythm.config.trained import Trained, load_trained
+from polyrhythm.data.seeding import generator_for
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.robustness import declines
+from polyrhythm.reporting.robustness_page import write_robustness
+
+
+def robustness(
+    weights: str | Path | Sequence[str | Path],
+    *,
+    images: int = 1000,
+    plot: str | Path | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> dict[str, Any]:
+    """Tests networks under augmentations and corruptions of rising strength.
+
+    Args:
+        weights: run folders or files of weights, each tested by itself.
+        images: how many test images, drawn once for all; fewer if there are fewer.
+        plot: an HTML file for curves and table; None writes none.
+        device: `cpu`, `cuda` or `auto`.
+        **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
+
+    Returns:
+        `data`, `images`, `plot`, and `models`: of each `weights`, `model`, `clean_top1` and `declines` (`name`,
+        `kind`, `strengths`, `top1`).
+
+    Raises:
+        RequestError: something in the request is wrong.
+    """
+    if plot is not None and not Path(plot).parent.is_dir():
+        raise RequestError(f"there is no folder {Path(plot).parent}: make it first")
+    paths = [weights] if isinstance(weights, str | Path) else list(weights)
+    trained = [load_trained(path, device=device, **options) for path in paths]
+    found = [_tested(each, images) for each in trained]
+    data = trained[0].dataset.name
+    if plot is not None:
+        write_robustness(Path(plot), data, found)
+    counted = min(images, len(trained[0].dataset.test))
+    return {"data": data, "images": counted, "plot": str(plot) if plot else None, "models": found}
+
+
+def _tested(trained: Trained, images: int) -> dict[str, Any]:
+    test = trained.dataset.test
+    indices = torch.randperm(len(test), generator=generator_for("robustness"))[:images].sort().values
+    clean, found = declines(trained.model, trained.dataset, indices, trained.device)
+    return {
+        "weights": str(trained.file),
+        "model": trained.model_name,
+        "clean_top1": clean,
+        "declines": [
+            {**asdict(each), "strengths": list(each.strengths), "top1": list(each.top1)} for each in found
+        ],
+    }

@@ -1,0 +1,1 @@
+"""The corruptions, one a file."""

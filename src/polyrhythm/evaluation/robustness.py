@@ -1,0 +1,119 @@
+"""How much of its accuracy a network keeps when pictures get worse, kind by kind and step by step.
+
+    kinds       augmentations at 1/4, 1/2, 1, 3/2, 2 of their usual strength, every picture changed
+                corruptions at severity 1 to 5
+    top-1       of the same pictures each time; step 0 is the picture as it is
+
+R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, figure 9, for the question; Hendrycks and Dietterich, ICLR 2019,
+for the corruptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.augmentation.chain import TRANSFORMS, Chain, Transform
+from polyrhythm.augmentation.tones import Tones
+from polyrhythm.data.seeding import sample_keys
+from polyrhythm.evaluation.corruption import SEVERITIES, Corruption
+from polyrhythm.evaluation.evaluate import in_evaluation_mode
+from polyrhythm.specs import Config, choices, validated
+
+if TYPE_CHECKING:
+    from polyrhythm.data.dataset import Dataset
+
+CORRUPTIONS = "polyrhythm.evaluation.corruptions"
+FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)
+_SHADES = 3
+_BATCH = 250
+
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Takes pictures (B, C, H, W) and their numbers (B,); gives changed pictures."""
+
+
+@dataclass(frozen=True)
+class Decline:
+    """What happens to the accuracy under one kind of change.
+
+    Attributes:
+        name: of the augmentation or corruption.
+        kind: `augmentation` or `corruption`.
+        strengths: of each step: the augmentation's strength, or the severity.
+        top1: fractions, one a step.
+    """
+
+    name: str
+    kind: str
+    strengths: tuple[float, ...]
+    top1: tuple[float, ...]
+
+
+def declines(
+    model: nn.Module, dataset: Dataset, indices: Tensor, device: torch.device | str = "cpu"
+) -> tuple[float, list[Decline]]:
+    """Tests a model on ever worse pictures.
+
+    Args:
+        model: on `device`.
+        dataset: its test pictures are looked at.
+        indices: (n,) int64, which of them.
+        device: where the model is.
+
+    Returns:
+        The accuracy on the pictures as they are, and the declines, augmentations first.
+    """
+    channels, tones = dataset.image_shape[0], Tones(dataset.black, dataset.white)
+    with in_evaluation_mode(model):
+
+        def tested(change: Change | None) -> float:
+            right = 0
+            for part in indices.split(_BATCH):
+                images = dataset.test.images(part)
+                seen = images if change is None else change(images, part)
+                likeliest = model(seen.to(device)).argmax(1).cpu()
+                right += int((likeliest == dataset.test.labels[part]).sum())
+            return right / len(indices)
+
+        found = [
+            Decline(name, kind, tuple(strengths), tuple(tested(change) for change in changes))
+            for name, kind, strengths, changes in _kinds(channels, tones)
+        ]
+        return tested(None), found
+
+
+def _kinds(channels: int, tones: Tones) -> Iterator[tuple[str, str, list[float], list[Change]]]:
+    for name, kind in choices(TRANSFORMS).items():
+        if "strength" in kind.model_fields and not (name == "colour_casting" and channels < _SHADES):
+            steps = [_strengthened(kind, factor) for factor in FACTORS]
+            strengths = [float(getattr(step, "strength")) for step in steps]  # noqa: B009
+            yield name, "augmentation", strengths, [_augmented(step, tones) for step in steps]
+    for name, kind in choices(CORRUPTIONS).items():
+        corruption = cast("Corruption", kind())
+        severities = [float(severity) for severity in range(1, SEVERITIES + 1)]
+        yield name, "corruption", severities, [_spoiled(corruption, int(each), tones) for each in severities]
+
+
+def _strengthened(kind: type[Config], factor: float) -> Config:
+    """Gives an augmentation of a multiple of its usual strength, as far as it allows, for every picture."""
+    info = kind.model_fields["strength"]
+    strength: Any = info.default * factor
+    for limit in info.metadata:
+        strength = min(strength, getattr(limit, "le", strength))
+        if hasattr(limit, "lt"):
+            strength = min(strength, 0.99 * limit.lt)
+    values = {"strength": round(strength) if isinstance(info.default, int) else strength, "probability": 1.0}
+    return validated(f"augmentation {kind.name}", kind, values)
+
+
+def _augmented(transform: Config, tones: Tones) -> Change:
+    chain = Chain((cast("Transform", transform),), tones)
+    return lambda images, indices: chain(images, sample_keys("robustness", 0, 0, indices))
+
+
+def _spoiled(corruption: Corruption, severity: int, tones: Tones) -> Change:
+    return lambda images, indices: corruption(images, severity, indices, tones)

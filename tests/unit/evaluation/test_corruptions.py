@@ -1,0 +1,116 @@
+"""Corruptions, held to formulas, numpy and Pillow."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from polyrhythm.augmentation.tones import UNIT, Tones
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.corruption import Corruption
+from polyrhythm.evaluation.robustness import CORRUPTIONS
+from polyrhythm.specs import choices
+
+EVERY = sorted(choices(CORRUPTIONS))
+
+
+def _corruption(name: str) -> Corruption:
+    return cast("Corruption", choices(CORRUPTIONS)[name]())
+
+
+def _pictures(images: int = 3, channels: int = 3, side: int = 32) -> torch.Tensor:
+    smooth = torch.rand(images, channels, 4, 4, generator=torch.Generator().manual_seed(1)) * 0.6 + 0.2
+    return torch.nn.functional.interpolate(smooth, (side, side), mode="bicubic").clamp(0, 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_picture_suffers_alone_the_same_and_more_at_every_severity(name: str) -> None:
+    pictures, corruption, indices = _pictures(side=80), _corruption(name), torch.tensor([7, 3, 9])
+    before, distances = pictures.clone(), []
+    for severity in range(1, 6):
+        together = corruption(pictures, severity, indices, UNIT)
+        alone = corruption(pictures[1:2], severity, indices[1:2], UNIT)
+        torch.testing.assert_close(alone, together[1:2])
+        assert together.shape == pictures.shape
+        assert 0 <= together.min() <= together.max() <= 1
+        distances.append(float((together - pictures).square().mean()))
+    assert torch.equal(pictures, before)
+    assert 0 < distances[0] < distances[2] < distances[4]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_tones_change_nothing_but_the_numbers(name: str) -> None:
+    pictures, indices = _pictures(channels=1), torch.arange(3)
+    tones = Tones((-2.0,), (3.0,))
+    expected = _corruption(name)(pictures, 3, indices, UNIT) * 5 - 2
+    torch.testing.assert_close(
+        _corruption(name)(pictures * 5 - 2, 3, indices, tones), expected, rtol=0, atol=0.03
+    )
+
+
+def test_noise_has_the_stated_size() -> None:
+    grey, indices = torch.full((8, 3, 64, 64), 0.5), torch.arange(8)
+    assert (_corruption("gaussian_noise")(grey, 1, indices, UNIT) - grey).std() == pytest.approx(
+        0.08, rel=0.02
+    )
+    counted = _corruption("shot_noise")(grey, 2, indices, UNIT)
+    assert counted.mean() == pytest.approx(0.5, abs=0.01)
+    assert counted.std() == pytest.approx((0.5 / 25) ** 0.5, rel=0.03)
+    torch.testing.assert_close((counted * 25).round(), counted * 25)
+    spoiled = _corruption("impulse_noise")(grey, 4, indices, UNIT)
+    assert (spoiled == 0).float().mean() == pytest.approx(0.085, abs=0.005)
+    assert (spoiled == 1).float().mean() == pytest.approx(0.085, abs=0.005)
+
+
+def test_light_and_contrast_are_the_formulas() -> None:
+    pictures, indices = _pictures(), torch.arange(3)
+    torch.testing.assert_close(
+        _corruption("brightness")(pictures, 3, indices, UNIT), (pictures + 0.3).clamp(0, 1)
+    )
+    mean = pictures.mean((2, 3), keepdim=True)
+    torch.testing.assert_close(
+        _corruption("contrast")(pictures, 2, indices, UNIT), mean + 0.3 * (pictures - mean)
+    )
+
+
+@pytest.mark.parametrize("name", ["defocus_blur", "motion_blur"])
+def test_blurs_keep_the_light_and_spread_a_point(name: str) -> None:
+    point = torch.zeros(1, 1, 65, 65)
+    point[0, 0, 32, 32] = 1
+    spread = _corruption(name)(point, 5, torch.tensor([2]), UNIT)
+    assert spread.sum() == pytest.approx(1, rel=1e-5)
+    places = torch.arange(65.0) - 32
+    if name == "defocus_blur":
+        assert torch.equal(spread, spread.flip(2))
+        torch.testing.assert_close(spread, spread.transpose(2, 3))
+        assert int((spread > 0).sum()) == pytest.approx(np.pi * (10 * 65 / 224 + 0.5) ** 2, rel=0.1)
+    else:
+        x, y = (spread[0, 0] * places).sum(), (spread[0, 0] * places[:, None]).sum()
+        assert (abs(float(x)), abs(float(y))) == pytest.approx((0, 0), abs=1e-3)
+        variance = (spread[0, 0] * (places.square() + places[:, None].square())).sum()
+        assert float(variance) == pytest.approx((30 * 65 / 224) ** 2 / 12, rel=0.2)
+    flat = torch.full((1, 1, 30, 30), 0.3)
+    torch.testing.assert_close(_corruption(name)(flat, 5, torch.tensor([0]), UNIT), flat)
+
+
+def test_pixelation_is_an_average_over_squares() -> None:
+    pictures = _pictures(side=32)
+    found = _corruption("pixelate")(pictures, 2, torch.arange(3), UNIT)
+    squares = pictures.view(3, 3, 16, 2, 16, 2).mean((3, 5))
+    torch.testing.assert_close(found, squares.repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+def test_compression_is_pillows() -> None:
+    picture = _pictures(images=1)
+    content = (picture[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    file = BytesIO()
+    Image.fromarray(content).save(file, "JPEG", quality=15)
+    expected = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1)[None] / 255
+    torch.testing.assert_close(_corruption("jpeg_compression")(picture, 3, torch.tensor([0]), UNIT), expected)
+    with pytest.raises(RequestError, match="pictures of 2 channels"):
+        _corruption("jpeg_compression")(picture[:, :2], 1, torch.tensor([0]), UNIT)

@@ -1,0 +1,91 @@
+"""Accuracy on ever worse pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import polyrhythm
+from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.robustness import FACTORS, declines
+from polyrhythm.models.create import create_model
+from polyrhythm.models.weights import save_weights
+
+
+class _Light(nn.Module):
+    """Takes pictures for class 1 that are brighter than a half."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        light = images.mean((1, 2, 3)) - 0.5
+        return torch.stack([-light, light], 1)
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    tones = torch.linspace(0.05, 0.95, 20)
+    images = tones[:, None, None, None].expand(20, 3, 16, 16).clone()
+    split = TensorSplit(images, (tones > 0.5).long())
+    return Dataset("tones", split, split, ("dark", "light"), (3, 16, 16), 1)
+
+
+def test_accuracy_falls_where_it_must_and_only_there(dataset: Dataset) -> None:
+    clean, found = declines(_Light(), dataset, torch.arange(20))
+    by_name = {each.name: each for each in found}
+    assert clean == 1.0
+    brighter = [
+        sum(0 if 0.05 + k * 0.9 / 19 + add > 0.5 else 1 for k in range(10))
+        for add in (0.1, 0.2, 0.3, 0.4, 0.5)
+    ]
+    assert by_name["brightness"].top1 == pytest.approx([(10 + dark) / 20 for dark in brighter])
+    assert by_name["contrast"].top1 == (1.0,) * 5  # a flat picture has no contrast to lose
+    assert by_name["pixelate"].top1 == (1.0,) * 5
+    assert by_name["vignetting"].top1[4] < 1.0
+    assert {each.kind for each in found[:3]} == {"augmentation"}
+
+
+def test_augmentations_go_through_their_usual_strength(dataset: Dataset) -> None:
+    _, found = declines(_Light(), dataset, torch.arange(4))
+    strengths = {each.name: each.strengths for each in found}
+    assert strengths["rotation"] == tuple(15 * factor for factor in FACTORS)
+    assert strengths["colour_casting"] == (5, 10, 20, 30, 40)
+    assert max(strengths["lens_distortion"]) < 1 / 3
+    assert max(strengths["vignetting"]) == 1.0
+    assert "flip" not in strengths
+
+
+def test_the_same_pictures_suffer_the_same_each_time(dataset: Dataset) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, 2))
+    indices = torch.arange(20)
+    first = declines(model, dataset, indices)
+    torch.manual_seed(1)
+    assert declines(model, dataset, indices) == first
+
+
+def test_the_verb_tests_each_model_and_draws_it(tmp_path: Path) -> None:
+    files = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = create_model("mlp", classes=10, image_shape=(1, 8, 8))
+        files.append(tmp_path / f"{seed}.safetensors")
+        save_weights(model, files[-1], {"model": "mlp", "data": "digits"})
+    found = polyrhythm.robustness(files, images=20, plot=tmp_path / "page.html")
+    assert [model["weights"] for model in found["models"]] == [str(file) for file in files]
+    assert found["images"] == 20
+    first = found["models"][0]["declines"]
+    assert "colour_casting" not in {each["name"] for each in first}  # digits are grey
+    page = (tmp_path / "page.html").read_text()
+    drawn = json.loads(re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1])
+    assert len(drawn) == len(first)
+    assert drawn[0]["data"][1]["y"] == [
+        found["models"][1]["clean_top1"],
+        *found["models"][1]["declines"][0]["top1"],
+    ]
+    with pytest.raises(RequestError, match="there is no folder"):
+        polyrhythm.robustness(files, plot=tmp_path / "nowhere" / "page.html")
