@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.invariant import Conditions, Invariant
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What a server must do now.
 
     Attributes:

@@ -61,15 +61,17 @@ class Shard:
 
     Attributes:
         values: `(n,)`, the parameters now.
+        trains: whether updates change any of them.
     """
 
     def __init__(self, plan: OptimizerPlan, values: Tensor, handling: Handling) -> None:
         self.values = values
         self._optimizer = plan.build(values)
+        self.trains = self._optimizer.inner is not None
         self._merger = handling.merge.merger()
         self._aggregator = handling.aggregator
 
-    def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> Counter[int]:
+    def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> dict[int, int]:
         """Makes one update of one or more gradients.
 
         Args:
@@ -81,6 +83,8 @@ class Shard:
             How many gradients were applied at which staleness; nothing where there was no update: only empty batches,
             or fewer gradients than the aggregator needs.
         """
+        if len(pushed) == 1:
+            return self._update_by_one(pushed[0], version, distances)
         weighty = [entry for entry in pushed if entry.message.weight > 0]
         if len(weighty) < self._aggregator.least:
             return Counter()
@@ -113,6 +117,19 @@ class Shard:
         tensors, facts = state
         self._optimizer.load_state(_named(tensors, _OPTIMIZER), facts["optimizer"])
         self._merger.load_state(_named(tensors, _MERGER), facts["merge"])
+
+    def _update_by_one(self, entry: Pushed, version: int, distances: Tensor | None) -> dict[int, int]:
+        """Does what `update` does with one gradient, as asynchronous servers do at every push, with less ado."""
+        message = entry.message
+        if message.weight <= 0 or self._aggregator.least > 1:
+            return {}
+        age = version - message.version
+        factor = self._merger.factor(age)
+        weight = message.weight * factor
+        gradient = self._aggregator.aggregate([self._corrected(entry)], [weight], distances)
+        share = 1.0 if factor == 1.0 else weight / message.weight
+        self._optimizer.step(gradient, message.learning_rate * share)
+        return {age: 1}
 
     def _corrected(self, entry: Pushed) -> Tensor:
         gradient = payload(entry.message)

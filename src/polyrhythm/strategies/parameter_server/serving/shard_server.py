@@ -228,7 +228,7 @@ class ShardServer:
             self._count(self._held.get(pusher, ()))
             self._steps[pusher] = max(self._steps[pusher], decision.step or 0)
         self._count(taken)
-        if taken and self._handling.aggregator.whole:
+        if self._handling.aggregator.whole and taken:
             self._undecided = taken, decision
             return self._parts.offer(_distances(taken)) + self._decide()
         return self._apply_and_answer(taken, decision, None)
@@ -247,14 +247,17 @@ class ShardServer:
         if taken:
             self._apply(taken, distances)
         answers = [self._answer(self._pushers[pusher]) for pusher in decision.answer]
-        return answers + [self._acknowledgement(pusher) for pusher in decision.acknowledge]
+        answers += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
+        return answers
 
     def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
         assert self._shard is not None, "nobody pushes before having pulled"
         applied = self._shard.update(gradients, self.version, distances)
         if applied:
-            self._copy = None
-            self.staleness.update(applied)  # unlike +=, this looks at what is new only
+            if self._shard.trains:
+                self._copy = None
+            for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
+                self.staleness[age] += gradients_of_it
             self.version += 1
             for entry in gradients:
                 self._readings[entry.pusher].version += entry.message.weight > 0
