@@ -37,6 +37,7 @@ VARIATIONS = [
     "mixed(replicas=3, servers=2)",
     "mixed(replicas=2, consistency=synchronous)",
     "synchronous(collective=ring)",
+    "easgd(mode=synchronous, tau=1, servers=2)",
     "sgp(overlap=True)",
     "bmuf(steps=2, nesterov=True)",
 ]
@@ -76,7 +77,7 @@ def out_of_step(workers: int) -> list[str]:
 
 def cuts_layers(job: Job) -> bool:
     """Whether shards of several servers cut layers that the optimiser has to see whole: such a job is refused."""
-    return job.learning.optimizer.layerwise and job.strategy.server_count > 1
+    return job.learning.optimizer.layerwise and job.strategy.shard_count > 1
 
 
 def blobs(train: int = 53, test: int = 40) -> Dataset:

@@ -92,6 +92,12 @@ def downpour(strategy, workers, size, buckets, steps):
     return workers * (pushes * message + fetches * (message + strategy.servers * HEADER))
 
 
+def hierarchical(strategy, workers, size, buckets):
+    groups = min(strategy.groups, workers)
+    below, above = PARAMETERS * size + HEADER, PARAMETERS * size + strategy.servers * HEADER
+    return 2 * (workers * below + groups * above)
+
+
 def hogwild(strategy, workers, size, buckets):
     return 0
 
@@ -106,6 +112,8 @@ DECLARED = {
     "d_psgd": d_psgd,
     "ad_psgd": ad_psgd,
     "sgp": sgp,
+    "hogwild": hogwild,
+    "hierarchical": hierarchical,
 }
 """Bytes that all ranks together send while every worker takes one step; at most, where answers may be empty."""
 
@@ -117,6 +125,9 @@ DECLARED_OF_A_RUN = {
     "bmuf": local_sgd,
     "slowmo": local_sgd,
     "diloco": local_sgd,
+    "easgd": elastic,
+    "eamsgd": elastic,
+    "downpour": downpour,
 }
 """The same of so many steps, where not all are alike: means of models are one bucket."""
 

@@ -77,7 +77,9 @@ def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folde
         assert second.sha256 == whole.sha256, stop_s
         stopped_at.add(first.checkpoint_steps[-1])
         if strategy(spec).round_steps(WORKERS) == 1:
-            done = first.checkpoint_steps[-1] == 2 * STEPS_PER_EPOCH  # gossip's word of the wish takes some steps
+            done = (
+                first.checkpoint_steps[-1] == 2 * STEPS_PER_EPOCH
+            )  # gossip's word of the wish takes some steps
             assert first.events[-1].outcome == ("done" if done else "interrupted")
     if strategy(spec).round_steps(WORKERS) == 1:
         assert STEPS_PER_EPOCH in stopped_at
@@ -102,15 +104,18 @@ def test_one_worker_resumes_with_all_state_of_every_optimiser(spec, optimizer, f
 def test_out_of_step_every_gradient_is_applied_exactly_once(spec, stop_s, folders):
     job = make_job(spec, WORKERS, dataset=blobs(train=48))  # 4 full steps an epoch
     first, second = interrupted_and_resumed(job, folders(), stop_s)
-    assert first.events[-1].outcome == "interrupted"
-    assert second.events[-1].outcome == "done"
     built = strategy(spec)
+    if built.round_steps(WORKERS) == 1:  # else there may be no exchange left at which to hear of the wish
+        assert first.events[-1].outcome == "interrupted"
+    assert second.events[-1].outcome == "done"
     applied = sum(second.result["staleness"]["histogram"].values())
-    assert applied == 8 * built.gradients_per_step(WORKERS) * built.server_count
+    assert applied == 8 * built.gradients_per_step(WORKERS) * max(1, built.shard_count)
     assert second.sha256 == sha256_of(vector_of(second.models[0]))
 
 
-@pytest.mark.parametrize("spec", [spec for spec in out_of_step(WORKERS) if one_by_one(spec)])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in out_of_step(WORKERS) if one_by_one(spec) and strategy(spec).server_count]
+)
 def test_an_asynchronous_checkpoint_holds_all_state(spec, folders):
     folder = folders()
     simulated(make_job(spec, WORKERS, folder=folder, optimizer="adam"), stop_at(0.058))

@@ -9,7 +9,7 @@ from polyrhythm.launch.local import run_local
 STEPS = 40
 
 
-@pytest.mark.parametrize("spec", ["easgd(tau=2, servers=2)", "downpour(n_push=3)", "hogwild"])
+@pytest.mark.parametrize("spec", ["easgd(tau=2, servers=2)", "downpour(n_push=3)", "hogwild", "hierarchical"])
 def test_real_processes_count_every_gradient_and_learn(spec, tmp_path):
     job = make_job(spec, 3, dataset=blobs(train=240), folder=tmp_path, checkpoints=0)
     events = []
@@ -17,7 +17,7 @@ def test_real_processes_count_every_gradient_and_learn(spec, tmp_path):
     result = result_of(events)
     built = strategy(spec)
     counted = sum(result["staleness"]["histogram"].values())
-    assert counted == STEPS * built.gradients_per_step(3) * max(1, built.server_count)
+    assert counted == STEPS * built.gradients_per_step(3) * max(1, built.shard_count)
     assert result["steps"] == STEPS
     assert result["test_top1"] > 0.6  # three classes: a third by chance
     assert torch.isfinite(saved_vector(tmp_path)).all()

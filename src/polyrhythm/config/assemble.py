@@ -142,8 +142,8 @@ def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strateg
         optimizer.create(trained)
     except ValueError as error:
         raise RequestError(f"optimizer {optimizer}: {error}") from None
-    if strategy.server_count:
-        shards(sum(parameter.numel() for parameter in trained), strategy.server_count)
+    if strategy.shard_count:
+        shards(sum(parameter.numel() for parameter in trained), strategy.shard_count)
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:

@@ -89,8 +89,8 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
             "--steps of full batches"
         )
     sizes = sizes_of(_shapes_of(config.model, dataset), dataset.image_shape)
-    if strategy.server_count:
-        shards(sizes.parameters, strategy.server_count)
+    if strategy.shard_count:
+        shards(sizes.parameters, strategy.shard_count)
     epochs = config.epochs or dataset.default_epochs
     rehearsal = Rehearsal(
         strategy=strategy,

@@ -307,6 +307,11 @@ class Strategy(Config):
         return 0
 
     @property
+    def shard_count(self) -> int:
+        """Into how many shards servers cut the parameters; that many of them count every gradient."""
+        return self.server_count
+
+    @property
     def server_placement(self) -> Placement:
         """Where servers run."""
         return Shared()

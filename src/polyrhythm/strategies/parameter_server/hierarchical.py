@@ -1,0 +1,141 @@
+"""Hierarchical parameter servers: leaves with a group of workers each, and roots above them.
+
+Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning", ICDM 2016, arXiv 1509.04210,
+whose Rudra-adv has a tree of servers that aggregate.
+
+    leaf      g = sum_i b_i g_i / sum_i b_i        over its group
+    root      w' = w - lr * mean over leaves, weighted with their samples      synchronous: all; asynchronous: each g
+
+Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. A root takes N/k times M
+instead of N times. Departure: there are two levels, however many workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
+from polyrhythm.strategies.parameter_server.levels.groups import Levels
+from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
+from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
+from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.placement import PLACEMENTS, Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Facts,
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.quantities import Count
+
+
+class Hierarchical(Strategy):
+    """Leaf servers average the gradients of a group of workers each, and push one to the root servers.
+
+    Attributes:
+        groups: of workers, each with a leaf server; they differ by at most one worker.
+        servers: root servers, each with an equal shard.
+        consistency: who may proceed when, between groups; inside a group all go together.
+        placement: where all servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Gupta, Zhang, Wang",
+        "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning: A Systematic Study",
+        "ICDM",
+        2016,
+        "1509.04210",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M + 2MG/N, G groups",
+        staleness="0 (G-1 if asynchronous)",
+        use_it="many workers, whose gradients one server could not take in",
+    )
+
+    groups: Count = 2
+    servers: Count = 1
+    consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """Leaves and roots."""
+        return self.groups + self.servers
+
+    @property
+    def shard_count(self) -> int:
+        """The roots'."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def check(self, workers: int) -> None:
+        """Refuses what the consistency cannot do with so many groups."""
+        super().check(workers)
+        self.consistency.check(self._busy(workers))
+        if self.consistency.own_updates:
+            raise RequestError(
+                f"{self.consistency}: workers of a group share what their leaf reads, and cannot each update a copy of "
+                "their own: leave cached_reads out"
+            )
+
+    def in_step(self, workers: int) -> bool:
+        """As the consistency has it, and always if there is but one group."""
+        return self._busy(workers) == 1 or self.consistency.in_step()
+
+    def updates_per_step(self, workers: int) -> int:
+        """As the consistency has it, of groups."""
+        return self.consistency.updates_per_step(self._busy(workers))
+
+    def gradients_per_step(self, workers: int) -> int:
+        """One a group, or as many of them as the consistency does not drop."""
+        busy = self._busy(workers)
+        return self.consistency.gathers(busy) if self.consistency.drops else busy
+
+    def slices(self, workers: int) -> int:
+        """One a root."""
+        return self.servers
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Equal replicas inside each group; where all go in step, of all, and the sum of all gradients."""
+        cast = conditions.cast
+        in_step = self.in_step(len(cast.workers))
+        groups = [members for members in Levels.of(cast, self.groups).groups if members]
+        equal = [cast.workers] if in_step else groups
+        return [*super().invariants(conditions), Replicas(conditions, equal, alone=in_step)]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker, to whom its leaf is the only server."""
+        for shard in shards(
+            setting.flat.size, self.servers
+        ):  # refuses what roots cannot do, before a leaf tries
+            setting.plan.part(shard.start, shard.stop)
+        leaf = Levels.of(setting.cast, self.groups).leaf_of(setting.network.rank)
+        return ServedWorker(replace(setting, cast=Cast(setting.cast.workers, (leaf,))))
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one leaf or root."""
+        levels = Levels.of(setting.cast, self.groups)
+        if setting.index < self.groups:
+            return LeafServer(levels, setting.index)
+        return RootServer(ShardServer(levels.busy_leaves, self.consistency))
+
+    def _busy(self, workers: int) -> int:
+        return min(self.groups, workers)
