@@ -55,7 +55,8 @@ class _Mail:
         """Nothing to say."""
 
     def progress(self, event: WorkerProgress) -> None:
-        self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+        # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
+        self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
         self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))

@@ -152,10 +152,8 @@ class ADPSGDWorker(WorkerPart):
 
     def state(self) -> State:
         """Gives this worker's parameters and its optimiser's state."""
-        parameters = self._flat.vector
-        if self._training:
-            self._ask(Message(Kind.STATE))
-            parameters = self._keeper.shown
+        newest = self._keeper.copy() if self._training else None
+        parameters = self._flat.vector if newest is None else newest
         return packed({"parameters": parameters}, {}, self._keeper.optimizer)
 
     def load_state(self, state: State) -> None:

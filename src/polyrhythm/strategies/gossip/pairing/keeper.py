@@ -13,6 +13,7 @@ cannot wait for each other in a circle, whoever is slow or dies. A pure object: 
 from __future__ import annotations
 
 from collections import Counter
+from threading import Lock
 
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class Keeper:
     """Averages with partners, and updates when its own worker has a gradient.
 
     Messages of its own worker: `DIFFERENCE` (a step begins: ask a partner), `PUSH` (a gradient is in the flat vector),
-    `PULL` (show the newest parameters), `STATE` (keep a copy for a checkpoint).
+    `PULL` (show the newest parameters).
 
     Args:
         place: of the worker.
@@ -44,7 +45,6 @@ class Keeper:
         heard: the step that each partner was last heard to be in.
         absent: partners that are lost.
         stop: whether someone was asked to stop.
-        shown: `(n,)`, the copy for a checkpoint.
     """
 
     def __init__(self, place: Place, setting: WorkerSetting) -> None:
@@ -56,7 +56,7 @@ class Keeper:
         self.heard: dict[int, int] = {}
         self.absent: set[int] = set()
         self.stop = False
-        self.shown = self.values
+        self._between_messages = Lock()
         self._flat = setting.flat
         self._averages = self._read = 0
         self._step = 0
@@ -71,6 +71,28 @@ class Keeper:
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message and gives what is to be sent."""
+        with self._between_messages:
+            return self._take(source, message)
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """A worker is gone; if it was asked for something, nothing will come of it."""
+        with self._between_messages:
+            self.absent.add(rank)
+            if self._asked != rank:
+                return []
+            self._asked = None
+            return self._update_if_averaged()
+
+    def copy(self) -> Tensor | None:
+        """Gives the parameters as they are between two messages, `(n,)`; None while there are none."""
+        with self._between_messages:
+            return self.values.clone() if self.ready else None
+
+    def answer(self, kind: Kind = Kind.PARAMETERS, step: int = 0) -> Reply:
+        """Makes what the worker waits for; its tensors need not travel."""
+        return self.place.rank, Message(kind, step=step, stop=self.stop, tag=ANSWER)
+
+    def _take(self, source: int, message: Message) -> list[Reply]:
         if source != self.place.rank:
             if message.kind is Kind.VECTOR:
                 return self._average(source, message)
@@ -80,27 +102,8 @@ class Keeper:
         if message.kind is Kind.PUSH:
             self._push = message
             return self._update_if_averaged()
-        if message.kind is Kind.PULL:
-            self._show()
-        else:
-            self.shown = self.values.clone()
+        self._show()
         return [self.answer()]
-
-    def on_loss(self, rank: int) -> list[Reply]:
-        """A worker is gone; if it was asked for something, nothing will come of it."""
-        self.absent.add(rank)
-        if self._asked != rank:
-            return []
-        self._asked = None
-        return self._update_if_averaged()
-
-    def copy(self) -> Tensor | None:
-        """Gives the parameters, `(n,)`, to be sent; None while there are none."""
-        return self.values.clone() if self.ready else None
-
-    def answer(self, kind: Kind = Kind.PARAMETERS, step: int = 0) -> Reply:
-        """Makes what the worker waits for; its tensors need not travel."""
-        return self.place.rank, Message(kind, step=step, stop=self.stop, tag=ANSWER)
 
     def _ask(self, step: int) -> list[Reply]:
         """Sends the parameters to a partner; they do not change before it has answered, or is lost."""
@@ -122,7 +125,8 @@ class Keeper:
     def _averaged(self, source: int, message: Message) -> list[Reply]:
         """Goes the other half of the way."""
         self.heard[source] = message.step
-        self._asked = None
+        if self._asked == source:
+            self._asked = None
         if message.tensor is not None:
             self.values.sub_(message.tensor.to(self.values.device))
             self._averages += 1
