@@ -46,6 +46,11 @@ def local_sgd(strategy, workers, size, buckets, steps):
     return steps // strategy.steps * all_reduce(workers, (PARAMETERS + TAIL) * size, 1)
 
 
+def periodic_averaging(strategy, workers, size, buckets, steps):
+    exchanges = -(-steps // strategy.steps)
+    return exchanges * workers * 2 * (PARAMETERS * size + strategy.servers * HEADER)
+
+
 def parallel_sgd(strategy, workers, size, buckets, steps):
     return 0
 
@@ -121,6 +126,7 @@ DECLARED_OF_A_RUN = {
     "local_sgd": local_sgd,
     "post_local_sgd": post_local_sgd,
     "parallel_sgd": parallel_sgd,
+    "periodic_averaging": periodic_averaging,
     "hierarchical_averaging": hierarchical_averaging,
     "bmuf": local_sgd,
     "slowmo": local_sgd,

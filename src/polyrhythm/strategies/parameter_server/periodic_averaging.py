@@ -1,0 +1,142 @@
+"""Asynchronous periodic averaging: every few steps a worker and a running mean at the servers become one.
+
+Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019, arXiv 1903.03934.
+
+    c' = (1 - a) c + a x_i,   x_i' = c'           whenever worker i has taken H steps of its own; no worker waits
+    x_i <- x_i - lr g_i                           in between, and while the exchange is under way
+
+H = steps, a = share (1/N if not given, so that c is a running mean of the latest model of each). Departures: any
+optimiser takes the place of SGD, and keeps its state; the gradient of the step in which the mean arrives is that of
+the model before, so that the exchange hides behind it; a does not fall with staleness, and there is no proximal
+term. At the end every worker adds its model once more. Batch-norm statistics stay each worker's own in training; a
+model that is tested or saved shows their mean. The rule is elastic averaging's with different pulls: a at the
+centre, 1 - a at the worker.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
+from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
+from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
+from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
+from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Facts,
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+from polyrhythm.training.quantities import Count, InnerFraction
+
+Reply = tuple[int, Message]
+
+
+class PeriodicAveraging(Strategy):
+    """Workers train alone, and every few steps take over a running mean that their model has gone into.
+
+    Attributes:
+        steps: of a worker between two exchanges.
+        share: of the worker's model in the mean after an exchange; None: 1/N.
+        servers: how many hold the mean, each an equal shard.
+        placement: where servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Xie, Koyejo, Gupta", "Asynchronous federated optimization", "arXiv", 2019, "1903.03934"
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M/H",
+        staleness="N-1",
+        use_it="slow networks and uneven machines, of which none should wait; simpler than elastic averaging",
+        when_a_worker_dies=(
+            "the others go on, and a successor begins at the mean with the steps that are left (the leader's loss "
+            "stops the run)"
+        ),
+    )
+    plain_alone: ClassVar[bool] = False
+
+    steps: Count = 8
+    share: InnerFraction | None = None
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def rule(self, workers: int) -> ElasticRule:
+        """Gives the numbers for so many workers."""
+        share = 1 / workers if self.share is None else self.share
+        return ElasticRule(alpha=share, tau=self.steps, together=False)
+
+    def in_step(self, workers: int) -> bool:
+        """Never: nobody waits for anybody."""
+        return False
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.steps
+
+    def goes_on(self, workers: int) -> bool:
+        """Always."""
+        return True
+
+    def gradients_per_step(self, workers: int) -> int:
+        """All: the mean hears of each once, in the model that it first went into."""
+        return workers
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: every worker makes its own step on its own parameters."""
+        return 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Every question is answered once, to who asked it."""
+        return [*super().invariants(conditions), Answers(conditions.cast)]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        local = PlainStep(setting.flat.vector, setting.plan)
+        return ElasticWorker(setting, self.rule(setting.workers.size), local)
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        workers = setting.cast.workers
+        return RunningMean(workers, self.rule(len(workers)))
+
+
+class RunningMean(CentreServer):
+    """A shard of the mean: the centre of elastic averaging, but for how far it pulls workers.
+
+    Args:
+        workers: their ranks.
+        rule: whose `alpha` is a.
+    """
+
+    def __init__(self, workers: tuple[int, ...], rule: ElasticRule) -> None:
+        super().__init__(workers, rule)
+        self._further = (1 - rule.alpha) / rule.alpha
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a rank and gives the replies."""
+        replies = super().on_message(source, message)
+        for _, reply in replies:
+            if reply.kind is Kind.DIFFERENCE and reply.tensor is not None:
+                reply.tensor.mul_(self._further)  # it was a times the difference to the old mean
+        return replies

@@ -1,0 +1,135 @@
+"""Asynchronous periodic averaging: the mean by hand, and a whole run by a reference that knows only who came when."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conformance.jobs import batch, blobs, make_job, simulated, strategy, vector_of
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.trials import try_seeds
+from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.strategy import ServerSetting
+from simulation.trying import trial
+
+
+def server(spec, workers=2):
+    part = strategy(spec).server(ServerSetting(0, cast_in_order(workers, 1)))
+    part.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
+    for rank in range(workers):
+        part.on_message(rank, Message(Kind.PULL))
+    return part
+
+
+def exchange(part, rank, values, step):
+    offered = torch.tensor(values)
+    [(to, reply)] = part.on_message(rank, Message(Kind.VECTOR, offered.clone(), step=step))
+    assert (to, reply.kind) == (rank, Kind.DIFFERENCE)
+    return (offered - reply.tensor).tolist()
+
+
+def test_mean_and_worker_meet():
+    part = server("periodic_averaging(share=0.25)")
+    assert exchange(part, 0, [4.0, 8.0], 8) == [1.0, 2.0] == part.centre.tolist()
+    assert (
+        exchange(part, 1, [9.0, -6.0], 8) == [3.0, 0.0] == part.centre.tolist()
+    )  # 3/4 of the old, 1/4 of the worker's
+    assert exchange(part, 0, [3.0, 4.0], 16) == [3.0, 1.0] == part.centre.tolist()
+    assert part.version == 3
+    assert part.steps == {0: 16, 1: 8}
+    assert part.staleness == {0: 8, 1: 16}  # the second and third came after one that they had not heard of
+
+
+def test_the_share_is_one_worker_of_all():
+    part = server("periodic_averaging", workers=4)
+    assert exchange(part, 3, [4.0, 8.0], 8) == [1.0, 2.0]
+
+
+def test_who_leaves_goes_into_the_mean_once_more():
+    part = server("periodic_averaging(share=0.5)")
+    assert part.on_message(1, Message(Kind.LEAVE, torch.tensor([4.0, 2.0]), step=3)) == []
+    assert part.centre.tolist() == [2.0, 1.0]
+
+
+def test_state_goes_round():
+    part = server("periodic_averaging(share=0.5)")
+    exchange(part, 0, [4.0, 8.0], 8)
+    again = strategy("periodic_averaging(share=0.5)").server(ServerSetting(0, cast_in_order(2, 1)))
+    again.load_state(part.state())
+    again.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
+    assert again.centre.tolist() == [2.0, 4.0]
+    assert exchange(again, 1, [0.0, 0.0], 8) == [1.0, 2.0]
+
+
+def test_a_whole_run_by_hand():
+    """Two workers, one twice as quick: exchanges in the order of time, each with the gradient of the model before."""
+    share, steps, rate, total = 0.5, 3, 0.05, 8
+    job = make_job(
+        f"periodic_averaging(steps={steps}, share={share})",
+        2,
+        dataset=blobs(train=total * 8),
+        dtype=torch.float64,
+        epochs=1,
+        schedule="constant",
+        optimizer=f"sgd(lr={rate}, momentum=0)",
+    )
+    torch.manual_seed(job.learning.seed)
+    first = job.make_model()
+    models = [deepcopy(first), deepcopy(first)]
+    mean = vector_of(first)
+
+    def gradient(worker, step):
+        images, labels = batch(job, 0, step, worker, 2)
+        loss = functional.cross_entropy(models[worker](images.double()), labels)
+        return torch.cat(
+            [part.reshape(-1) for part in torch.autograd.grad(loss, list(models[worker].parameters()))]
+        )
+
+    durations = (0.01, 0.0203)
+    starts = sorted(
+        (durations[worker] * step, worker, step) for worker in (0, 1) for step in range(total + 1)
+    )
+    for _, worker, step in starts:
+        slope, own = gradient(worker, step), vector_of(models[worker])
+        if step % steps == 0:
+            mean = (1 - share) * mean + share * own
+            own = mean
+        nn.utils.vector_to_parameters(own - rate * slope, models[worker].parameters())
+    for worker in (1, 0):  # the leader leaves last
+        mean = (1 - share) * mean + share * vector_of(models[worker])
+    around = Surroundings(step_s=lambda worker: durations[worker], latency_s=1e-6, bandwidth_bytes_per_s=1e12)
+    found = vector_of(simulated(job, around).models[0])
+    torch.testing.assert_close(found, mean, rtol=1e-9, atol=1e-11)
+
+
+def test_nobody_waits_for_the_slow():
+    job = make_job("periodic_averaging(steps=2)", 3, dataset=blobs(train=120), epochs=1)
+    slow = Surroundings(step_s=lambda worker: 1.0 if worker == 2 else 0.01)
+    events = simulated(job, slow).events
+    done = {event.worker: event.time_s for event in events if type(event).__name__ == "WorkerProgress"}
+    assert done[0] < 0.2
+    assert done[2] > 9
+
+
+@pytest.mark.parametrize("spec", ["periodic_averaging(steps=2)", "periodic_averaging(steps=2, servers=2)"])
+def test_invariants_hold_when_workers_come_and_go(spec):
+    assert try_seeds(trial(spec, workers=3, steps=10), range(20)).failures == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("periodic_averaging(steps=0)", "steps should be greater than or equal to 1"),
+        ("periodic_averaging(share=1)", "share should be less than 1"),
+        ("periodic_averaging(servers=0)", "servers should be greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec, words):
+    with pytest.raises(RequestError, match=words):
+        strategy(spec)
