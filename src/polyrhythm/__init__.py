@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from polyrhythm.api.augment import augment
     from polyrhythm.api.average import average
     from polyrhythm.api.evaluate import evaluate
+    from polyrhythm.api.export import export
     from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
+    from polyrhythm.api.predict import predict
     from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
     from polyrhythm.api.robustness import robustness
@@ -35,7 +37,9 @@ __all__ = [
     "augment",
     "average",
     "evaluate",
+    "export",
     "join",
+    "predict",
     "profile",
     "replay",
     "robustness",
@@ -48,6 +52,8 @@ _HOMES = {
     "augment": "polyrhythm.api.augment",
     "average": "polyrhythm.api.average",
     "evaluate": "polyrhythm.api.evaluate",
+    "export": "polyrhythm.api.export",
+    "predict": "polyrhythm.api.predict",
     "Group": "polyrhythm.api.group",
     "join": "polyrhythm.api.join",
     "profile": "polyrhythm.api.profile",

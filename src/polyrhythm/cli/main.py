@@ -12,6 +12,8 @@ import typer
 from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
 from polyrhythm.cli.evaluate import evaluate
+from polyrhythm.cli.export import export
+from polyrhythm.cli.predict import predict
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
 from polyrhythm.cli.run import CONTEXT, run
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(evaluate)
+app.command()(predict)
+app.command()(export)
 app.command()(average)
 app.command()(augment)
 app.command()(strategies)

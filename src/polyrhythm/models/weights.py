@@ -103,9 +103,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _file(path: Path) -> Path:
     file = path / _FILE_IN_RUN_FOLDER if path.is_dir() else path
     if not file.is_file():
-        raise RequestError(
-            f"there are no weights at {file}: give a file, a run folder, or a pretrained name"
-        )
+        raise RequestError(f"there are no weights at {file}: give a file, a run folder, or a pretrained name")
     return file
 
 

@@ -74,6 +74,8 @@ class Presentation:
             "data": dataset.name,
             "classes": "\n".join(dataset.classes),
             "image_shape": ",".join(map(str, dataset.image_shape)),
+            "black": ",".join(map(str, dataset.black)),
+            "white": ",".join(map(str, dataset.white)),
         }
         with self._shown(states):
             save_weights(self._replica.model, path, facts)

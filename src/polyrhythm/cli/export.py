@@ -1,0 +1,32 @@
+"""`polyrhythm export`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json
+
+
+def export(
+    weights: Annotated[
+        str, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights.")
+    ],
+    out: Annotated[
+        str, typer.Option(help="The file: .pt (TorchScript), .pt2 (ExportedProgram) or .onnx.")
+    ] = "model.pt2",
+    data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
+    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Write a trained network for other programs: bytes of pictures in, class probabilities out."""
+    from polyrhythm.api.export import export as export_weights
+
+    found = export_weights(weights, out, data=data, model=model)
+    if json:
+        print_json(found)
+        return
+    channels, height, width = found["image_shape"]
+    print(f"{found['file']}: {found['model']} as {found['format']}, {len(found['classes'])} classes")
+    print(f"takes bytes (B, {channels}, {height}, {width}); checked to {found['largest_difference']:.1g}")

@@ -1,0 +1,1 @@
+"""The formats of exported networks, one a file."""

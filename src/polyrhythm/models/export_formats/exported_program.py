@@ -1,0 +1,31 @@
+"""ExportedProgram: PyTorch's own format of whole graphs; `torch.export.load` opens it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from polyrhythm.models.exporting import FACTS_FILE
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+
+class ExportedProgram(Config):
+    """The network's graph, of any number of pictures."""
+
+    suffix: ClassVar[str] = ".pt2"
+
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
+        """Writes the file; see `ExportFormat.write`."""
+        program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        torch.export.save(program, str(path), extra_files={FACTS_FILE: facts})
+
+    def run(self, path: Path, pictures: Tensor) -> Tensor:
+        """Opens the file and runs it; see `ExportFormat.run`."""
+        found: Tensor = torch.export.load(str(path)).module()(pictures)
+        return found

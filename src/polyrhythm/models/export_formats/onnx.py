@@ -1,0 +1,59 @@
+"""ONNX, which most other programs read; writing it takes the packages onnx and onnxscript."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from polyrhythm.errors import RequestError
+from polyrhythm.models.exporting import FACTS_FILE
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+_NEEDED = ("onnx", "onnxscript")
+
+
+class ONNX(Config):
+    """The network's graph, with the number of pictures left open."""
+
+    suffix: ClassVar[str] = ".onnx"
+
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
+        """Writes the file; see `ExportFormat.write`.
+
+        Raises:
+            RequestError: a package that it takes is missing.
+        """
+        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        if missing:
+            raise RequestError(
+                f"writing ONNX takes the package {' and '.join(missing)}: install it, or name a .pt or .pt2 file"
+            )
+        with warnings.catch_warnings(action="ignore"):  # the exporter's, about itself
+            program = torch.onnx.export(
+                network,
+                (pictures,),
+                input_names=["pictures"],
+                output_names=["probabilities"],
+                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        assert program is not None
+        program.model.metadata_props[FACTS_FILE] = facts
+        program.save(str(path))
+
+    def run(self, path: Path, pictures: Tensor) -> Tensor:
+        """Runs the file with onnx's own reference; see `ExportFormat.run`."""
+        from onnx.reference import ReferenceEvaluator
+
+        (found,) = ReferenceEvaluator(str(path)).run(None, {"pictures": pictures.numpy()})
+        return torch.from_numpy(found)

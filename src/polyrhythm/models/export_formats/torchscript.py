@@ -1,0 +1,35 @@
+"""TorchScript: `torch.jit.load` opens it, in Python and in C++ (libtorch)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from polyrhythm.models.exporting import FACTS_FILE
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+
+class TorchScript(Config):
+    """The network's operations as they were traced."""
+
+    suffix: ClassVar[str] = ".pt"
+
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
+        """Writes the file; see `ExportFormat.write`."""
+        # that it is an old format, and that tracing may go wrong: what comes out is compared
+        with warnings.catch_warnings(action="ignore"):
+            traced = torch.jit.trace(network, pictures)
+            torch.jit.save(traced, str(path), _extra_files={FACTS_FILE: facts})
+
+    def run(self, path: Path, pictures: Tensor) -> Tensor:
+        """Opens the file and runs it; see `ExportFormat.run`."""
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            found: Tensor = torch.jit.load(str(path))(pictures)
+        return found

@@ -1,0 +1,115 @@
+"""Naming what pictures show, and files for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import polyrhythm
+from polyrhythm.errors import RequestError
+from polyrhythm.models.create import create_model
+from polyrhythm.models.weights import save_weights
+
+FACTS = {"classes": "cat\ndog\nfish", "image_shape": "3,16,16", "black": "-1,-1,-1", "white": "1,1,1"}
+SPEC = "lenet5(widths=[4, 4], hidden=8)"
+
+
+def _saved(path: Path, seed: int = 0, **facts: str) -> Path:
+    torch.manual_seed(seed)
+    model = create_model(SPEC, classes=3, image_shape=(3, 16, 16))
+    save_weights(model, path, {"model": SPEC, "data": "gone", **FACTS, **facts})
+    return path
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "pictures" / "a.png"
+    path.parent.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def _by_hand(picture: Path, seed: int) -> torch.Tensor:
+    """The centre that a network sees, 7/8 of the shorter side, from -1 to 1."""
+    box = (12.5, 2.5, 47.5, 37.5)
+    pixels = Image.open(picture).resize((16, 16), Image.Resampling.BILINEAR, box=box)
+    torch.manual_seed(seed)
+    model = create_model(SPEC, classes=3, image_shape=(3, 16, 16)).eval()
+    numbers = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float() / 255 * 2 - 1
+    with torch.no_grad():
+        return model(numbers).softmax(1)[0]
+
+
+def test_the_likeliest_classes_without_the_data(tmp_path: Path, picture: Path) -> None:
+    found = polyrhythm.predict(picture, _saved(tmp_path / "w.safetensors"), top=2)
+    expected = _by_hand(picture, 0)
+    names = ("cat", "dog", "fish")
+    (entry,) = found["images"]
+    assert entry["image"] == str(picture)
+    assert [each["class"] for each in entry["classes"]] == [names[i] for i in expected.topk(2).indices]
+    assert [each["probability"] for each in entry["classes"]] == pytest.approx(
+        expected.topk(2).values.tolist(), abs=1e-5
+    )
+
+
+def test_several_networks_stand_side_by_side_and_vote(tmp_path: Path, picture: Path) -> None:
+    files = [_saved(tmp_path / f"{seed}.safetensors", seed) for seed in (0, 1)]
+    (entry,) = polyrhythm.predict([picture], files, top=20)["images"]
+    each = [_by_hand(picture, seed) for seed in (0, 1)]
+    for row, expected in zip(entry["networks"], each, strict=True):
+        assert [one["probability"] for one in row] == pytest.approx(
+            expected.sort(descending=True).values.tolist(), abs=1e-5
+        )
+    together = (each[0] + each[1]) / 2
+    assert entry["classes"][0]["probability"] == pytest.approx(float(together.max()), abs=1e-5)
+
+
+def test_a_folder_stands_for_its_files(tmp_path: Path, picture: Path) -> None:
+    (picture.parent / "b.png").write_bytes(picture.read_bytes())
+    (picture.parent / ".hidden").write_text("x")
+    found = polyrhythm.predict(picture.parent, _saved(tmp_path / "w.safetensors"))
+    assert [entry["image"] for entry in found["images"]] == [str(picture), str(picture.with_name("b.png"))]
+
+
+def test_a_grey_network_sees_grey(tmp_path: Path, picture: Path) -> None:
+    path = tmp_path / "grey.safetensors"
+    torch.manual_seed(0)
+    model = create_model("mlp", classes=10, image_shape=(1, 8, 8))
+    save_weights(
+        model, path, {"model": "mlp", "data": "digits"}
+    )  # an older file, which does not say its tones
+    (entry,) = polyrhythm.predict(picture, path)["images"]
+    assert len(entry["classes"]) == 5
+    assert {each["class"] for each in entry["classes"]} <= set("0123456789")
+
+
+def test_requests_that_cannot_be(tmp_path: Path, picture: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors")
+    with pytest.raises(RequestError, match="there is no picture"):
+        polyrhythm.predict(tmp_path / "gone.png", path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match="there are no pictures"):
+        polyrhythm.predict(tmp_path / "empty", path)
+    with pytest.raises(RequestError, match=r"w\.safetensors cannot be read \(not an image\)"):
+        polyrhythm.predict(path, path)
+    other = _saved(tmp_path / "o.safetensors", classes="cat\ndog\nbird")
+    with pytest.raises(RequestError, match="know different classes"):
+        polyrhythm.predict(picture, [path, other])
+
+
+def test_an_exported_file_gives_what_predict_gives(tmp_path: Path, picture: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors")
+    found = polyrhythm.export(path, tmp_path / "model.pt2")
+    assert found["classes"] == ["cat", "dog", "fish"]
+    pixels = Image.open(picture).resize((16, 16), Image.Resampling.BILINEAR, box=(12.5, 2.5, 47.5, 37.5))
+    pictures = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
+    probabilities = torch.export.load(found["file"]).module()(pictures)
+    (entry,) = polyrhythm.predict(picture, path)["images"]
+    assert float(probabilities.max()) == pytest.approx(entry["classes"][0]["probability"], abs=1e-5)
+    with pytest.raises(RequestError, match="is there already"):
+        polyrhythm.export(path, tmp_path / "model.pt2")
