@@ -27,7 +27,6 @@ from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.strategy import (
@@ -135,7 +134,7 @@ class Hierarchical(Strategy):
         levels = Levels.of(setting.cast, self.groups)
         if setting.index < self.groups:
             return LeafServer(levels, setting.index)
-        return RootServer(ShardServer(levels.busy_leaves, self.consistency))
+        return RootServer(levels.busy_leaves, self.consistency)
 
     def _busy(self, workers: int) -> int:
         return min(self.groups, workers)

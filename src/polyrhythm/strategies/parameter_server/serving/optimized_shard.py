@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,10 +57,10 @@ class OptimizedShard:
         self._copy = None
         self._optimizer.step(gradient, learning_rate)
 
-    def add(self, difference: Tensor) -> None:
-        """Adds to the values, `(n,)`, without the optimiser."""
+    def change(self, how: Callable[[Tensor], None]) -> None:
+        """Changes the values in place without the optimiser."""
         self._copy = None
-        self.values.add_(difference)
+        how(self.values)
 
     def shown(self) -> Tensor:
         """Gives a copy of the values, one for all who are given this version: it leaves while updates go on."""

@@ -10,7 +10,6 @@ from polyrhythm.strategies.parameter_server.consistency.synchronous import Synch
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
 from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 
 CAST = Cast((0, 1, 2, 3, 4), (5, 6, 7, 8))
@@ -112,7 +111,7 @@ def test_the_last_of_a_group_takes_the_leafs_leave_and_worker_0_lets_all_servers
 
 
 def test_a_root_answers_pushes_and_pulls_with_different_kinds():
-    root = RootServer(ShardServer((5, 6), Synchronous()))
+    root = RootServer((5, 6), Synchronous())
     root.on_message(5, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
     root.on_message(5, Message(Kind.PARAMETERS, torch.tensor([1.0, 2.0, 3.0])))
     [(_, pulled)] = root.on_message(6, Message(Kind.PULL))

@@ -1,0 +1,125 @@
+"""Gaia: sites that tell each other only what is significant (approximate synchronous parallel, ASP).
+
+Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu, "Gaia: Geo-Distributed Machine Learning Approaching LAN
+Speeds", NSDI 2017.
+
+    inside a site    w' = w + u,  U' = U + u            u: an optimiser's step with the mean of the site's gradients
+    between sites    |U_j| > t_0 / sqrt(t) |w_j|        then U_j is sent, added to w_j elsewhere, and becomes 0
+
+t counts a site's rounds; t_0 is `threshold`. A site waits where the slowest is more than `lag` rounds behind (the
+paper's mirror clock). At w_j = 0 every change is significant. Departures: messages between two servers arrive whole and
+in order, so the paper's selective barrier (readers wait for announced transfers) is not needed; what is unsent when a
+site's workers leave is sent then, so that the final model, that of worker 0's site, holds all updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
+from polyrhythm.strategies.parameter_server.sites.invariant import Sites
+from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
+from polyrhythm.strategies.placement import PLACEMENTS, Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.strategy import (
+    Facts,
+    Paper,
+    ServerPart,
+    ServerSetting,
+    Strategy,
+    WorkerPart,
+    WorkerSetting,
+)
+from polyrhythm.training.quantities import Count, NonNegative
+
+
+class Gaia(Strategy):
+    """Sites with a copy of the parameters each go in step inside, and tell each other only significant changes.
+
+    Attributes:
+        sites: how many; they differ by at most one worker.
+        threshold: share of a number's value above which its change is significant in the first round.
+        lag: rounds by which the slowest site may be behind.
+        servers: of each site, each with an equal shard.
+        placement: where all servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu",
+        "Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds",
+        "NSDI",
+        2017,
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M + at most MG(G-1)/N, G sites",
+        staleness="what other sites send meanwhile: at most G-1 updates a round",
+        use_it="several sites with a slow network between them",
+    )
+
+    sites: Count = 2
+    threshold: NonNegative = 0.01
+    lag: int = Field(default=4, ge=0)
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """Of all sites."""
+        return self.sites * self.servers
+
+    @property
+    def shard_count(self) -> int:
+        """Of each site."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def in_step(self, workers: int) -> bool:
+        """If there is but one site."""
+        return self._busy(workers) == 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One a site."""
+        return self._busy(workers)
+
+    def gradients_per_step(self, workers: int) -> int:
+        """All, in their means."""
+        return workers
+
+    def reads_every_step(self, workers: int) -> bool:
+        """Not what other sites keep to themselves."""
+        return self._busy(workers) == 1
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Sites add up to the same, and none is too far ahead."""
+        found = super().invariants(conditions)
+        return [*found, Sites(conditions, SiteMap.of(conditions.cast, self.sites), self.lag)]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker, to whom the servers of its site are all there are."""
+        sites = SiteMap.of(setting.cast, self.sites)
+        servers = sites.servers[sites.site_of(setting.network.rank)]
+        return ServedWorker(replace(setting, cast=Cast(setting.cast.workers, servers)))
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        sites = SiteMap.of(setting.cast, self.sites)
+        own, shard = divmod(setting.index, self.servers)
+        same = {site: servers[shard] for site, servers in enumerate(sites.servers) if site != own}
+        peers = tuple(rank for site, rank in same.items() if site in sites.busy)
+        idle = tuple(rank for site, rank in same.items() if site not in sites.busy)
+        rule = SiteRule(threshold=self.threshold, lag=self.lag)
+        return SiteServer(sites.members[own], peers, idle, rule)
+
+    def _busy(self, workers: int) -> int:
+        return min(self.sites, workers)

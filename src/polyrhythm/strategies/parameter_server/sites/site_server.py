@@ -1,0 +1,227 @@
+"""A site's server: a shard of its own full copy of the parameters.
+
+workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
+other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
+workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import sqrt
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.serving.aggregator import mean
+from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard, payload
+from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.sites.post import Post
+from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
+from polyrhythm.strategies.strategy import State
+
+Reply = tuple[int, Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRule:
+    """When a site tells others, and when it waits for them.
+
+    Attributes:
+        threshold: share of a number's value, above which its change is significant in the first round; in round t,
+            this divided by the root of t.
+        lag: how many rounds the slowest site may be behind.
+    """
+
+    threshold: float
+    lag: int
+
+    def threshold_of(self, number: int) -> float:
+        """Gives the threshold of a round, counted from 1."""
+        return self.threshold / sqrt(number)
+
+
+class SiteServer:
+    """One server; see `ServerPart`.
+
+    Args:
+        members: ranks of the site's workers.
+        peers: ranks of the same shard's servers at the other sites that have workers.
+        idle: ranks of the same shard's servers at sites without.
+        rule: of all sites.
+
+    Attributes:
+        version: updates of this copy so far, those from other sites included.
+        staleness: how many gradients were applied at which staleness.
+        done: whether it has been let go.
+    """
+
+    def __init__(
+        self, members: tuple[int, ...], peers: tuple[int, ...], idle: tuple[int, ...], rule: SiteRule
+    ) -> None:
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.done = False
+        self._presence = Presence(members)
+        self._post = Post(peers)
+        self._idle = idle
+        self._rule = rule
+        self._shard = OptimizedShard()
+        self._unsent: Significance | None = None
+        self._held: dict[int, Message] = {}
+        self._waiting: list[int] = []
+        self._steps = dict.fromkeys(members, 0)
+        self._stop = False
+        self._resumed: State | None = None
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each worker of the site it holds."""
+        return self._steps
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a worker of the site or from another site, and gives the replies.
+
+        Raises:
+            RunError: a message that none of them sends.
+        """
+        if source not in self._presence.numbers:
+            return self._hear_server(source, message)
+        if message.kind is Kind.PUSH:
+            return self._push(source, message)
+        if message.kind is Kind.PULL:
+            return self._pull(source, message)
+        if message.kind is Kind.LEAVE:
+            return self._leave(source)
+        return self._begin(source, message, self._post.peers)
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """No worker can be done without."""
+        return []
+
+    def state(self) -> State:
+        """Gives all that a resumed server needs: parameters, what is unsent, and what is on its way."""
+        if self._unsent is None:
+            return {}, {}
+        tensors, facts = self._shard.state()
+        kept, clocks = self._post.state()
+        return tensors | kept | {"retained": self._unsent.retained}, facts | {
+            "version": self.version,
+            "steps": list(self._steps.values()),
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+            "post": clocks,
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
+        if not state[1]:
+            return
+        tensors, facts = state
+        self.version = facts["version"]
+        self._steps = dict(zip(self._steps, facts["steps"], strict=True))
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self._post.load_state(tensors, facts["post"])
+        self._shard.load_state(state)
+        self._resumed = state
+
+    def _hear_server(self, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.LEAVE and message.stop:
+            self.done = True
+            return []
+        if source not in self._post.peers:
+            raise RunError(f"a site heard {message.kind.name} from rank {source}, which is no part of it")
+        if message.kind not in (Kind.DIFFERENCE, Kind.LEAVE):
+            return self._begin(source, message, ())
+        packet = self._post.hear(source, message)
+        self._stop |= message.stop
+        if packet is not None:
+            self._shard.change(lambda values: add_packet(values, packet))
+            self.version += 1
+        return self._let_on() + self._answer_final()
+
+    def _begin(self, source: int, message: Message, tell: tuple[int, ...]) -> list[Reply]:
+        """Takes the plan or the parameters, which worker 0's site passes on to the others."""
+        if message.kind is Kind.CONFIGURE:
+            self._shard.configure(message)
+            return [(peer, message) for peer in tell]
+        if message.kind is not Kind.PARAMETERS:
+            raise RunError(f"a site cannot do anything with {message.kind.name} from rank {source}")
+        values = payload(message)
+        replies = [(peer, message._replace(tensor=values.clone())) for peer in tell]
+        self._shard.initialise(values)
+        self._unsent = Significance(self._shard.values)
+        if self._resumed is not None:
+            self._unsent.retained = self._resumed[0]["retained"]
+            replies += self._post.tell_again()
+        asking, self._presence.asking = self._presence.asking, []
+        return replies + [self._answer(rank) for rank in asking]
+
+    def _pull(self, source: int, message: Message) -> list[Reply]:
+        if message.stop:  # the final parameters
+            self._presence.final = source
+            return self._answer_final()
+        if self._unsent is None:
+            self._presence.asking.append(source)
+            return []
+        return [self._answer(source)]
+
+    def _push(self, source: int, message: Message) -> list[Reply]:
+        self._stop |= message.stop
+        if message.step < self._steps[source]:  # a resumed worker repeats itself
+            return [self._answer(source)]
+        self._held[source] = message
+        if len(self._held) < self._presence.there:
+            return []
+        pushed = [(rank, self._held[rank]) for rank in self._presence.pushers if rank in self._held]
+        self._held = {}
+        self._waiting = [rank for rank, _ in pushed]
+        return self._update(pushed) + self._let_on()
+
+    def _update(self, pushed: list[tuple[int, Message]]) -> list[Reply]:
+        """Makes a round's update, and tells the other sites what of all updates is significant."""
+        assert self._unsent is not None, "nobody pushes before having pulled"
+        for rank, message in pushed:
+            self._steps[rank] = message.step + 1
+        weighty = [message for _, message in pushed if message.weight > 0]
+        if weighty:
+            before = self._shard.values.clone()
+            gradient = mean(
+                [payload(message) for message in weighty], [message.weight for message in weighty]
+            )
+            self._shard.step(gradient, weighty[0].learning_rate)
+            self._unsent.add(self._shard.values - before)
+            self.staleness.update(self.version - message.version for message in weighty)
+            self.version += 1
+        threshold = self._rule.threshold_of(self._post.clock + 1)
+        return self._post.tell(self._unsent.take(self._shard.values, threshold), stop=self._stop)
+
+    def _let_on(self) -> list[Reply]:
+        """Answers the workers of a round, unless another site is too far behind."""
+        if not self._stop and self._post.clock - self._post.slowest > self._rule.lag:
+            return []
+        waiting, self._waiting = self._waiting, []
+        return [self._answer(rank) for rank in waiting]
+
+    def _leave(self, source: int) -> list[Reply]:
+        """A worker leaves; with the last, all that is unsent goes to the others. Worker 0's second leave ends it."""
+        if not self._presence.leave(source):
+            self.done = True
+            return [(rank, Message(Kind.LEAVE, stop=True)) for rank in (*self._post.peers, *self._idle)]
+        if self._presence.there or self._unsent is None:
+            return []
+        return self._post.tell(self._unsent.take_all(), stop=False, last=True) + self._answer_final()
+
+    def _answer_final(self) -> list[Reply]:
+        final = self._presence.ready_to_end
+        if final is None or not self._post.all_gone:
+            return []
+        self._presence.final = None  # once
+        return [self._answer(final)]
+
+    def _answer(self, rank: int) -> Reply:
+        values: Tensor = self._shard.shown()
+        return rank, Message(
+            Kind.PARAMETERS, values, version=self.version, step=self._steps[rank], stop=self._stop
+        )
