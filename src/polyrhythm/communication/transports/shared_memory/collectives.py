@@ -71,6 +71,11 @@ class SharedMemoryCollectives:
         """Returns when all members have called it."""
         self._do(self._exchange.barrier)
 
+    def together(self, run: Callable[[Exchange], None]) -> None:
+        """Does several things as one work, on a thread beside one that computes; who fails in it fails for all."""
+        self._barrier.patient = True
+        self._do(lambda: run(self._exchange))
+
     def give_up(self, reason: CollectiveBroken) -> None:
         """Ends all collectives, also those under way, here and on the other members; called on any thread."""
         if self._broken is None:

@@ -51,6 +51,11 @@ class Introduction:
         return json.dumps(asdict(self))
 
 
+def host_of(introduction: str) -> str:
+    """Gives the host of a member, by its introduction as JSON."""
+    return Introduction(**json.loads(introduction)).host
+
+
 def share_memory(
     member: int, members: tuple[int, ...], introductions: Sequence[str], tell_all: Round
 ) -> SharedMemoryCollectives | None:

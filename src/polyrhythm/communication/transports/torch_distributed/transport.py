@@ -18,15 +18,15 @@ from torch import Tensor
 from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
+from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.frames import Card
 from polyrhythm.communication.transports.shared_memory.host import host_key
 from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
-from polyrhythm.communication.transports.shared_memory.meeting import Introduction, share_memory
+from polyrhythm.communication.transports.shared_memory.meeting import Introduction
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.shared_memory.vector import share_vector
 from polyrhythm.communication.transports.torch_distributed.collectives import (
@@ -41,6 +41,7 @@ from polyrhythm.communication.transports.torch_distributed.links import (
     join,
 )
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.communication.transports.two_level import Acquaintance, TwoLevelCollectives, make_shared
 from polyrhythm.errors import PeerLost
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ _LAST_WORDS_PATIENCE_S = 0.5
 _FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
+
+
+AnyCollectives = GlooCollectives | SharedMemoryCollectives | TwoLevelCollectives
 
 
 class FutureHandle:
@@ -153,10 +157,8 @@ class Rank:
             pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
         return [value.decode() for value in store.multi_get(keys)]
 
-    def collectives(
-        self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]
-    ) -> GlooCollectives | SharedMemoryCollectives:
-        """Makes the collectives of some ranks on the CPU: through shared memory where all are on this host.
+    def collectives(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> AnyCollectives:
+        """Makes the collectives of some ranks on the CPU: through shared memory where they share a host.
 
         Raises:
             PeerLost: one of them is known to be gone, or they have been given up meanwhile.
@@ -178,23 +180,24 @@ class Rank:
             self._news.notify_all()
         for entry in ended if news else ():
             entry.made.give_up(CollectiveBroken(REVOKED))
-            if isinstance(entry.made, SharedMemoryCollectives):
+            if not isinstance(entry.made, GlooCollectives):
                 self.background.submit(entry.made.close)
 
     def _make_collectives(
         self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]
-    ) -> GlooCollectives | SharedMemoryCollectives:
-        own = self.rendezvous.rank
+    ) -> AnyCollectives:
+        member = members.index(self.rendezvous.rank)
         introduction = Introduction.own(self.rendezvous.address, self._shares_memory).to_json()
         introductions = self.meet(name, members, introduction, lineage)
 
-        def tell_all(subject: str, word: str) -> list[str]:
-            return self.meet(f"{name}/{subject}", members, word, lineage)
+        def meet(who: Sequence[int], subject: str, word: str) -> list[str]:
+            return self.meet(f"{name}/{subject}", tuple(members[each] for each in who), word, lineage)
 
-        shared = share_memory(members.index(own), members, introductions, tell_all)
-        if shared is None:
-            return GlooCollectives(self.groups.gloo(name, members.index(own), len(members)))
-        return shared
+        def gloo(subject: str, number: int, size: int) -> GlooCollectives:
+            return GlooCollectives(self.groups.gloo(f"{name}{subject}", number, size))
+
+        found = make_shared(Acquaintance(member, members, introductions), meet, gloo)
+        return found or gloo("", member, len(members))
 
     def shared_vector(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
         """Makes a vector that some ranks share, if all of them are on this host."""
@@ -219,7 +222,7 @@ class Rank:
             self._incoming_memory.close(_CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
         for entry in self._collectives:
-            if isinstance(entry.made, SharedMemoryCollectives):
+            if not isinstance(entry.made, GlooCollectives):
                 entry.made.close()
 
     def _listen_on_host(self) -> IncomingMemoryLinks | None:
@@ -319,7 +322,7 @@ class _Collectives:
         lineage: contexts of the communicators that they are a part of.
     """
 
-    made: GlooCollectives | SharedMemoryCollectives
+    made: AnyCollectives
     members: tuple[int, ...]
     lineage: tuple[int, ...]
 
@@ -340,7 +343,7 @@ class TorchDistributedCommunicator:
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
         self._making = threading.Lock()
-        self._on_cpu: GlooCollectives | SharedMemoryCollectives | None = None
+        self._on_cpu: AnyCollectives | None = None
         self._nccl: Any = None
 
     @property
@@ -475,7 +478,7 @@ class TorchDistributedCommunicator:
     def _count(self, tensor: Tensor) -> None:
         self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
 
-    def _collectives(self) -> GlooCollectives | SharedMemoryCollectives:
+    def _collectives(self) -> AnyCollectives:
         if self._on_cpu is not None:
             return self._on_cpu
         with self._making:

@@ -1,0 +1,129 @@
+"""All-reduce over hosts with several ranks each, and over hosts with one, on links of 1 Gb/s.
+
+    python benchmarks/two-level/measure.py [--hosts 2 3 4] [--ranks-a-host 1 2] [--megabytes 10] [--rounds 9] [--json]
+
+Hosts are network namespaces with shaped links. In each round all ranks add the same vector up, in turn: as the
+communicator does by itself (two levels where ranks share hosts), over one gloo group of all ranks, and by our ring
+over pairwise links. Printed are medians over rounds of the slowest rank's time, beside the ring's formula for one rank
+a host, 2 M (H-1)/H over the bandwidth, which no all-reduce can beat. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no name server knows the namespaces, and it says so
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
+
+from namespaces import shaped_hosts
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
+from polyrhythm.communication.transports.torch_distributed.transport import connect
+from ranks import on_hosts
+
+_BITS_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One line of the table; times are medians in milliseconds."""
+
+    hosts: int
+    ranks_a_host: int
+    bound_ms: float
+    ours_ms: float
+    gloo_ms: float
+    ring_ms: float
+    gloo_to_ours: tuple[float, float, float]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4])
+    options.add_argument("--ranks-a-host", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--megabytes", type=float, default=10)
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--json", action="store_true")
+    chosen = options.parse_args()
+    table = [
+        measure(hosts, ranks, round(chosen.megabytes * 1e6), chosen.rounds)
+        for hosts in chosen.hosts
+        for ranks in chosen.ranks_a_host
+    ]
+    if chosen.json:
+        print(json.dumps([asdict(line) for line in table]))
+        return
+    print(
+        "| hosts | ranks a host | bound | ours | one gloo group | our ring | ours / bound | gloo / ours (range) |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for line in table:
+        middle, low, high = line.gloo_to_ours
+        print(
+            f"| {line.hosts} | {line.ranks_a_host} | {line.bound_ms:.1f} ms | {line.ours_ms:.1f} ms "
+            f"| {line.gloo_ms:.1f} ms | {line.ring_ms:.1f} ms | {line.ours_ms / line.bound_ms:.2f} "
+            f"| {middle:.2f} ({low:.2f} to {high:.2f}) |"
+        )
+
+
+def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int) -> Figures:
+    """Plays the rounds on hosts made for it."""
+    with shaped_hosts(hosts, _BITS_PER_S) as made:
+        places = [host for host in made for _ in range(ranks_a_host)]
+        timings = on_hosts(places, partial(_time, nbytes=nbytes, rounds=rounds))
+    slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
+    ours_ms, gloo_ms, ring_ms = (1e3 * statistics.median(times) for times in slowest)
+    ratios = [theirs / mine for mine, theirs in zip(slowest[0], slowest[1], strict=True)]
+    bound_ms = 1e3 * 2 * (hosts - 1) / hosts * nbytes * 8 / _BITS_PER_S
+    spread = statistics.median(ratios), min(ratios), max(ratios)
+    return Figures(hosts, ranks_a_host, bound_ms, ours_ms, gloo_ms, ring_ms, spread)
+
+
+def _time(network: Communicator, nbytes: int, rounds: int) -> list[list[float]]:
+    vector = torch.ones(nbytes // 4)
+    other_home, gloo = connect(_apart(), shared_memory=False)
+    ways = [
+        AllReduce(Library(), network, "ours"),
+        AllReduce(Library(), gloo, "gloo"),
+        AllReduce(Ring(), network, "ring"),
+    ]
+    times: list[list[float]] = [[] for _ in ways]
+    for turn in range(rounds + 1):
+        for place, way in enumerate(ways):
+            vector.fill_(1.0)  # or the sums would overflow
+            network.barrier()
+            began = network.clock.now()
+            way.run(vector)
+            if turn:  # the first opens links
+                times[place].append(network.clock.now() - began)
+            assert float(vector[-1]) == network.size
+    network.barrier()
+    other_home.close()
+    return times
+
+
+def _apart() -> Any:
+    """Gives the same meeting place under another name, for a second set of communicators."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
+    rendezvous = from_environment()
+    store: Any = dist.PrefixStore("gloo", rendezvous.store)
+    return replace(rendezvous, store=store)
+
+
+if __name__ == "__main__":
+    main()
