@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def read_pixels(path: str | Path, image_size: int) -> NDArray[np.uint8]:
+def read_pixels(path: str | Path | IO[bytes], image_size: int) -> NDArray[np.uint8]:
     """Reads an image, upright as its EXIF orientation says, and cuts out and scales its centre.
 
     The square in the centre that is 224/256 of the shorter side is scaled to `image_size` (bilinear,
@@ -43,7 +44,7 @@ def read_pixels(path: str | Path, image_size: int) -> NDArray[np.uint8]:
     The first frame counts; transparency is dropped.
 
     Args:
-        path: of the file.
+        path: of the file, or one that is open.
         image_size: in pixels.
 
     Returns:
@@ -57,11 +58,11 @@ def read_pixels(path: str | Path, image_size: int) -> NDArray[np.uint8]:
     return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size)))
 
 
-def read_whole(path: str | Path, shorter_side: int) -> NDArray[np.uint8]:
+def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.uint8]:
     """Reads an image like `read_pixels`, but all of it, scaled to a length of its shorter side.
 
     Args:
-        path: of the file.
+        path: of the file, or one that is open.
         shorter_side: in pixels.
 
     Returns:
@@ -77,7 +78,7 @@ def read_whole(path: str | Path, shorter_side: int) -> NDArray[np.uint8]:
     return np.asarray(upright.resize(size, Image.Resampling.BILINEAR))
 
 
-def _upright(path: str | Path, shorter_side: int) -> Image.Image:
+def _upright(path: str | Path | IO[bytes], shorter_side: int) -> Image.Image:
     """Opens an image, upright and RGB, of at least twice the pixels a side that will be needed, if it has them."""
     try:
         with Image.open(path, formats=_formats()) as image:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyrhythm.data.seeding import sample_keys
+from polyrhythm.data.shard_split import Streamed
 from polyrhythm.data.sharding import dealt, epoch_order, steps_per_epoch
 from polyrhythm.errors import RequestError
 
@@ -103,7 +104,7 @@ class Loader:
         Raises:
             RequestError: an image cannot be read.
         """
-        order = epoch_order(len(self.split), epoch, self.share.seed)
+        order = self._order(epoch)
         steps = range(start, self.steps_per_epoch)
 
         def make(step: int) -> Batch:
@@ -113,10 +114,18 @@ class Loader:
             return _prepared_ahead(make, steps, self.ahead)
         return (make(step) for step in steps)
 
+    def _order(self, epoch: int) -> Tensor:
+        if isinstance(self.split, Streamed):
+            return self.split.order(epoch, self.share.seed, self.share.workers)
+        return epoch_order(len(self.split), epoch, self.share.seed)
+
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         share = self.share
         indices = dealt(order, step, share.worker, share.workers, share.step_images)
-        images = self.split.images(indices)
+        if isinstance(self.split, Streamed):
+            indices, images = self.split.read(indices)
+        else:
+            images = self.split.images(indices)
         if self.transform is not None:
             images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))
         return Batch(epoch, step, images, self.split.labels[indices])

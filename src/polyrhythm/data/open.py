@@ -10,6 +10,7 @@ from polyrhythm.data.manifest import SUFFIXES
 from polyrhythm.data.resized import resized
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.data.sources.manifest import Manifest
+from polyrhythm.data.sources.tar_shards import TarShards
 from polyrhythm.errors import unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
@@ -36,8 +37,8 @@ def open_data(
     Args:
         source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
             the path of a folder of images, as a text with a `/` or that names a folder which exists; the path
-            of a manifest (.csv, .tsv, .parquet); a `Source`; or objects, see `dataset.from_objects`. A known
-            name wins over a folder of that name: write `./digits`.
+            of a manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a `Source`; or objects, see
+            `dataset.from_objects`. A known name wins over a folder of that name: write `./digits`.
         image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
         skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
             Only image files can be such.
@@ -65,6 +66,8 @@ def _source(given: str | Path) -> Source:
         return _built(known[name], text, name)
     if text.lower().endswith(SUFFIXES):
         return Manifest(file=text)
+    if text.lower().endswith(".tar"):
+        return TarShards(files=text)
     if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
         return ImageFolder(folder=text)
     raise unknown("data", text, (key.replace("_", "-") for key in known))

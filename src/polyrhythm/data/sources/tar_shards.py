@@ -1,0 +1,114 @@
+"""Tar shards in the form of WebDataset, for data of more files than a file system likes: `key.jpg` beside `key.cls`.
+
+A. Aizman, G. Maltby, T. Breuel, "High performance I/O for large scale deep learning", IEEE Big Data 2019,
+arXiv:2001.01858.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+
+import torch
+from pydantic import Field
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.hold_out import held_out
+from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
+from polyrhythm.data.shard_split import Reading, ShardSplit
+from polyrhythm.data.tar_index import Record, TarIndex, index_shards
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+DEFAULT_EPOCHS = 20
+
+_log = logging.getLogger(__name__)
+
+
+class TarShards(Config):
+    """Tar files of pictures.
+
+    Attributes:
+        files: their paths, with `*` for any text, such as `photos/train-*.tar`.
+        test: the same of the test pictures; empty: a fixed fifth of every class is held out.
+        buffer: records that each worker holds back to draw from. Its memory is their places, not their pictures.
+        bad_records: how many may be skipped, in each process, before the run ends.
+        image_size: in pixels, of the square that every picture becomes.
+        skip_unreadable: skip bad records without end.
+        pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
+    """
+
+    files: str
+    test: str = ""
+    buffer: int = Field(default=1000, ge=1)
+    bad_records: int = Field(default=100, ge=0)
+    image_size: int = Field(default=224, ge=1)
+    skip_unreadable: bool = False
+    pixels: Pixels = "imagenet"
+
+    def load(self) -> Dataset:
+        """Lists the records, which are decoded later, batch by batch, and leaves out broken test pictures.
+
+        Raises:
+            RequestError: no such files, too many records without sense, one class only, or test classes that training
+                lacks.
+        """
+        shards, test_shards = _found(self.files), _found(self.test) if self.test else []
+        train, test = index_shards(shards), index_shards(test_shards)
+        self._check_faults(train, test)
+        classes = _classes({record.label for record in train.records})
+        strange = sorted({record.label for record in test.records} - set(classes))
+        if strange:
+            raise RequestError(f"{self.test} has classes that {self.files} lacks ({', '.join(strange[:5])})")
+        if len(classes) < 2:
+            raise RequestError(f"{self.files} holds {len(classes)} class: a classifier needs at least two")
+        learn, check = list(train.records), list(test.records)
+        if not test_shards:
+            labels = torch.tensor([classes.index(record.label) for record in learn])
+            learn, check = ([learn[i] for i in part.tolist()] for part in held_out(labels))
+            test_shards = shards
+        return self._dataset(
+            self._split(shards, learn, classes), self._split(test_shards, check, classes), classes
+        )
+
+    def _check_faults(self, *indices: TarIndex) -> None:
+        faults = [line for index in indices for line in index.faults]
+        if len(faults) > self.bad_records and not self.skip_unreadable:
+            raise RequestError(
+                f"{len(faults)} bad records, such as {faults[0]}: mend them, or give a higher bad_records"
+            )
+        if faults:
+            _log.warning("%d bad records are skipped, such as %s", len(faults), faults[0])
+
+    def _split(self, shards: list[Path], records: list[Record], classes: Sequence[str]) -> ShardSplit:
+        most = None if self.skip_unreadable else self.bad_records
+        number = {name: place for place, name in enumerate(classes)}
+        labels = torch.tensor([number[record.label] for record in records], dtype=torch.int64)
+        reading = Reading(
+            image_size=self.image_size, pixels=self.pixels, buffer=self.buffer, bad_records=most
+        )
+        return ShardSplit(shards, records, labels, reading)
+
+    def _dataset(self, train: ShardSplit, test: ShardSplit, classes: tuple[str, ...]) -> Dataset:
+        test = test.whole_only()
+        if not len(train) or not len(test):
+            raise RequestError(
+                f"{self.files} leaves {len(train)} training and {len(test)} test pictures: add some"
+            )
+        shape = (3, self.image_size, self.image_size)
+        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
+        return Dataset(str(self), train, test, classes, shape, DEFAULT_EPOCHS, (), black, white)
+
+
+def _found(pattern: str) -> list[Path]:
+    found = [Path(path) for path in sorted(glob(str(Path(pattern).expanduser())))]
+    if not found:
+        raise RequestError(f"there are no shards {pattern}: name tar files, with * for any text")
+    return found
+
+
+def _classes(names: set[str]) -> tuple[str, ...]:
+    """Sorts class names; numbers by their size."""
+    return tuple(sorted(names, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name)))
