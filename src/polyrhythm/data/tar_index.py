@@ -115,7 +115,7 @@ def _members(file: IO[bytes], shard: Path, faults: list[str]) -> Iterator[tarfil
     length = file.seek(0, 2)
     file.seek(0)
     try:
-        opened = tarfile.open(fileobj=file, mode="r:")
+        opened = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - it holds no file of its own
     except tarfile.TarError:
         raise RequestError(f"{shard} is no uncompressed tar file: give one made by tar -cf") from None
     try:
