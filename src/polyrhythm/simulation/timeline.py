@@ -7,7 +7,6 @@ events ("X"); sends, of which a rank may have several under way, are asynchronou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,6 @@ class ObservedTime(VirtualTime):
         super().__init__()
         self.ranks: dict[Task, int] = {}
         self._timeline = timeline
-        self._computing: set[Task] = set()
 
     def note(self, task: Task, rank: int) -> None:
         """Notes what a task does as what its rank does, if the timeline keeps that."""
@@ -164,26 +162,21 @@ class ObservedTime(VirtualTime):
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task; only computing sleeps."""
-        task = self.running()
-        if task not in self.ranks:
-            super().sleep(seconds)
-            return
-        self._computing.add(task)
-        self._noted(task, COMPUTE, "", lambda: super(ObservedTime, self).sleep(seconds))
-        self._computing.discard(task)
+        start = self.now_s
+        super().sleep(seconds)
+        self._note(COMPUTE, start)
 
     def park(self, reason: str) -> Any:
         """Blocks the running task until it is woken; gives what it is handed."""
-        task = self.running()
-        if task in self._computing or task not in self.ranks:
-            return super().park(reason)
-        return self._noted(task, WAIT, reason, lambda: super(ObservedTime, self).park(reason))
-
-    def _noted(self, task: Task, kind: str, detail: str, block: Callable[[], Any]) -> Any:
-        start = self.now()
-        handed = block()
-        self._timeline.add(Span(self.ranks[task], kind, start, self.now(), detail))
+        start = self.now_s
+        handed = super().park(reason)
+        self._note(WAIT, start, reason)
         return handed
+
+    def _note(self, kind: str, start_s: float, detail: str = "") -> None:
+        rank = self.ranks.get(self.running())
+        if rank is not None:
+            self._timeline.add(Span(rank, kind, start_s, self.now_s, detail))
 
 
 class ObservedNetwork:

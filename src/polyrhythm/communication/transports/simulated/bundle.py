@@ -41,7 +41,7 @@ class Link:
             self.bundles[bundle] = crossings - 1
         else:
             del self.bundles[bundle]
-            bundle.forget(self)
+            bundle.allowed.pop(self, None)
 
     def load(self) -> float:
         """Gives what crosses it now, in bytes/s."""
@@ -82,6 +82,7 @@ class Bundle:
         size: how many flows there are.
         ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
         alarm_at_s: when the network will look at it next; infinity if it will not.
+        allowed: up to which rate the links that are not coupling are known to have room for its flows.
     """
 
     links: tuple[Link, ...]
@@ -90,26 +91,29 @@ class Bundle:
     size: int = 0
     ends_at_s: float = inf
     alarm_at_s: float = inf
+    allowed: dict[Link, float] = field(default_factory=dict)
     _count: float = 0.0
     _counted_at: float = 0.0
     _ends: list[tuple[float, int, Flow]] = field(default_factory=list)
     _joined: int = 0
     _strangers: int = 0
-    _allowed: dict[Link, float] = field(default_factory=dict)
     _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
     def change_rate(self, rate: float, now_s: float) -> None:
         """Lets its flows go on at another rate from now on."""
-        self._pass_to(now_s)
+        self._count += self.rate * (now_s - self._counted_at)
+        self._counted_at = now_s
         self.rate = rate
 
     def join(self, flow: Flow, now_s: float) -> None:
         """Takes in a flow."""
-        self._pass_to(now_s)
-        if not self.size:  # a short count keeps its digits
+        if self.size:
+            self._count += self.rate * (now_s - self._counted_at)
+        else:  # a short count keeps its digits
             self._count = 0.0
             self._ends.clear()
             self._strangers = 0
+        self._counted_at = now_s
         self.size += 1
         self._joined += 1
         flow.bundle = self
@@ -118,7 +122,8 @@ class Bundle:
 
     def leave(self, flow: Flow, now_s: float) -> None:
         """Lets a flow go; `flow.left` is up to date afterwards."""
-        self._pass_to(now_s)
+        self._count += self.rate * (now_s - self._counted_at)
+        self._counted_at = now_s
         self.size -= 1
         self._strangers += 1  # it keeps its place in the line
         flow.left = max(0.0, flow.target - self._count)
@@ -150,33 +155,23 @@ class Bundle:
 
     def allow(self, link: Link, rate: float) -> None:
         """Notes that a link which is not coupling has room for its flows up to a rate."""
-        if self._allowed.get(link) == rate:
+        if self.allowed.get(link) == rate:
             return
-        if len(self._allowances) > 2 * len(self._allowed) + 64:  # most are of links that it crosses no more
-            self._allowances = [(kept, at.number, at) for at, kept in self._allowed.items()]
+        if len(self._allowances) > 2 * len(self.allowed) + 64:  # most are of links that it crosses no more
+            self._allowances = [(kept, at.number, at) for at, kept in self.allowed.items()]
             heapify(self._allowances)
-        self._allowed[link] = rate
+        self.allowed[link] = rate
         heappush(self._allowances, (rate, link.number, link))
-
-    def forget(self, link: Link) -> None:
-        """Forgets what a link had room for."""
-        self._allowed.pop(link, None)
 
     def outgrown(self) -> list[Link]:
         """Gives, and forgets, the links that had room for less than the present rate."""
         links: list[Link] = []
         while self._allowances and self._allowances[0][0] < self.rate:
             rate, _, link = heappop(self._allowances)
-            if self._allowed.get(link) == rate:
-                del self._allowed[link]
+            if self.allowed.get(link) == rate:
+                del self.allowed[link]
                 links.append(link)
         return links
-
-    def _pass_to(self, now_s: float) -> None:
-        """Counts the bytes up to the present."""
-        if now_s != self._counted_at:
-            self._count += self.rate * (now_s - self._counted_at)
-            self._counted_at = now_s
 
     def _forget_strangers(self) -> None:
         """Forgets, before whoever is next, those that left, and perhaps came back with another target."""

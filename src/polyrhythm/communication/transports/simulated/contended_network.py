@@ -76,7 +76,7 @@ class ContendedNetwork:
 
     def _settle(self) -> None:
         self._settling = False
-        for bundle in self.sharing.settle(self._time.now()):
+        for bundle in self.sharing.settle(self._time.now_s):
             if (
                 bundle.ends_at_s < bundle.alarm_at_s
             ):  # else the alarm that is set comes first, and sets the next
@@ -87,7 +87,7 @@ class ContendedNetwork:
         self._time.at(bundle.ends_at_s, partial(self._look_at, bundle))
 
     def _look_at(self, bundle: Bundle) -> None:
-        now = self._time.now()
+        now = self._time.now_s
         if bundle.alarm_at_s <= now:
             bundle.alarm_at_s = inf
         if bundle.ends_at_s > now:

@@ -117,7 +117,8 @@ class Sharing:
                     rate = min(rate, link.bandwidth / size)
             if size:
                 self.rates_computed += 1
-                self._give(bundle, rate)
+                if rate != bundle.rate:
+                    self._give(bundle, rate)
             else:
                 self._bundles.pop((bundle.links, bundle.limit), None)
         return True
@@ -253,8 +254,9 @@ class Sharing:
         if rate == bundle.rate:
             return False
         bundle.change_rate(rate, self._now_s)
-        for link in bundle.outgrown():
-            self._suspects[link] = None
+        if bundle.allowed:
+            for link in bundle.outgrown():
+                self._suspects[link] = None
         return True
 
     def _couple_overloaded(self) -> None:

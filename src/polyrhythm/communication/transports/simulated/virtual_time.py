@@ -75,13 +75,16 @@ class VirtualTime:
 
     Attributes:
         hub: where tasks switch to when they wait.
+        now_s: what `now` gives, for those who ask often.
+        soon: queues an action for the present time, after what is already queued for it.
     """
 
     def __init__(self) -> None:
         self.hub = greenlet.getcurrent()
-        self._now = 0.0
+        self.now_s = 0.0
         self._later: list[tuple[float, int, Action]] = []
         self._present: deque[Action] = deque()
+        self.soon: Callable[[Action], None] = self._present.append
         self._queued = 0
         self._tasks: dict[Task, None] = {}  # in the order of their making
         self._waiters: dict[Task, list[Task]] = {}
@@ -89,24 +92,22 @@ class VirtualTime:
 
     def now(self) -> float:
         """Virtual seconds since the simulation began."""
-        return self._now
+        return self.now_s
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
-        self.at(self._now + seconds, self.running().switch)
-        self.park("time to pass")
+        task = self.running()
+        self.at(self.now_s + seconds, task.switch)
+        task.waiting_for = "time to pass"
+        self.hub.switch()
 
     def at(self, time_s: float, action: Action) -> None:
         """Queues an action; it must not block. What should have been done before is done at the present time."""
-        if time_s <= self._now:
+        if time_s <= self.now_s:
             self._present.append(action)
         else:
             heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
-
-    def soon(self, action: Action) -> None:
-        """Queues an action for the present time, after what is already queued for it."""
-        self._present.append(action)
 
     def spawn(
         self, name: str, work: Callable[[], Any], *, awaited: bool = False, owner: object = None
@@ -149,7 +150,7 @@ class VirtualTime:
 
     def wake_soon(self, task: Task) -> None:
         """Queues a parked task for the present time; may be called by tasks."""
-        self._present.append(task.switch)
+        self.soon(task.switch)
 
     def join(self, task: Task) -> Any:
         """Waits for another task, gives its result or raises its error."""
@@ -181,7 +182,7 @@ class VirtualTime:
             while present:
                 present.popleft()()
             if later:
-                self._now = now = later[0][0]
+                self.now_s = now = later[0][0]
             while later and later[0][0] == now:
                 heappop(later)[2]()
         stuck = list(self._tasks)
