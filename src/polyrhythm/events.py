@@ -36,8 +36,10 @@ class RunStarted(Event):
         workers: number of workers.
         servers: number of servers.
         epochs: epochs to train.
-        steps_per_epoch: steps that every worker takes in an epoch.
+        steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
         start_epoch: epochs already done by the run that this one resumes.
+        steps: that every worker takes in all; 0: as all epochs are alike, in all of them.
+        start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
         parameters: number of trained numbers in the model.
     """
 
@@ -50,6 +52,8 @@ class RunStarted(Event):
     steps_per_epoch: int
     start_epoch: int = 0
     parameters: int = 0
+    steps: int = 0
+    start_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +89,19 @@ class ServerProgress(Event):
         server: its index among the servers, from 0.
         version: updates applied to its shard since the run began.
         staleness: how many gradients were applied at which staleness, since the last such event.
+        seconds: since the last such event.
+        busy_share: of those seconds, the fraction in which it did not wait for messages.
+        queue: messages in a row that it found waiting when it looked for one, in the mean; 1: never another.
+        dropped: gradients that came too late, since the run began.
     """
 
     server: int
     version: int
     staleness: dict[int, int]
+    seconds: float = 0.0
+    busy_share: float = 0.0
+    queue: float = 0.0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from polyrhythm.roles.job import Job, Keeping, Learning, Losses
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -30,6 +31,7 @@ from polyrhythm.training.schedule import Schedule
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
+BATCH_SCHEDULES = "polyrhythm.training.batch_schedules"
 _AHEAD = 4
 
 _log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     assert isinstance(optimizer, OptimizerConfig)
     warn_of(strategy, config.workers, optimizer.lr)
     assert isinstance(schedule, Schedule)
+    batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
+    assert isinstance(batch_schedule, BatchSchedule)
     transform = build_chain(config.augment)
     dataset = open_data(
         config.data,
@@ -99,6 +103,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         schedule=schedule,
         epochs=config.epochs or dataset.default_epochs,
         batch_size=config.batch_size,
+        batch_schedule=batch_schedule,
         seed=config.seed,
         objective=objective_from(config, dataset),
         precision=config.precision,

@@ -24,6 +24,7 @@ from polyrhythm.training.model_sizes import sizes_of
 LEARNING_ONLY = (
     "optimizer",
     "schedule",
+    "batch_schedule",
     "weights",
     "freeze",
     "freeze_epochs",

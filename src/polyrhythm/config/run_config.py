@@ -35,6 +35,11 @@ class RunConfig(BaseModel):
         ge=0,
         description="How many lost workers are started again, where the strategy goes on without them.",
     )
+    on_loss: Literal["keep_batch", "rescale"] = Field(
+        default="keep_batch",
+        description="When a worker that goes in step with others is lost: they share its part of a step, or leave it "
+        "out and rescale the learning rate.",
+    )
     epochs: int | None = Field(
         default=None, ge=1, description="Passes over the training images (default: the data's own)."
     )
@@ -45,6 +50,9 @@ class RunConfig(BaseModel):
     )
     schedule: Any = Field(
         default="cosine", description="Of the learning rate, for example cosine(warmup_epochs=1)."
+    )
+    batch_schedule: Any = Field(
+        default="constant", description="Of the batch size, for example step(at=[0.5, 0.75], growth=2)."
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
     weights: str | None = Field(

@@ -33,7 +33,7 @@ def run_rank(
     home, network = connect(rendezvous)
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
-    world = World(recorded, cast, stop=stop, emit=emit, arrivals=arrivals, rejoins=rendezvous.incarnation > 0)
+    world = World(recorded, cast, stop=stop, emit=emit, arrivals=arrivals, incarnation=rendezvous.incarnation)
     if world.is_worker:
         use_threads(threads)
         work(job, world)

@@ -91,7 +91,7 @@ class WatchedPace:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def forward(self, shares: Sequence[float], use: Callable[[int], None]) -> None:
+    def forward(self, shares: Sequence[float], use: Callable[[int], None], work: float = 1.0) -> None:
         """Notes the time."""
         self.forward_at = self.now()
 

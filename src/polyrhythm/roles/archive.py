@@ -139,6 +139,7 @@ def identity(job: Job) -> dict[str, Any]:
         "model": job.model_name,
         "optimizer": str(job.learning.optimizer),
         "batch size": job.learning.batch_size,
+        "batch schedule": str(job.learning.batch_schedule),
         "seed": job.learning.seed,
     }
 

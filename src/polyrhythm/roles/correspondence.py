@@ -9,6 +9,7 @@ from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress, from_json
 from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.formation import Formation, Muster
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
@@ -30,6 +31,7 @@ class Correspondence:
         attendance: of the workers.
         states: the latest of every worker that is there.
         reports: every server's last words, by its rank.
+        mend: lets workers regroup; set where they do.
     """
 
     def __init__(
@@ -48,6 +50,29 @@ class Correspondence:
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
         self._server_states: dict[int, State] = {}
+        self._regroups = strategy.regroups(len(world.cast.workers))
+        self._muster = Muster(len(world.cast.workers))
+        self.mend: Callable[[], None] | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether a worker waits for the next formation."""
+        return self._muster.due
+
+    @property
+    def history(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Since which step which workers have gone in step."""
+        return self._muster.history
+
+    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
+        self.read_until(lambda: self._muster.complete(self._staying()))
+        if any(state.account.stopped and state.account.final for state in self.states.values()):
+            self._world.stop.wish()  # who has stopped after a step that the others must take again
+        formation = self._muster.form(step, self._staying(), over=over)
+        for worker in formation.workers[1:]:
+            self._send(self._world.cast.workers[worker], formation.message())
+        return formation
 
     def hand_out(self, workers: dict[int, WorkerState], servers: list[State]) -> None:
         """Sends every other rank the state that it resumes from."""
@@ -92,13 +117,22 @@ class Correspondence:
         return [self._server_states[rank] for rank in servers]
 
     def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
-        """Waits until it can be said of the state of every worker that is there."""
-        self.read_until(
-            lambda: all(
-                worker in self.states and done(self.states[worker].account)
-                for worker in self.attendance.present
-            )
-        )
+        """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
+        while not all(
+            worker in self.states and done(self.states[worker].account) for worker in self.attendance.present
+        ):
+            if self.mend is not None and self.due:
+                self.mend()
+            else:
+                self._hear(self._control.receive)
+
+    def _staying(self) -> set[int]:
+        """Gives the workers that are there, and have not said that they leave."""
+        return {
+            worker
+            for worker in self.attendance.present
+            if worker not in self.states or not self.states[worker].account.final
+        }
 
     def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
         """Takes a message, or the news of a loss; gives whether there was either."""
@@ -119,21 +153,26 @@ class Correspondence:
         if worker not in self.attendance.present or (state is not None and state.account.final):
             return  # it has said all that it had to say
         self.states.pop(worker, None)
+        self._muster.lose(worker)
         self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
 
-    def _enter(self, rank: int) -> None:
+    def _enter(self, rank: int, incarnation: int) -> None:
         worker = self._world.cast.workers.index(rank)
         self.states.pop(worker, None)
         self.attendance.join(worker)
         self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
         self._send(rank, self._welcome().message())
+        if self._regroups:
+            self._muster.enter(worker, incarnation)
 
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN:
-            self._enter(source)
+            self._enter(source, message.version)
             return
         assert message.tensor is not None, "every other control message carries a payload"
-        if message.kind is Kind.EVENT:
+        if message.kind is Kind.BROKEN:
+            self._muster.hear(self._world.cast.workers.index(source), message)
+        elif message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
         elif message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)

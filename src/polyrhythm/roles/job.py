@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.sharding import steps_per_epoch
+from polyrhythm.roles.calendar import Calendar
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.batch_schedule import BatchSchedule
+from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import shares_of_numbers
 from polyrhythm.training.objective import Objective
@@ -32,7 +35,8 @@ class Learning:
         optimizer: where the strategy puts it, on workers or on servers.
         schedule: of the learning rate.
         epochs: passes over the training images.
-        batch_size: of one worker.
+        batch_size: of one worker, in the first epoch.
+        batch_schedule: how batches grow later.
         seed: of everything that is random.
         objective: what is minimised.
         precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
@@ -45,6 +49,7 @@ class Learning:
     schedule: Schedule
     epochs: int
     batch_size: int
+    batch_schedule: BatchSchedule = field(default_factory=Constant)
     seed: int = 0
     objective: Objective = field(default_factory=Objective)
     precision: str = "float32"
@@ -75,10 +80,13 @@ class Losses:
     Attributes:
         min_workers: with fewer than this it ends, with a checkpoint.
         restarts: how many lost workers get a successor.
+        rescale: what those who go in step do without one. False: they share out its part of every step, so that a
+            step is what it was; true: they leave it out, and lower the learning rate in proportion.
     """
 
     min_workers: int = 1
     restarts: int = 0
+    rescale: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +119,20 @@ class Job:
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
 
+    @cached_property
+    def calendar(self) -> Calendar:
+        """Which step belongs to which epoch."""
+        learning = self.learning
+        grown = [learning.batch_schedule.factor(epoch, learning.epochs) for epoch in range(learning.epochs)]
+        sizes = tuple(learning.batch_size * factor for factor in grown)
+        return Calendar(len(self.dataset.train), self.workers, sizes)
+
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that every worker takes in an epoch."""
-        return steps_per_epoch(len(self.dataset.train), self.workers, self.learning.batch_size)
+        """Steps that every worker takes in an epoch, the first one where batches grow."""
+        return self.length.steps_per_epoch
 
     @property
     def length(self) -> RunLength:
         """What schedules need to know."""
-        learning = self.learning
-        return RunLength(self.steps_per_epoch, learning.epochs, learning.batch_size * self.workers)
+        return self.calendar.length

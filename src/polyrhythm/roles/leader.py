@@ -17,6 +17,7 @@ from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.presentation import Presentation
 from polyrhythm.roles.recording import ARRIVALS_FILE, recording_of
+from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import WorkerState
@@ -46,6 +47,15 @@ class Leader:
         self._started_at = world.clock.now()
         self._earlier_s = 0.0
         self._paused_s = 0.0
+
+    @property
+    def side(self) -> Side:
+        """It makes the formations."""
+        return self._others
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Lets workers regroup while this one waits for their states."""
+        self._others.mend = regroup.mend
 
     def restore(self) -> WorkerState | None:
         """Reads the newest checkpoint, hands every rank its part, and gives this worker's."""
@@ -78,10 +88,17 @@ class Leader:
                 servers=len(cast.servers),
                 epochs=job.learning.epochs,
                 steps_per_epoch=job.steps_per_epoch,
+                steps=job.calendar.total_steps,
+                start_step=job.calendar.start(epoch),
                 start_epoch=epoch,
                 parameters=self._replica.flat.size,
             )
         )
+        if remark := job.strategy.remark(job.workers):
+            self._emit(Notice(time_s=0, text=remark))
+
+    def entered(self, state: WorkerState) -> None:
+        """Never: the leader has no successor."""
 
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""
@@ -92,8 +109,6 @@ class Leader:
             self._others.read()
 
     def progress(self, event: WorkerProgress) -> None:
-        if remark := job.strategy.remark(job.workers):
-            self._emit(Notice(time_s=0, text=remark))
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         self._others.read()
@@ -120,7 +135,7 @@ class Leader:
             self._others.wait_for_step(state.account.step)
         else:
             self._others.wait_for_stop()
-        self._save(state.account.step // self._job.steps_per_epoch, state.account.step)
+        self._save(self._job.calendar.epoch_of(state.account.step), state.account.step)
 
     def end(self, state: WorkerState) -> None:
         """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
@@ -166,6 +181,9 @@ class Leader:
         cast = self._world.cast
         told = {cast.workers[state.account.worker]: state.account.arrivals for state in self._states()}
         told |= {rank: report["arrivals"] for rank, report in self._others.reports.items()}
+        told[self._world.network.rank] = (
+            self._world.arrivals.to_json()
+        )  # with what it heard while others left
         ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
         digest = result.digest(self._replica.flat.vector)
         lost = self._others.attendance.lost
@@ -179,7 +197,6 @@ class Leader:
 
     def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
         found = self._presentation.evaluate(self._states(), presented)
-        told[self._world.network.rank] = self._world.arrivals.to_json()  # with what it heard while others left
         self._found = found
         self._emit(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
@@ -220,18 +237,23 @@ class Leader:
             "workers": job.workers,
             "servers": len(self._world.cast.servers),
             "steps": accounts[0].step,
-            "epochs": _epochs(accounts[0].step, job.steps_per_epoch),
+            "epochs": job.calendar.epochs_done(accounts[0].step),
             "seconds": self._world.clock.now() - self._started_at + self._earlier_s,
             "images_per_s": images / trained_s if trained_s > 0 else 0.0,
             "train_loss": result.train_loss(accounts),
             **(result.test_figures(self._found) if self._found is not None else {}),
             "workers_lost": attendance.lost,
             "workers_joined": attendance.joined,
-            "images_not_seen": 0 if stopped else result.images_not_seen(job, self._steps_done()),
+            "images_not_seen": 0 if stopped else self._images_not_seen(),
             "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
             "parameters_sha256": result.digest(self._replica.flat.vector),
         }
+
+    def _images_not_seen(self) -> int:
+        if self._job.strategy.regroups(self._job.workers):
+            return result.images_left_out(self._job, self._others.history)
+        return result.images_not_seen(self._job, self._steps_done())
 
     def _steps_done(self) -> dict[int, int]:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
@@ -240,8 +262,3 @@ class Leader:
             held = [report["steps"].get(str(rank), 0) for report in self._others.reports.values()]
             done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
         return done
-
-
-def _epochs(steps: int, length: int) -> float:
-    """Gives the epochs done, as a whole number where they are whole."""
-    return steps // length if steps % length == 0 else round(steps / length, 3)

@@ -66,9 +66,11 @@ class Learner:
         steps = job.length.total_steps
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales, steps=steps)
         self.worker = self.replica.workers.rank
+        self._place, self._present = self.worker, job.workers
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)
         self._first_share = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
+        self._rescaled = 1.0
         self._job = job
         self._world = world
         self._length = job.length
@@ -77,7 +79,22 @@ class Learner:
 
     def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
         """Gives this worker's batches of an epoch, from step `start` of it on."""
+        size = self._job.calendar.batch_size(epoch)
+        together = self._job.workers * size
+        self._loader.share = Share(self._place, self._present, size, self._job.learning.seed, together)
         return self._loader.epoch(epoch, start)
+
+    def deal(self, place: int, present: int) -> None:
+        """Goes on among other workers than all: shares their batches out, or lowers the learning rate.
+
+        Args:
+            place: of this worker among those who are there.
+            present: how many are.
+        """
+        if self._job.losses.rescale:
+            self._rescaled = present / self._job.workers
+        else:
+            self._place, self._present = place, present
 
     @property
     def loss_scale(self) -> dict[str, Any]:
@@ -99,9 +116,9 @@ class Learner:
             RequestError: the loss is not finite.
         """
         learning = self._job.learning
-        rate = learning.optimizer.lr * learning.schedule.factor(number, self._length)
+        rate = learning.optimizer.lr * learning.schedule.factor(number, self._length) * self._rescaled
         images = len(batch.labels)
-        step = Step(number, images / learning.batch_size, self._world.stop.wished)
+        step = Step(number, images / self._job.calendar.batch_size(batch.epoch), self._world.stop.wished)
         self.replica.begin(step)
         loss, usable = self._gradients(batch, step, rate) if images else (0.0, True)
         computed_at = self._world.clock.now()
@@ -111,7 +128,7 @@ class Learner:
     def _gradients(self, batch: Batch, step: Step, rate: float) -> tuple[float, bool]:
         """Fills the gradients; gives the loss, and whether they can be used."""
         flat, device = self.replica.flat, self._job.device
-        self._world.pace.forward(self._shares, self.replica.use)
+        self._world.pace.forward(self._shares, self.replica.use, self._job.calendar.work(batch.epoch))
         seed = seed_for("step", self._job.learning.seed, self.worker, step.number)
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":

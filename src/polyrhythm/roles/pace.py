@@ -29,13 +29,14 @@ class Pace(Protocol):
     def live(self) -> bool:
         """Whether hooks announce uses and buckets while a pass runs."""
 
-    def forward(self, shares: Sequence[float], use: Announce) -> None:
+    def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """A forward pass is about to be computed.
 
         Args:
             shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1. Empty if
                 nobody listens.
             use: to be called with each bucket before it is used, if hooks will not do so.
+            work: of the step, in units of what the clock's step times are those of: more where batches have grown.
         """
 
     def backward(self, shares: Sequence[float], ready: Announce) -> None:
@@ -52,7 +53,7 @@ class LivePace:
 
     live = True
 
-    def forward(self, shares: Sequence[float], use: Announce) -> None:
+    def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """Nothing to do: hooks will announce the uses."""
 
     def backward(self, shares: Sequence[float], ready: Announce) -> None:
@@ -73,9 +74,9 @@ class DrawnPace:
     live = False
     _step_s: float = 0.0
 
-    def forward(self, shares: Sequence[float], use: Announce) -> None:
+    def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
-        self._step_s = self.draw_s()
+        self._step_s = self.draw_s() * work
         for bucket in reversed(range(len(shares))):
             use(bucket)
             self.clock.sleep(self._step_s * FORWARD_SHARE * shares[bucket])

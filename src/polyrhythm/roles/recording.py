@@ -94,6 +94,7 @@ def recorded_job(job: Job) -> dict[str, Any]:
         "epochs": learning.epochs,
         "schedule": str(learning.schedule),
         "steps per epoch": job.steps_per_epoch,
+        "steps": job.calendar.total_steps,
     }
 
 

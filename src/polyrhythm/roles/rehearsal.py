@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
 from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.roles.company import Company
+from polyrhythm.roles.regroup import Member
 from polyrhythm.roles.rehearsal_desk import rehearsal_desk
 from polyrhythm.roles.stand_in import StandIn
 from polyrhythm.roles.tally import Tally
@@ -114,6 +116,10 @@ class Rehearsal:
         return OptimizerPlan.of(self.optimizer.create(parameters), flat)
 
 
+def _stay(place: int, present: int) -> None:
+    """Goes on with the same batches among others: who is lost does not make a step longer."""
+
+
 def rehearse(rehearsal: Rehearsal, world: World) -> None:
     """Takes all steps of one worker, or fewer if someone wants to stop.
 
@@ -143,39 +149,50 @@ class _Rehearser:
         self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
         self._desk = rehearsal_desk(rehearsal, world)
+        member = Member(self._worker, self._part, self._flat.vector, self._flat.gradients, _stay)
+        self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
         self._bytes_sent = 0
 
     def run(self) -> None:
-        start = self._part.start(0)
+        if self._company.let_in:
+            self._desk.ask_to_enter()
+        start = self._company.start(0)
         self._desk.begin(start)
         # All rehearsed ranks that may have successors share one clock, which began with the run.
         self._tally.begin(self._world.clock.now() if self._world.rejoins else 0.0)
         if start:  # a successor says at once that it is there
             self._report(start)
         step, stopped = self._steps(start)
-        self._part.end()
+        self._company.end()
         self._desk.end(self._account(step, stopped), self._part.let_go)
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
+        done, stopped = start, False
+        while done < self._rehearsal.steps and not stopped:
+            taken = self._company.bear(partial(self._advance, done))
+            done, stopped = taken or (self._company.step, False)
+        return done, stopped and done < self._rehearsal.steps
+
+    def _advance(self, before: int) -> tuple[int, bool]:
+        """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
         rehearsal = self._rehearsal
         length, every = rehearsal.steps_per_epoch, rehearsal.steps_per_report
-        done = start
-        while done < rehearsal.steps:
-            stop = self._step(done)
-            before, done = done, min(self._part.next_step(done), rehearsal.steps)
-            last = done == rehearsal.steps
-            epoch_over = done // length > before // length
-            if last or stop or done // every > before // every:
-                self._report(done)
-            if epoch_over or stop:
-                self._settle()
-            if stop and not last:
-                return done, True
-            if epoch_over and not last:
+        stop = self._step(before)
+        done = min(self._part.next_step(before), rehearsal.steps)
+        self._company.step = done
+        last = done == rehearsal.steps
+        epoch_over = done // length > before // length
+        if last or stop or done // every > before // every:
+            self._report(done)
+        if epoch_over or stop:
+            self._settle()
+        if not (stop or last):
+            if epoch_over:
                 self._part.present()
                 self._part.catch_up()
-        return done, False
+            self._company.look()
+        return done, stop
 
     def _step(self, number: int) -> bool:
         """Takes a step; gives whether to stop."""

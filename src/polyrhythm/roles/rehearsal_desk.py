@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,8 @@ from polyrhythm.events import (
     from_json,
 )
 from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.formation import Formation, Muster
+from polyrhythm.roles.regroup import MemberSide, Regroup, Side
 from polyrhythm.roles.result import bytes_per_step, staleness_figures
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
@@ -29,6 +32,16 @@ if TYPE_CHECKING:
 
 class RehearsalDesk(Protocol):
     """What a worker has to say."""
+
+    @property
+    def side(self) -> Side:
+        """How this worker comes to the next formation."""
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Lets workers regroup while this one waits for others here."""
+
+    def ask_to_enter(self) -> None:
+        """It is a successor among workers that go in step."""
 
     def begin(self, step: int) -> None:
         """It starts, at this step."""
@@ -50,6 +63,14 @@ class _Mail:
 
     def __init__(self, world: World) -> None:
         self._control = world.control()
+        self._incarnation = world.incarnation
+        self.side = MemberSide(self._control)
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Nothing to do: it waits for nobody but the leader."""
+
+    def ask_to_enter(self) -> None:
+        self._control.send(LEADER, Message(Kind.JOIN, version=self._incarnation))
 
     def begin(self, step: int) -> None:
         """Nothing to say."""
@@ -73,6 +94,37 @@ class _Leader:
         self._reports: dict[int, dict[str, Any]] = {}
         self._attendance = Attendance(len(world.cast.workers))
         self._started_at = world.clock.now()
+        self._muster = Muster(len(world.cast.workers))
+        self._mend: Callable[[], None] | None = None
+        self.side = self
+
+    @property
+    def due(self) -> bool:
+        """Whether a worker waits for the next formation."""
+        while self._hear(wait=False):
+            pass
+        return self._muster.due
+
+    def wait_with(self, regroup: Regroup) -> None:
+        self._mend = regroup.mend
+
+    def ask_to_enter(self) -> None:
+        """Never: the leader has no successor."""
+
+    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
+        while not self._muster.complete(self._staying()):
+            self._hear(wait=True)
+        formation = self._muster.form(step, self._staying(), over=over)
+        for worker in formation.workers[1:]:
+            with suppress(PeerLost):  # as will be heard
+                self._control.send(self._world.cast.workers[worker], formation.message())
+        return formation
+
+    def _staying(self) -> list[int]:
+        """Gives the workers that are there, and have not said that they leave."""
+        ranks = self._world.cast.workers
+        return [worker for worker in self._attendance.present if ranks[worker] not in self._accounts]
 
     def begin(self, step: int) -> None:
         rehearsal, world = self._rehearsal, self._world
@@ -102,7 +154,10 @@ class _Leader:
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
         self._accounts[LEADER] = account
         while self._awaits_workers():
-            self._hear(wait=True)
+            if self._mend is not None and self._muster.due:
+                self._mend()
+            else:
+                self._hear(wait=True)
         let_go()
         while len(self._reports) < len(self._world.cast.servers):
             self._hear(wait=True)
@@ -134,10 +189,14 @@ class _Leader:
         worker = self._world.cast.workers.index(rank)
         if worker in self._attendance.present:
             step = self._attendance.lose(worker)
+            self._muster.lose(worker)
             self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
 
     def _take(self, source: int, message: Message) -> None:
-        assert message.tensor is not None, "every control message carries a payload"
+        if message.kind in (Kind.JOIN, Kind.BROKEN):
+            self._let_regroup(source, message)
+            return
+        assert message.tensor is not None, "every other control message carries a payload"
         told = unpack_json(message.tensor)
         if message.kind is Kind.REPORT:
             self._reports[source] = told
@@ -150,6 +209,14 @@ class _Leader:
                 self._see(source, event.worker)
                 self._attendance.note(event)
             self._world.emit(event)
+
+    def _let_regroup(self, rank: int, message: Message) -> None:
+        worker = self._world.cast.workers.index(rank)
+        if message.kind is Kind.BROKEN:
+            self._muster.hear(worker, message)
+            return
+        self._see(rank, worker)
+        self._muster.enter(worker, message.version)
 
     def _see(self, rank: int, worker: int) -> None:
         """Notes that a worker is there: a successor says so by its first word."""

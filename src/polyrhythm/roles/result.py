@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.data.sharding import batch_images
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.worker_state import Account
@@ -62,11 +61,29 @@ def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
         job: that is over.
         steps_done: of every worker, by its index.
     """
-    length, images = job.steps_per_epoch, len(job.dataset.train)
+    calendar = job.calendar
     return sum(
-        batch_images(images, step % length, worker, job.workers, job.learning.batch_size)
+        calendar.images(step, worker)
         for worker, done in steps_done.items()
-        for step in range(done, length * job.learning.epochs)
+        for step in range(done, calendar.total_steps)
+    )
+
+
+def images_left_out(job: Job, history: list[tuple[int, tuple[int, ...]]]) -> int:
+    """Counts the training images, over all epochs, of the shares of workers that did not take part in a step.
+
+    Args:
+        job: that is over.
+        history: since which step which workers have gone in step.
+    """
+    if not job.losses.rescale:  # the others have shared them out
+        return 0
+    ends = [*(step for step, _ in history[1:]), job.calendar.total_steps]
+    return sum(
+        job.calendar.images(step, worker)
+        for (start, present), end in zip(history, ends, strict=True)
+        for step in range(start, end)
+        for worker in set(range(job.workers)) - set(present)
     )
 
 

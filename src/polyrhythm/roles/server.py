@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import ServerProgress
@@ -12,6 +12,8 @@ from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
 
 REPORT_EVERY_S = 0.5
+AT_ONCE_S = 1e-4
+"""A message that is there within this time is taken to have been waiting."""
 _OUTSIDE_STEPS = (Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE)
 """What a run begins and ends with; workers do not count those bytes either."""
 
@@ -35,6 +37,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
     outbox = _Outbox(strategy, world)
     bytes_sent = 0
     while not part.done:
+        looked_at = world.clock.now()
         try:
             source, message = world.network.receive()
         except PeerLost as loss:
@@ -47,14 +50,14 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
             continue
         if message.kind not in _OUTSIDE_STEPS:
             reporter.begin_once()
+            reporter.took(world.clock.now() - looked_at)
         before = world.network.bytes_sent
         outbox.send(part.on_message(source, message))
         if message.kind not in _OUTSIDE_STEPS:
             bytes_sent += world.network.bytes_sent - before
-        event = reporter.event_if_due()
-        if event is not None:
-            control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+        reporter.tell(control, at_last=False)
     outbox.flush()
+    reporter.tell(control, at_last=True)
     report = {
         "staleness": dict(part.staleness),
         "version": part.version,
@@ -114,6 +117,9 @@ class _Reporter:
         self._started_at = self._said_at = self._clock.now()
         self._said = Counter(part.staleness)
         self._begun = False
+        self._wait_s = 0.0
+        self._taken = 0
+        self._waits = 0
 
     def begin_once(self) -> None:
         """Training starts with the first step; event times count from there."""
@@ -121,15 +127,34 @@ class _Reporter:
             self._begun = True
             self._started_at = self._said_at = self._clock.now()
 
-    def event_if_due(self) -> ServerProgress | None:
+    def took(self, waited_s: float) -> None:
+        """Counts a message, and how long the server has waited for it."""
+        self._taken += 1
+        if waited_s > AT_ONCE_S:
+            self._waits += 1
+            self._wait_s += waited_s
+
+    def tell(self, control: Communicator, *, at_last: bool) -> None:
+        """Tells the leader, if it is time to, or if there is something left to be said."""
+        if self._taken if at_last else self._clock.now() - self._said_at >= REPORT_EVERY_S:
+            control.send(LEADER, Message(Kind.EVENT, pack_json(self._event().to_json())))
+
+    def _event(self) -> ServerProgress:
+        """Gives what has been done since the last call, and starts anew."""
         now = self._clock.now()
-        if now - self._said_at < REPORT_EVERY_S:
-            return None
         news = self._part.staleness - self._said
-        self._said_at, self._said = now, Counter(self._part.staleness)
-        return ServerProgress(
+        seconds = now - self._said_at
+        idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
+        event = ServerProgress(
             time_s=now - self._started_at,
             server=self._index,
             version=self._part.version,
             staleness=dict(news),
+            seconds=seconds,
+            busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
+            queue=self._taken / max(1, self._waits),
+            dropped=getattr(self._part, "dropped", 0),  # only some drop any
         )
+        self._said_at, self._said = now, Counter(self._part.staleness)
+        self._wait_s, self._taken, self._waits = 0.0, 0, 0
+        return event

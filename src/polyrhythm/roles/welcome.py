@@ -57,7 +57,7 @@ class Welcome:
 def join(world: World, replica: Replica) -> float:
     """Asks the leader to let this rank, a successor, take part; gives the seconds since training started."""
     control = world.control()
-    control.send(LEADER, Message(Kind.JOIN))
+    control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
     welcome = Welcome.receive(control)
     welcome.give(replica)
     return welcome.time_s

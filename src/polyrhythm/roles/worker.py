@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.events import WorkerProgress
+from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
 from polyrhythm.roles.learner import Learner
+from polyrhythm.roles.regroup import Member, MemberSide, Regroup, Side
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.worker_state import Account, WorkerState
@@ -20,11 +23,21 @@ from polyrhythm.roles.world import LEADER, World
 class Desk(Protocol):
     """Where a worker reports: at the leader's own desk, or by message."""
 
+    @property
+    def side(self) -> Side:
+        """How this worker comes to the next formation."""
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Lets workers regroup while this one waits for others here."""
+
     def restore(self) -> WorkerState | None:
         """Gives the state to resume from, if the run is resumed."""
 
     def begin(self, epoch: int) -> None:
         """All replicas are equal and training starts, in this epoch."""
+
+    def entered(self, state: WorkerState) -> None:
+        """This worker, a successor, has been let in among those who go in step."""
 
     def step_done(self) -> None:
         """A step has been done."""
@@ -48,6 +61,10 @@ class Mail:
     def __init__(self, job: Job, world: World) -> None:
         self._resume = job.keeping.resume
         self._control = world.control()
+        self.side = MemberSide(self._control)
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Nothing to do: it waits for nobody but the leader."""
 
     def restore(self) -> WorkerState | None:
         """Waits for what the leader read from the checkpoint."""
@@ -57,6 +74,10 @@ class Mail:
 
     def begin(self, epoch: int) -> None:
         """Nothing to say."""
+
+    def entered(self, state: WorkerState) -> None:
+        """Sends the state: the leader may be waiting for everyone's."""
+        self._control.send(LEADER, state.message())
 
     def step_done(self) -> None:
         """Nothing to say."""
@@ -90,11 +111,14 @@ def work(job: Job, world: World) -> None:
     start, elapsed_s = (
         (0, join(world, learner.replica)) if world.rejoins else _begin(job, world, learner, desk)
     )
-    shift = _Shift(job, world, learner, desk)
-    step, stopped = shift.run(learner.replica.part.start(start), elapsed_s)
+    replica = learner.replica
+    member = Member(learner.worker, replica.part, replica.flat.vector, replica.flat.gradients, learner.deal)
+    company = Company(world, job.strategy, replica.workers, member, desk)
+    shift = _Shift(job, world, learner, desk, company)
+    step, stopped = shift.run(company.start(start), elapsed_s)
     if stopped:
         desk.interrupted(shift.state(step, stopped=True))
-    learner.replica.part.end()
+    company.end()
     desk.end(shift.state(step, stopped=stopped, final=True))
 
 
@@ -115,12 +139,12 @@ def _begin(job: Job, world: World, learner: Learner, desk: Desk) -> tuple[int, f
 class _Shift:
     """One worker's run through the epochs."""
 
-    def __init__(self, job: Job, world: World, learner: Learner, desk: Desk) -> None:
+    def __init__(self, job: Job, world: World, learner: Learner, desk: Desk, company: Company) -> None:
+        self._company = company
         self._job = job
         self._learner = learner
         self._desk = desk
         self._arrivals = world.arrivals
-        self._started_at = 0
         self._tally = Tally(learner.worker, world.clock)
 
     def run(self, start: int, elapsed_s: float) -> tuple[int, bool]:
@@ -130,20 +154,24 @@ class _Shift:
             start: the step.
             elapsed_s: for how long the others have been training.
         """
-        length = self._job.steps_per_epoch
-        self._started_at = start
-        self._desk.begin(start // length)
+        calendar = self._job.calendar
+        first = calendar.epoch_of(start)
+        self._desk.begin(first)
+        if self._company.let_in:
+            self._desk.entered(self.state(start))
         self._tally.begin(elapsed_s)
         part = self._learner.replica.part
-        for epoch in range(start // length, self._job.learning.epochs):
-            done, stopped = self._epoch(epoch, max(start, epoch * length))
+        done = start
+        for epoch in range(first, self._job.learning.epochs):
+            done, stopped = self._epoch(epoch, max(done, calendar.start(epoch)))
             if stopped:
                 return done, True
             last = epoch + 1 == self._job.learning.epochs
-            self._desk.epoch_done(epoch, self.state(done), None if last else part.present())
+            presented = None if last else self._company.bear(part.present)
+            self._desk.epoch_done(epoch, self.state(done), presented)
             if not last:
-                part.catch_up()
-        return max(start, length * self._job.learning.epochs), False
+                self._company.bear(part.catch_up)
+        return max(done, calendar.total_steps), False
 
     def state(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
         """Takes this worker's state."""
@@ -151,7 +179,7 @@ class _Shift:
         account = Account(
             worker=self._learner.worker,
             step=step,
-            session_steps=step - self._started_at,
+            session_steps=tally.steps,
             session_images=tally.images,
             epoch_images=tally.epoch_images,
             epoch_loss=tally.epoch_loss,
@@ -165,16 +193,27 @@ class _Shift:
 
     def _epoch(self, epoch: int, step: int) -> tuple[int, bool]:
         self._tally.begin_epoch()
-        last = (epoch + 1) * self._job.steps_per_epoch
-        for batch in self._learner.epoch(epoch, step - epoch * self._job.steps_per_epoch):
+        last = self._job.calendar.start(epoch + 1)
+        stopped = False
+        while step < last and not stopped:
+            taken = self._company.bear(partial(self._stretch, epoch, step, last))
+            step, stopped = taken or (self._company.step, False)
+        return step, stopped and (step < last or epoch + 1 < self._job.learning.epochs)
+
+    def _stretch(self, epoch: int, step: int, last: int) -> tuple[int, bool]:
+        """Takes steps of an epoch until it is over, steps are left out, or someone wants to stop."""
+        for batch in self._learner.epoch(epoch, step - self._job.calendar.start(epoch)):
             outcome = self._learner.step(batch, step)
-            step += 1
+            step, expected = self._learner.replica.part.next_step(step), step + 1
             self._tally.add(outcome.images, outcome.loss, outcome.wait_s)
+            self._company.step = step
             self._desk.step_done()
-            if step == last or outcome.stop:
+            if step >= last or outcome.stop:
                 self._learner.replica.settle()
-            if self._tally.due or step == last or outcome.stop:
+            if self._tally.due or step >= last or outcome.stop:
                 self._desk.progress(self._tally.say(epoch, step, outcome.learning_rate))
-            if outcome.stop and step < last:
-                return step, True
-        return step, outcome.stop and epoch + 1 < self._job.learning.epochs
+            if outcome.stop or step != expected:
+                break
+            if step < last:  # else whoever waits is heard at the epoch's end
+                self._company.look()
+        return step, outcome.stop

@@ -48,7 +48,7 @@ class World:
         stop: whether someone wants to stop.
         emit: takes the run's events; called on the leader only.
         arrivals: whom this rank has heard, where the network notes it.
-        rejoins: whether this rank is the successor of one that was lost, and the others are under way.
+        incarnation: how many ranks have had this number before, and were lost.
     """
 
     network: Communicator
@@ -57,7 +57,12 @@ class World:
     stop: StopWish = field(default_factory=StopWish)
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
-    rejoins: bool = False
+    incarnation: int = 0
+
+    @property
+    def rejoins(self) -> bool:
+        """Whether this rank is the successor of one that was lost, and the others are under way."""
+        return self.incarnation > 0
 
     @property
     def clock(self) -> Clock:

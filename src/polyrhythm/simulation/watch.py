@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.simulation.scene import Scene
@@ -71,6 +72,10 @@ class Watch:
         """Virtual time."""
         return self._now.time.now()
 
+    def incarnation(self, rank: int) -> int:
+        """How many have had a rank's number before the one that has it now."""
+        return self._now.ranks[rank].incarnation
+
     @property
     def _now(self) -> Scene:
         assert self._scene is not None, "a watch attends a scene before it is played"
@@ -112,12 +117,20 @@ class _WatchedWorker(_Wrapped):
     def __init__(self, inner: WorkerPart, watch: Watch, setting: WorkerSetting) -> None:
         super().__init__(inner, watch)
         self._setting = setting
+        self._regrouped: tuple[int, ...] | None = None
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        self._regrouped = tuple(self._setting.cast.workers[member] for member in members)
+        self._inner.regroup(workers, members)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         stop: bool = self._inner.gradients_ready(step, learning_rate)
         setting = self._setting
-        event = Stepped(self._watch.now_s, setting.network.rank, step.number, setting.flat.vector)
-        self._watch.stepped(event)
+        rank, vector = setting.network.rank, setting.flat.vector
+        regrouped = None
+        if self._regrouped is not None:
+            regrouped = {member: self._watch.incarnation(member) for member in self._regrouped}
+        self._watch.stepped(Stepped(self._watch.now_s, rank, step.number, vector, regrouped))
         return stop
 
 

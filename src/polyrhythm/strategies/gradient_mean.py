@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.strategy import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -53,6 +56,13 @@ class GradientMean:
         if bucket == 0:
             self._flat.set_tail(self._step.weight, float(self._step.stop))
         self._under_way.append(self._sum.start(gradients))
+
+    def break_off(self) -> None:
+        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        for handle in self._under_way:
+            with suppress(PeerLost):
+                handle.wait()
+        self._under_way = []
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Waits for all buckets, starting those that nobody has.

@@ -92,12 +92,14 @@ class Stepped:
         rank: of the worker.
         step: the step's number.
         vector: `(numbers,)`, its parameters now; changes later.
+        regrouped: incarnations of the workers in step with it since they have regrouped, by rank; None before.
     """
 
     time_s: float
     rank: int
     step: int
     vector: Tensor
+    regrouped: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

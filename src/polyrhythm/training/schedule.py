@@ -54,12 +54,13 @@ class Schedule(Config, ABC):
             RequestError: the warm-up is longer than the run.
         """
         warmup_steps = self._warmup_steps(run)
-        return self._ramp(step, warmup_steps, run.global_batch) * self.decay(
-            step, warmup_steps, run.total_steps
+        place = run.nominal(step)
+        return self._ramp(place, warmup_steps, run.global_batch) * self.decay(
+            place, warmup_steps, run.nominal_steps
         )
 
     @abstractmethod
-    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
         """Gives the factor without warm-up and linear scaling: 1 at first."""
 
     def _warmup_steps(self, run: RunLength) -> int:
@@ -70,7 +71,7 @@ class Schedule(Config, ABC):
             )
         return round(self.warmup_epochs * run.steps_per_epoch)
 
-    def _ramp(self, step: int, warmup_steps: int, global_batch: int) -> float:
+    def _ramp(self, step: float, warmup_steps: int, global_batch: int) -> float:
         scale = 1.0 if self.reference_batch is None else global_batch / self.reference_batch
         if step >= warmup_steps:
             return scale
@@ -80,6 +81,6 @@ class Schedule(Config, ABC):
         return start + (scale - start) * step / warmup_steps
 
 
-def elapsed(step: int, warmup_steps: int, total_steps: int) -> float:
+def elapsed(step: float, warmup_steps: int, total_steps: int) -> float:
     """Gives the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
     return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))

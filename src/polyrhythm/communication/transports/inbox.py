@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polyrhythm.communication.message import Message
@@ -77,17 +78,18 @@ class Inbox:
         """Tells whether a communicator may not be used any more, or one that it is a part of."""
         return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
-    def lose(self, rank: int) -> None:
-        """Notes that a global rank is gone."""
+    def lose(self, rank: int, incarnation: int = 0) -> None:
+        """Notes that a global rank is gone, which so many had been before."""
         if rank not in self._lost:
             self.quiet = False
             self._lost.add(rank)
-            self._losses[rank] = self._losses.get(rank, 0) + 1
+            self._losses[rank] = max(self._losses.get(rank, 0), incarnation) + 1
 
-    def regain(self, rank: int) -> None:
+    def regain(self, rank: int, incarnation: int = 1) -> None:
         """Notes that a successor of a global rank is there; what is left of the former one's messages is dropped."""
-        self.lose(rank)  # nobody may have noticed
+        self.lose(rank, incarnation - 1)  # nobody may have noticed
         self._lost.remove(rank)
+        self._losses[rank] = max(self._losses[rank], incarnation)
         for key, queue in list(self._arrived.items()):
             kept = deque(entry for entry in queue if entry[0] != rank)
             if kept:
@@ -108,6 +110,11 @@ class Inbox:
             return False
         known = max(self._told.get((context, source, rank), 0) for source in (None, rank))
         return rank in self._lost or known < self._losses[rank]
+
+    def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
+        """Notes of which incarnations of which ranks a communicator is: that others came before is no news on it."""
+        for rank, incarnation in incarnations.items():
+            self._told[context, None, rank] = self._told[context, rank, rank] = incarnation
 
     def news_of_loss(self, want: Want) -> int | None:
         """Gives a lost rank that this receiver must hear of: its own source while it is gone, any member once."""

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -40,6 +41,7 @@ class Synchronous(Strategy):
         bytes_per_step="2M(N-1)/N",
         staleness="0",
         use_it="even machines on a good network; the same result as one large batch",
+        when_a_worker_dies="the others regroup at the last whole step and go on; a successor joins them",
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
@@ -47,6 +49,14 @@ class Synchronous(Strategy):
     def in_step(self, workers: int) -> bool:
         """Always."""
         return True
+
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping."""
+        return self.regroups(workers)
+
+    def regroups(self, workers: int) -> bool:
+        """If there is more than one worker."""
+        return workers > 1
 
     def updates_per_step(self, workers: int) -> int:
         """One: that of the mean gradient."""
@@ -76,6 +86,7 @@ class SynchronousWorker(WorkerPart):
         super().__init__()
         self._workers = setting.workers
         self._flat = setting.flat
+        self._collective = collective
         self._mean = GradientMean(setting.workers, setting.flat, collective)
         self._optimizer = setting.plan.build(setting.flat.vector)
 
@@ -100,6 +111,15 @@ class SynchronousWorker(WorkerPart):
             self._optimizer.step(self._flat.gradients, learning_rate)
             self.staleness[0] += 1
         return stop
+
+    def break_off(self) -> None:
+        """Gives up the sums under way."""
+        self._mean.break_off()
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Averages over others from now on."""
+        self._mean = GradientMean(workers, self._flat, self._collective)
+        self._mean.prepare()
 
     def state(self) -> State:
         """Gives the optimiser's state."""

@@ -8,6 +8,6 @@ from polyrhythm.training.schedule import Schedule
 class Constant(Schedule):
     """Keys of the constant schedule: those that all have."""
 
-    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
         """Gives 1."""
         return 1.0

@@ -25,7 +25,7 @@ class Cosine(Schedule):
 
     final: Fraction = 0.0
 
-    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
         """Gives the wave."""
         wave = (1 + cos(pi * elapsed(step, warmup_steps, total_steps))) / 2
         return self.final + (1 - self.final) * wave

@@ -18,6 +18,6 @@ class Linear(Schedule):
 
     final: Fraction = 0.0
 
-    def decay(self, step: int, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
         """Gives the line."""
         return 1 - (1 - self.final) * elapsed(step, warmup_steps, total_steps)

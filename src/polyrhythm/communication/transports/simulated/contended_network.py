@@ -59,7 +59,8 @@ class ContendedNetwork:
         links, latency_s = self._way(source, to)
         self.sharing.begin(Flow(links, latency_s, sent, arrived, float(nbytes)))
         if not self._settling:
-            self._settle_soon()
+            self._settling = True
+            self._time.soon(self._settle)
 
     def alpha_s(self, source: int, to: int) -> float:
         """Gives α of the way from one global rank to another."""
@@ -69,12 +70,8 @@ class ContendedNetwork:
         numbers, latency_s = self._route(source, to)
         return tuple(self.sharing.links[number] for number in numbers), latency_s
 
-    def _settle_soon(self) -> None:
-        """Settles once for all that happens at this instant."""
-        self._settling = True
-        self._time.soon(self._settle)
-
     def _settle(self) -> None:
+        """Gives new rates, once for all that happens at this instant."""
         self._settling = False
         for bundle in self.sharing.settle(self._time.now_s):
             if (
@@ -98,4 +95,5 @@ class ContendedNetwork:
             self._time.soon(flow.sent)
             self._time.at(now + flow.latency_s, flow.arrived)
         if not self._settling:
-            self._settle_soon()
+            self._settling = True
+            self._time.soon(self._settle)

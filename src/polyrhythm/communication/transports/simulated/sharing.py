@@ -117,8 +117,7 @@ class Sharing:
                     rate = min(rate, link.bandwidth / size)
             if size:
                 self.rates_computed += 1
-                if rate != bundle.rate:
-                    self._give(bundle, rate)
+                self._give(bundle, rate)
             else:
                 self._bundles.pop((bundle.links, bundle.limit), None)
         return True
@@ -254,7 +253,7 @@ class Sharing:
         if rate == bundle.rate:
             return False
         bundle.change_rate(rate, self._now_s)
-        if bundle.allowed:
+        if bundle.allowed:  # else it crosses no loose link with others
             for link in bundle.outgrown():
                 self._suspects[link] = None
         return True

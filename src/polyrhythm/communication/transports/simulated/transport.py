@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -128,7 +128,7 @@ class SimulatedCommunicator:
         self._group = group
         self._lineage = lineage
         self._has_revoked = False
-        self._is_regrouped = False
+        self._incarnations: Mapping[int, int] = {}
         self._members = group.members
         self._context = group.context
         self._numbers = group.numbers
@@ -242,16 +242,17 @@ class SimulatedCommunicator:
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
     ) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks, as they are now."""
-        for rank, incarnation in zip(ranks, incarnations, strict=True):
-            self._home.expect(self._members[rank], incarnation)
+        known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
+        for rank, incarnation in known.items():
+            self._home.expect(rank, incarnation)
         made = self.subgroup(name, ranks)
-        made._know_losses()
-        made._apart()._know_losses()
+        made._know(known)
+        made._apart()._know(known)
         return made
 
-    def _know_losses(self) -> None:
-        self._is_regrouped = True
-        self._home.inbox.know_losses(self._context)
+    def _know(self, incarnations: Mapping[int, int]) -> None:
+        self._incarnations = incarnations
+        self._home.inbox.know_losses(self._context, incarnations)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
@@ -259,9 +260,9 @@ class SimulatedCommunicator:
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
         made = SimulatedCommunicator(self._home, group, (*self._lineage, group.context))
-        if self._is_regrouped:
-            made._know_losses()
-            made._apart()._know_losses()
+        if self._incarnations:
+            made._know(self._incarnations)
+            made._apart()._know(self._incarnations)
         return made
 
     def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:

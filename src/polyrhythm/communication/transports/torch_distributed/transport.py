@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,10 +131,10 @@ class Rank:
                 self._tell_loss(want, "looking for a message")
             return found
 
-    def know_losses(self, context: int) -> None:
-        """Notes that a communicator is of those who are there now."""
+    def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
+        """Notes of which incarnations of which ranks a communicator is."""
         with self._news:
-            self._inbox.know_losses(context)
+            self._inbox.know_losses(context, incarnations)
 
     def meet(
         self, name: str, members: tuple[int, ...], word: str = "", lineage: tuple[int, ...] = ()
@@ -280,7 +280,7 @@ class Rank:
         with self._news:
             if peer.incarnation > self.incarnation(peer.rank):
                 self._incarnations[peer.rank] = peer.incarnation
-                self._inbox.regain(peer.rank)
+                self._inbox.regain(*peer)
                 self._news.notify_all()
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
@@ -305,7 +305,7 @@ class Rank:
         with self._news:
             if peer.incarnation < self.incarnation(peer.rank):
                 return
-            self._inbox.lose(peer.rank)
+            self._inbox.lose(*peer)
             broken = [entry.made for entry in self._collectives if peer.rank in entry.members]
             self._news.notify_all()
         for made in broken:  # the peer may still be there, and only be taken for lost
@@ -339,7 +339,7 @@ class TorchDistributedCommunicator:
         self._context = crc32(f"{name}{members}".encode())
         self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
         self._has_revoked = False
-        self._is_regrouped = False
+        self._incarnations: Mapping[int, int] = {}
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
         self._making = threading.Lock()
@@ -436,16 +436,17 @@ class TorchDistributedCommunicator:
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
     ) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks, as they are now."""
-        for rank, incarnation in zip(ranks, incarnations, strict=True):
-            if rank != self._rank:
-                self._home.greet(Peer(self._members[rank], incarnation))
+        known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
+        for peer in known.items():
+            if peer[0] != self._home.rendezvous.rank:
+                self._home.greet(Peer(*peer))
         made = self.subgroup(name, ranks)
-        made._know_losses()
+        made._know(known)
         return made
 
-    def _know_losses(self) -> None:
-        self._is_regrouped = True
-        self._home.know_losses(self._context)
+    def _know(self, incarnations: Mapping[int, int]) -> None:
+        self._incarnations = incarnations
+        self._home.know_losses(self._context, incarnations)
 
     def revoke(self) -> None:
         """Ends the use of this communicator."""
@@ -467,8 +468,8 @@ class TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""
         members = tuple(self._members[rank] for rank in ranks)
         made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
-        if self._is_regrouped:
-            made._know_losses()
+        if self._incarnations:
+            made._know(self._incarnations)
         return made
 
     def _want(self, source: int | None, tag: int) -> Want:

@@ -1,0 +1,116 @@
+"""A worker among the others of its run: it bears their loss where the strategy regroups, else it ends with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import PeerLost
+from polyrhythm.roles.regroup import Member, Regroup, Side
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+_Result = TypeVar("_Result")
+
+
+class Reception(Protocol):
+    """Where a worker hears of others; a part of `Desk`."""
+
+    @property
+    def side(self) -> Side:
+        """How this worker comes to the next formation."""
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Lets workers regroup while this one waits for others there."""
+
+
+class Company:
+    """One worker's.
+
+    Args:
+        world: where this rank is.
+        strategy: says whether it regroups.
+        workers: the communicator of all workers.
+        member: this one.
+        desk: where it hears of others.
+    """
+
+    def __init__(
+        self, world: World, strategy: Strategy, workers: Communicator, member: Member, desk: Reception
+    ) -> None:
+        self._world = world
+        self._part = member.part
+        self._regroup: Regroup | None = None
+        if strategy.regroups(workers.size):
+            self._regroup = Regroup(world, desk.side, member, workers)
+            desk.wait_with(self._regroup)
+
+    @property
+    def let_in(self) -> bool:
+        """Whether this worker is a successor that has been let in among those who go in step."""
+        return self._regroup is not None and self._world.rejoins
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has done, of which one may have been another's."""
+        assert self._regroup is not None, "kept only where workers regroup"
+        return self._regroup.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if self._regroup is not None:
+            self._regroup.step = step
+
+    def start(self, step: int) -> int:
+        """Starts the part with the others', or lets a successor in; gives the step to begin with.
+
+        Args:
+            step: where it would start.
+        """
+        if self._regroup is None:
+            return self._part.start(step)
+        if self._world.rejoins:
+            self._regroup.enter()
+            return self.step
+        if self._world.leads:  # its parameters are those that the others get
+            self.step = step
+        started = self.bear(lambda: self._part.start(step))
+        if started is not None:
+            self.step = started
+        return self.step
+
+    def bear(self, act: Callable[[], _Result]) -> _Result | None:
+        """Does something with the others; gives what it gives, or None where they had to regroup instead.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        try:
+            return act()
+        except PeerLost:
+            if self._regroup is None:
+                raise
+        self._regroup.mend()  # out here, where the error no longer holds what was under way
+        return None
+
+    def look(self) -> None:
+        """Breaks off if somebody waits to be let in; called between steps.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        if self._regroup is not None:
+            self._regroup.look()
+
+    def end(self) -> None:
+        """Ends the part; with those who are left, if some are lost meanwhile."""
+        if self._regroup is None:
+            self._part.end()
+            return
+        while not self._regroup.over:
+            try:
+                self._part.end()
+                self._regroup.over = True
+            except PeerLost:
+                self._regroup.mend()

@@ -1,0 +1,189 @@
+"""Regrouping: workers that go in step go on without one that is lost, or with one that has come.
+
+    worker                               leader (worker 0)
+      a collective breaks                  one breaks, or a worker says so, or a successor has come
+      revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for breaks
+      BROKEN(round, steps done) ─────────▶ waits for this word of everyone who is there
+      ◀──────────── formation(workers, steps, who is newest, who is behind)
+      the newest ─▶ those who are behind: parameters, and the state of its part
+      all: their parts go on with the new communicator; the step that nobody holds is taken again
+
+After Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability", IJHPCA
+2013 (revoke, shrink, agree), with the leader in place of the agreement, since its loss ends the run anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.roles.formation import NOTHING_DONE, Formation, broken_off
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import WorkerPart
+
+_VECTOR, _PART = "vector", "part."
+_MOST_IN_VAIN = 100
+
+
+class Side(Protocol):
+    """How a worker comes to the next formation."""
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody else waits for one."""
+
+    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+        """Waits until everyone who is there has said what it has done.
+
+        Args:
+            round_: of the formation that broke.
+            step: steps that this worker has done.
+            over: whether this worker has done all that there was to do.
+
+        Raises:
+            PeerLost: somebody is gone whom the run needs.
+        """
+
+
+class MemberSide:
+    """A worker that does not lead.
+
+    Args:
+        control: the communicator for what is not training.
+    """
+
+    due = False
+
+    def __init__(self, control: Communicator) -> None:
+        self._control = control
+
+    def first_formation(self) -> Formation:
+        """Waits for a successor's first one; that it is there has been said."""
+        return Formation.receive(self._control)
+
+    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+        """Tells the leader, and waits for its word."""
+        self._control.send(LEADER, broken_off(round_, step))
+        return Formation.receive(self._control)
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a worker brings into a formation.
+
+    Attributes:
+        worker: its index.
+        part: its side of the strategy.
+        vector: `(size,)`, its parameters.
+        gradients: `(size,)`, which are zero before every step.
+        takes_place: called with this worker's place among those who go in step now, and their number.
+    """
+
+    worker: int
+    part: WorkerPart
+    vector: Tensor
+    gradients: Tensor
+    takes_place: Callable[[int, int], None]
+
+
+class Regroup:
+    """One worker's way from formation to formation.
+
+    Args:
+        world: where this rank is.
+        side: how it comes to the next one.
+        member: what it brings.
+        workers: the communicator of all workers, which the part has been made with.
+
+    Attributes:
+        step: steps that this worker has done; kept by its loop.
+        over: whether it has done all that there is to do.
+    """
+
+    def __init__(self, world: World, side: Side, member: Member, workers: Communicator) -> None:
+        self.step = NOTHING_DONE
+        self.over = False
+        self._world = world
+        self._side = side
+        self._member = member
+        self._workers = workers
+        self._round = 0
+        self._in_vain = 0
+
+    def look(self) -> None:
+        """Breaks a step off if somebody waits for the next formation; called between steps.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        self._in_vain = 0
+        if self._side.due:
+            raise PeerLost(self._world.network.rank, "letting a worker in")
+
+    def mend(self) -> None:
+        """Goes on with whoever is there; returns when all have done the same steps, which may be one more than before.
+
+        Raises:
+            PeerLost: somebody is gone whom the run needs.
+            RunError: it has been tried again and again, and nobody was lost.
+        """
+        while True:
+            self._in_vain += 1
+            if self._in_vain > _MOST_IN_VAIN:
+                raise RunError(f"workers have regrouped {_MOST_IN_VAIN} times, and no step came of it")
+            self._workers.revoke()
+            self._member.part.break_off()
+            if self._took_place(self._side.next_formation(self._round, self.step, over=self.over)):
+                return
+
+    def enter(self) -> None:
+        """Waits to be let in, as a successor that has asked for it.
+
+        Raises:
+            PeerLost: the leader is gone.
+        """
+        if not self._took_place(MemberSide(self._world.control()).first_formation()):
+            self.mend()
+
+    def _took_place(self, formation: Formation) -> bool:
+        try:
+            self._take_place(formation)
+        except PeerLost:
+            return False
+        return True
+
+    def _take_place(self, formation: Formation) -> None:
+        member, workers = self._member, formation.workers
+        self._round, self.over = formation.round, formation.over
+        ranks = [self._world.cast.workers[worker] for worker in workers]
+        name = f"workers {formation.round}"
+        self._workers = self._world.network.regrouped(name, ranks, formation.incarnations)
+        if member.worker == formation.newest:
+            for other in formation.behind:
+                self._workers.send(workers.index(other), self._state())
+        elif member.worker in formation.behind:
+            message = self._workers.receive(workers.index(formation.newest))[1]
+            assert message.tensor is not None, "the newest hands on what it holds"
+            self._take_over(message.tensor)
+        self.step = formation.step
+        member.gradients.zero_()
+        member.part.regroup(self._workers, workers)
+        member.takes_place(workers.index(member.worker), len(workers))
+
+    def _state(self) -> Message:
+        tensors, facts = self._member.part.state()
+        named = {_PART + name: value for name, value in tensors.items()} | {_VECTOR: self._member.vector}
+        return Message(Kind.STATE, pack_tensors(named, facts))
+
+    def _take_over(self, payload: Tensor) -> None:
+        tensors, facts = unpack_tensors(payload)
+        self._member.vector.copy_(tensors.pop(_VECTOR))
+        self._member.part.load_state(
+            ({name.removeprefix(_PART): value for name, value in tensors.items()}, facts)
+        )

@@ -1,0 +1,13 @@
+"""Batches of one size throughout."""
+
+from __future__ import annotations
+
+from polyrhythm.training.batch_schedule import BatchSchedule
+
+
+class Constant(BatchSchedule):
+    """Keys of the constant batch schedule: none."""
+
+    def factor(self, epoch: int, epochs: int) -> int:
+        """Gives 1."""
+        return 1
