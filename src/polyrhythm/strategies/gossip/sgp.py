@@ -16,7 +16,6 @@ weight decay is of x_i, which is z_i wherever all masses are 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -97,13 +96,13 @@ class SGPWorker(WorkerPart):
         self._workers = setting.workers
         self._flat = setting.flat
         self._turns = Turns(strategy.topology, setting.workers)
-        self._delay = int(strategy.overlap)
-        self._ending = self._turns.ending(self._delay)
+        self._overlap = strategy.overlap
+        self._ending = self._turns.ending(delay=int(strategy.overlap))
         self._numerator = torch.empty_like(setting.flat.vector)
         self._mass = 1.0
         self._optimizer = setting.plan.build(self._numerator)
         self._pushes: list[Handle] = []
-        self._under_way: list[Sequence[int]] = []
+        self._expected: list[int] = []
         self._arrived: list[Message] = []
         self._resumed = False
 
@@ -121,24 +120,27 @@ class SGPWorker(WorkerPart):
         if step.weight > 0:
             self._optimizer.step(self._flat.gradients, learning_rate)
             self.staleness[0] += 1
-        self._wait_for_pushes()
+        if self._overlap:
+            self._wait_for_pushes()
+            self._receive()
         shares = self._turns.shares(step.number)
         for to, weight in shares.gives.items():
             self._pushes.append(self._workers.start_send(to, self._part(weight, step.number)))
         self._numerator.mul_(shares.own)
         self._mass *= shares.own
-        self._under_way.append(list(shares.takes))
-        self._receive(len(self._under_way) - self._delay)
+        self._expected += shares.takes
+        if not self._overlap:
+            self._receive()
         self._take_in()
         torch.div(self._numerator, self._mass, out=self._flat.vector)
-        if not self._delay:
+        if not self._overlap:
             self._wait_for_pushes()
         return self._ending.after(step.number)
 
     def settle(self) -> None:
         """Waits for what is under way; it counts at the next step, as if it had come then."""
         self._wait_for_pushes()
-        self._receive(len(self._under_way))
+        self._receive()
 
     def present(self) -> Tensor | None:
         """Gives the mean of all workers, by their masses."""
@@ -175,14 +177,13 @@ class SGPWorker(WorkerPart):
         part = Message(Kind.VECTOR, self._numerator * weight, step=step, weight=self._mass * weight)
         return self._ending.tell(part)
 
-    def _receive(self, turns: int) -> None:
-        """Waits for what was sent to this worker in the earliest turns under way."""
-        for sources in self._under_way[:turns]:
-            for source in sources:
-                message = self._workers.receive(source)[1]
-                self._ending.hear(message)
-                self._arrived.append(message)
-        del self._under_way[:turns]
+    def _receive(self) -> None:
+        """Waits for what was sent to this worker; words of the end go on with what it sends next."""
+        for source in self._expected:
+            message = self._workers.receive(source)[1]
+            self._ending.hear(message)
+            self._arrived.append(message)
+        self._expected = []
 
     def _take_in(self) -> None:
         """Adds what has arrived to x and a."""

@@ -28,6 +28,8 @@ class Torus(Topology):
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
         """Above, below, left and right; two of them may be the same."""
+        if peers == 1:
+            return ()
         width = peers // self.height(peers)
         row, column = divmod(peer, width)
         around = {

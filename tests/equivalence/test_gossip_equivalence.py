@@ -1,0 +1,197 @@
+"""Gossip against plain torch: a list of models, a matrix, and of ours only the shuffle and the optimiser's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from conformance.jobs import batch, blobs, cosine, make_job, plain_loop, simulated, uneven, vector_of
+from polyrhythm.roles.archive import FOLDER
+from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.simulation.run import Surroundings
+from polyrhythm.strategies.gossip.d_psgd import DPSGD
+from polyrhythm.strategies.topology import Topology
+from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
+
+WORKERS = 4
+LENGTH = 3  # steps of an epoch: 48 images, 16 a step
+UNEVEN = Surroundings(step_s=uneven)
+
+
+class Apart(Topology):
+    """Nobody talks to anybody: W = I. No user can ask for it, since workers would never agree."""
+
+    def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
+        return ()
+
+    def check(self, peers: int) -> None:
+        pass
+
+
+def job_of(spec: str, workers: int = WORKERS, **options: object) -> Job:
+    return make_job(spec, workers, dtype=torch.float64, dataset=blobs(train=12 * workers), **options)  # type: ignore[arg-type]
+
+
+class Plain:
+    """Models in plain torch, with a gradient each."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.models = []
+        for _ in range(job.workers):
+            torch.manual_seed(job.learning.seed)
+            self.models.append(job.make_model())
+        self.optimizers = [job.learning.optimizer.create(model.parameters()) for model in self.models]
+
+    def compute(self, worker: int, step: int) -> None:
+        model, steps = self.models[worker], LENGTH * self.job.learning.epochs
+        images, labels = batch(self.job, step // LENGTH, step % LENGTH, worker, self.job.workers)
+        for group in self.optimizers[worker].param_groups:
+            group["lr"] = cosine(self.job, step, steps)
+        model.zero_grad()
+        functional.cross_entropy(model(images.double()), labels).backward()
+
+    @property
+    def vectors(self) -> Tensor:
+        return torch.stack([parameters_to_vector(model.parameters()).detach() for model in self.models])
+
+    def put(self, vectors: Tensor) -> None:
+        for model, vector in zip(self.models, vectors, strict=True):
+            vector_to_parameters(vector.clone(), model.parameters())
+
+    def update(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def plain_d_psgd(job: Job, matrix: Callable[[int], Tensor]) -> Tensor:
+    plain = Plain(job)
+    for step in range(LENGTH * job.learning.epochs):
+        for worker in range(job.workers):
+            plain.compute(worker, step)
+        plain.put(matrix(step) @ plain.vectors)
+        plain.update()
+    return plain.vectors
+
+
+def plain_push_sum(job: Job, matrix: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    """Gives z of every worker, and the mean of all x."""
+    plain = Plain(job)
+    x, a = plain.vectors, torch.ones(job.workers, 1, dtype=torch.float64)
+    for step in range(LENGTH * job.learning.epochs):
+        plain.put(x / a)
+        for worker in range(job.workers):
+            plain.compute(worker, step)
+        plain.put(x)
+        plain.update()
+        x, a = matrix(step) @ plain.vectors, matrix(step) @ a
+    return x / a, x.mean(0)
+
+
+def trained(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
+    """Trains in virtual time; gives every worker's own parameters, from the last checkpoint, and the run's model."""
+    kept = replace(job, keeping=Keeping(folder=folder, checkpoints=1))
+    models = simulated(kept, UNEVEN).models
+    tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
+    own = []
+    for worker in range(job.workers):
+        state = {name: tensors.get(f"worker.{worker}.part.{name}") for name in ("parameters", "numerator")}
+        if state["numerator"] is not None:
+            own.append(state["numerator"] / facts["workers"][str(worker)]["part"]["mass"])
+        else:
+            assert state["parameters"] is not None
+            own.append(state["parameters"])
+    return torch.stack(own), vector_of(models[0])
+
+
+def assert_same(found: tuple[Tensor, Tensor], expected: Tensor, mean: Tensor) -> None:
+    torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[1], mean, rtol=1e-9, atol=1e-12)
+    assert (expected[1] - expected[2]).abs().max() > 1e-4
+
+
+def thirds(neighbours: dict[int, tuple[int, int]]) -> Tensor:
+    matrix = torch.eye(WORKERS, dtype=torch.float64) / 3
+    for worker, others in neighbours.items():
+        matrix[worker, list(others)] = 1 / 3
+    return matrix
+
+
+RING = thirds({0: (1, 3), 1: (0, 2), 2: (1, 3), 3: (0, 2)})
+
+
+def one_peer(step: int) -> Tensor:
+    """Worker i hears i-1 in even steps and i-2 in odd ones."""
+    away = torch.roll(torch.eye(WORKERS, dtype=torch.float64), [1, 2][step % 2], 0)
+    return (torch.eye(WORKERS, dtype=torch.float64) + away) / 2
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)"])
+def test_d_psgd_on_a_ring(optimizer: str, tmp_path: Path) -> None:
+    job = job_of("d_psgd", optimizer=optimizer)
+    expected = plain_d_psgd(job, lambda step: RING)
+    assert_same(trained(job, tmp_path), expected, expected.mean(0))
+
+
+def test_d_psgd_with_directed_turns(tmp_path: Path) -> None:
+    job = job_of("d_psgd(topology=one_peer_exponential)")
+    expected = plain_d_psgd(job, one_peer)
+    assert_same(trained(job, tmp_path), expected, expected.mean(0))
+
+
+def test_d_psgd_apart_is_independent_training(tmp_path: Path) -> None:
+    """Bit for bit what each worker's own loop comes to."""
+    job = replace(job_of("synchronous"), strategy=DPSGD(topology=Apart()))
+    plain = Plain(job)
+    for step in range(LENGTH * job.learning.epochs):
+        for worker in range(WORKERS):
+            plain.compute(worker, step)
+        plain.update()
+    assert torch.equal(trained(job, tmp_path)[0], plain.vectors)
+
+
+def test_a_step_of_d_psgd_moves_the_mean_as_synchronous_training_does() -> None:
+    """From equal replicas; later gradients are taken at points that differ."""
+    one, other = (
+        vector_of(
+            simulated(make_job(spec, WORKERS, dtype=torch.float64, dataset=blobs(16), epochs=1)).models[0]
+        )
+        for spec in ("d_psgd(topology=complete)", "synchronous")
+    )
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spec", ["sgp", "sgp(topology=ring)"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)"])
+def test_sgp_on_regular_graphs(spec: str, optimizer: str, tmp_path: Path) -> None:
+    job = job_of(spec, optimizer=optimizer)
+    expected = plain_push_sum(job, one_peer if spec == "sgp" else lambda step: RING)
+    assert_same(trained(job, tmp_path), *expected)
+
+
+def test_sgp_on_an_irregular_directed_graph(tmp_path: Path) -> None:
+    path = tmp_path / "graph.txt"
+    path.write_text("0 1\n1 2\n2 3\n3 0\n1 0\n2 0\n")
+    columns = {0: [0, 1], 1: [0, 1, 2], 2: [0, 2, 3], 3: [0, 3]}
+    matrix = torch.zeros(WORKERS, WORKERS, dtype=torch.float64)
+    for source, receivers in columns.items():
+        matrix[receivers, source] = 1 / len(receivers)
+    job = job_of(f"sgp(topology=file(path='{path}', directed=True))")
+    assert_same(trained(job, tmp_path), *plain_push_sum(job, lambda step: matrix))
+
+
+def test_sgp_with_everybody_is_synchronous_training(tmp_path: Path) -> None:
+    """All replicas are the mean after every step, and momentum is linear."""
+    job = job_of("synchronous")
+    reference = vector_of(plain_loop(job, together=WORKERS))
+    torch.testing.assert_close(vector_of(simulated(job).models[0]), reference, rtol=1e-9, atol=1e-12)
+    own, mean = trained(job_of("sgp(topology=complete)"), tmp_path)
+    torch.testing.assert_close(own, reference.expand_as(own), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(mean, reference, rtol=1e-9, atol=1e-12)

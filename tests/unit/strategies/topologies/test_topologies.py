@@ -1,0 +1,175 @@
+"""Topologies: neighbours and weights by hand, and spectral gaps by their closed formulas."""
+
+from __future__ import annotations
+
+from math import cos, log2, pi
+
+import pytest
+import torch
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import build, choices
+from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+
+SPECS = [
+    *(name for name in choices(TOPOLOGIES) if name != "file"),
+    "torus(rows=2)",
+    "random_regular(degree=2, seed=5)",
+]
+SIZES = [1, 4, 6, 8, 12, 16]
+
+
+def topology(spec: str) -> Topology:
+    built = build("topology", spec, TOPOLOGIES)
+    assert isinstance(built, Topology)
+    return built
+
+
+@pytest.mark.parametrize("peers", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_each_gives_is_what_the_others_take(spec: str, peers: int) -> None:
+    graph = topology(spec)
+    graph.check(peers)
+    for turn in range(graph.period(peers)):
+        shares = [graph.shares(peer, peers, turn) for peer in range(peers)]
+        for peer, entry in enumerate(shares):
+            assert peer not in entry.gives
+            assert list(entry.gives) == sorted(entry.gives)
+            assert list(entry.takes) == sorted(entry.takes)
+            assert entry.own > 0
+            assert entry.own + sum(entry.gives.values()) == pytest.approx(1)
+            assert all(shares[to].takes[peer] == weight for to, weight in entry.gives.items())
+        assert sum(len(entry.takes) for entry in shares) == sum(len(entry.gives) for entry in shares)
+
+
+@pytest.mark.parametrize("peers", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_matrices_keep_the_mean(spec: str, peers: int) -> None:
+    graph = topology(spec)
+    ones = torch.ones(peers, dtype=torch.float64)
+    for turn in range(graph.period(peers)):
+        matrix = graph.matrix(peers, turn)
+        torch.testing.assert_close(matrix.sum(0), ones)
+        torch.testing.assert_close(matrix.sum(1), ones)
+        assert (matrix >= 0).all()
+
+
+@pytest.mark.parametrize("spec", ["ring", "torus", "complete", "star", "random_regular"])
+def test_metropolis_weights(spec: str) -> None:
+    """1/(1 + the larger degree), and symmetric."""
+    matrix = topology(spec).matrix(8)
+    torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=0)
+    degrees = (matrix > 0).sum(0) - 1
+    for i in range(8):
+        for j in range(8):
+            if i != j and matrix[i, j]:
+                assert float(matrix[i, j]) == 1 / (1 + max(int(degrees[i]), int(degrees[j])))
+
+
+@pytest.mark.parametrize("peers", [3, 4, 5, 8, 17])
+def test_the_gap_of_a_ring(peers: int) -> None:
+    rate = max(abs(1 / 3 + 2 / 3 * cos(2 * pi * k / peers)) for k in range(1, peers))
+    assert topology("ring").rate(peers) == pytest.approx(rate)
+    assert rate == pytest.approx(1 / 3 + 2 / 3 * cos(2 * pi / peers)) or peers == 3
+
+
+@pytest.mark.parametrize(("spec", "peers", "gap"), [
+    ("ring", 8, 1 - 0.80474),
+    ("ring", 4, 2 / 3),
+    ("torus", 64, 1 - 0.88284),
+    ("exponential", 16, 0.4),
+    ("complete", 7, 1.0),
+    ("star", 9, 1 / 9),
+])  # fmt: skip
+def test_gaps_that_are_known(spec: str, peers: int, gap: float) -> None:
+    assert topology(spec).spectral_gap(peers) == pytest.approx(gap, abs=6e-6)
+
+
+@pytest.mark.parametrize("side", [4, 5, 6])
+def test_the_gap_of_a_square_torus(side: int) -> None:
+    assert topology("torus").rate(side * side) == pytest.approx(3 / 5 + 2 / 5 * cos(2 * pi / side))
+
+
+@pytest.mark.parametrize("peers", [2, 4, 8, 16, 32])
+def test_the_gap_of_the_exponential_graph(peers: int) -> None:
+    assert topology("exponential").spectral_gap(peers) == pytest.approx(2 / (1 + log2(peers)))
+
+
+@pytest.mark.parametrize("peers", [2, 4, 8, 16])
+def test_one_peer_a_turn_gives_the_exact_mean(peers: int) -> None:
+    """Bit for bit: halves of whole numbers, after log2 N turns."""
+    graph = topology("one_peer_exponential")
+    assert graph.period(peers) == log2(peers)
+    values = torch.arange(peers, dtype=torch.float64)[:, None] ** 2 * torch.tensor(
+        [1.0, -3.0, 1024.0], dtype=torch.float64
+    )
+    mixed = values
+    for turn in range(graph.period(peers)):
+        mixed = graph.matrix(peers, turn) @ mixed
+    assert torch.equal(mixed, values.mean(0).expand_as(mixed))
+    assert graph.spectral_gap(peers) == 1
+
+
+def test_one_peer_a_turn_among_others_than_powers_of_two_is_slower() -> None:
+    assert [topology("one_peer_exponential").period(peers) for peers in (1, 3, 5, 6, 9)] == [1, 2, 3, 3, 4]
+    assert 0 < topology("one_peer_exponential").spectral_gap(6) < 1
+
+
+@pytest.mark.parametrize("spec", ["ring", "torus", "star", "random_regular", "exponential"])
+def test_variance_shrinks_by_rho_squared_a_turn(spec: str) -> None:
+    graph = topology(spec)
+    matrix, rate = graph.matrix(12), graph.rate(12)
+    values = torch.randn(12, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for _ in range(6):
+        mixed = matrix @ values
+        torch.testing.assert_close(mixed.mean(0), values.mean(0))
+        assert (mixed.var(0) <= values.var(0) * rate**2 + 1e-12).all()
+        values = mixed
+
+
+def test_neighbours_by_hand() -> None:
+    assert [list(topology("ring").targets(peer, 5)) for peer in (0, 2)] == [[1, 4], [1, 3]]
+    assert list(topology("ring").targets(0, 2)) == [1]
+    assert list(topology("torus").targets(0, 12)) == [1, 3, 4, 8]  # 3 rows of 4
+    assert list(topology("torus").targets(5, 6)) == [2, 3, 4]  # 2 rows of 3: above is below
+    assert list(topology("star").targets(0, 4)) == [1, 2, 3]
+    assert list(topology("star").targets(3, 4)) == [0]
+    assert list(topology("exponential").targets(3, 6)) == [1, 4, 5]
+    assert list(topology("exponential").sources(3, 6)) == [1, 2, 5]
+    assert [list(topology("one_peer_exponential").targets(3, 6, turn)) for turn in range(4)] == [
+        [4],
+        [5],
+        [1],
+        [4],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("peers", "degree"), [(4, 3), (6, 5), (7, 6), (10, 3), (9, 4), (16, 13), (60, 2), (300, 4)]
+)
+def test_random_graphs_are_regular_and_in_one_piece(peers: int, degree: int) -> None:
+    graph = topology(f"random_regular(degree={degree})")
+    graph.check(peers)
+    neighbours = [graph.targets(peer, peers) for peer in range(peers)]
+    assert all(len(set(entry)) == degree for entry in neighbours)
+    assert all(peer in neighbours[other] for peer in range(peers) for other in neighbours[peer])
+    graph.check_connected(peers)
+
+
+def test_random_graphs_depend_on_their_seed_alone() -> None:
+    one, other = (topology(f"random_regular(seed={seed})") for seed in (1, 2))
+    assert [one.targets(peer, 20) for peer in range(20)] != [other.targets(peer, 20) for peer in range(20)]
+    assert topology("random_regular(seed=1)").targets(0, 20) == one.targets(0, 20)
+
+
+@pytest.mark.parametrize(("spec", "peers", "complaint"), [
+    ("torus", 7, r"^topology torus: 7 workers make no rows and columns: ask for 8, or take topology ring$"),
+    ("torus(rows=3)", 8, r"8 workers do not fill 3 rows .*: ask for a multiple of 3, such as 6$"),
+    ("random_regular(degree=8)", 8, r"8 workers have 7 others each: ask for a degree of at most 7$"),
+    ("random_regular", 7, r"7 workers cannot all have 3 neighbours.*: ask for degree 2, or for 8 workers$"),
+    ("random_regular(degree=1)", 4, r"pairs fall apart: ask for a degree of at least 2$"),
+])  # fmt: skip
+def test_numbers_of_workers_that_a_graph_cannot_have(spec: str, peers: int, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint) as caught:
+        topology(spec).check(peers)
+    assert "\n" not in str(caught.value)
