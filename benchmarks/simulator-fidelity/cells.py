@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 from links import link_to_next
-from ranks import on_hosts
 
 from namespaces import Host
 from polyrhythm.communication.communicator import Communicator
@@ -27,6 +26,7 @@ from polyrhythm.simulation.step_times.normal import Normal
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizers.sgd import SGD
+from ranks import on_hosts
 from steady import ENDLESS, Marks, simulated_times, steps_per_s
 
 COMPUTE = Normal(mean=0.05, deviation=0.015)

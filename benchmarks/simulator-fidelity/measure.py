@@ -28,9 +28,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
 from cells import Calibration, Cell, calibrate
-from ranks import RanksFailed
 
 from namespaces import Host, shaped_hosts
+from ranks import RanksFailed
 
 STRATEGIES = {  # and the workers on each host
     "synchronous(collective=ring)": 1,

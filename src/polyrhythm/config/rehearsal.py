@@ -89,7 +89,9 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
             f"{config.workers} workers cannot share {images} training images: ask for fewer workers, or for "
             "--steps of full batches"
         )
-    sizes = sizes_of(_shapes_of(config.model, dataset), dataset.image_shape)
+    model = _shapes_of(config.model, dataset)
+    asked = strategy.bucket_bytes_for(None, next(model.parameters()))
+    sizes = sizes_of(model, dataset.image_shape, asked)
     if strategy.shard_count:
         shards(sizes.parameters, strategy.shard_count)
     epochs = config.epochs or dataset.default_epochs

@@ -43,9 +43,10 @@ class Replica:
         steps: int | None = None,
     ) -> None:
         self.model = model
-        self.flat = FlatParameters(model)
-        plan = OptimizerPlan.of(optimizer, self.flat)
         self.workers: Communicator = world.workers()
+        asked = strategy.bucket_bytes_for(self.workers, next(model.parameters()))
+        self.flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
+        plan = OptimizerPlan.of(optimizer, self.flat)
         setting = WorkerSetting(world.network, self.workers, world.cast, self.flat, plan, steps)
         self.part = strategy.worker(setting)
         self.bytes_sent = 0

@@ -18,12 +18,12 @@ from torch import Tensor
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.strategies.bucket_size import measured_speed
 from polyrhythm.strategies.bucket_times import BucketTimes
 from polyrhythm.strategies.strategy import Step
 from polyrhythm.strategies.transfer_order import Piece, Speed, cut, urgent_first
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 
-_TRIES = 3
 _PROBE_NUMBERS = 1 << 20
 
 
@@ -69,7 +69,8 @@ class LateMean:
         if not self._alone:
             self._sum.prepare()
         if self._orders:
-            self._speed = self._measured()
+            many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
+            self._speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
 
     def begin(self, step: Step) -> None:
         """A step begins; that of before may still be on its way."""
@@ -147,20 +148,3 @@ class LateMean:
             buckets = len(self._flat.buckets)
             self._order = urgent_first(self._pieces, mean_s[:buckets], mean_s[buckets:], self._speed)
         self._timed = True
-
-    def _measured(self) -> Speed:
-        """Measures all-reduces of one number and of many; gives what worker 0 has found."""
-        many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
-        few_s, many_s = self._least_seconds(1), self._least_seconds(many)
-        found = torch.tensor([few_s, (many_s - few_s) / max(1, many - 1)], dtype=torch.float64)
-        self._group.broadcast(found)
-        latency_s, seconds_per_number = found.tolist()
-        return Speed(latency_s, max(0.0, seconds_per_number))
-
-    def _least_seconds(self, numbers: int) -> float:
-        clock, probe, tries = self._group.clock, self._outgoing[:numbers], []
-        for _ in range(_TRIES):
-            began = clock.now()
-            self._sum.start(probe).wait()
-            tries.append(clock.now() - began)
-        return min(tries)

@@ -391,6 +391,18 @@ class Strategy(Config):
         """
         return 1
 
+    def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
+        """Gives the least bytes of a bucket of gradients; None for the default. All workers call it together.
+
+        Args:
+            workers: may be used to find out about the links; None before a rehearsal, which has none yet.
+            like: a tensor of the gradients' dtype and device.
+
+        Raises:
+            RequestError: it would have to find out, and cannot.
+        """
+        return None
+
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Makes what must hold after every event of a run."""
         return [Progress(conditions.patience_s), Versions()]

@@ -22,6 +22,8 @@ from polyrhythm.errors import RequestError
 
 TAIL = 2
 DEFAULT_BUCKET_BYTES = 4 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+"""Bucket 0 is smaller if the others are larger: the sooner it sets out, the sooner the network is busy."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class FlatParameters:
     Args:
         model: changed in place: its parameters that require a gradient become views. All must have one dtype and
             device.
-        bucket_bytes: smallest size of a bucket; a parameter is never cut.
+        bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
+            never cut.
         stands_for: how many numbers each of these stands for; more than 1 in rehearsals only.
 
     Attributes:
@@ -90,7 +93,10 @@ class FlatParameters:
         self._tail = self._whole_gradients[self.size :]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self.views = list(self._move(named))
-        self.buckets = _buckets(self.views, bucket_bytes // first.element_size(), self.size + TAIL)
+        number_bytes = first.element_size()
+        self.buckets = _buckets(
+            self.views, bucket_bytes // number_bytes, FIRST_BUCKET_BYTES // number_bytes, self.size + TAIL
+        )
 
     @property
     def nbytes(self) -> int:
@@ -147,13 +153,14 @@ class FlatParameters:
             start = stop
 
 
-def _buckets(views: list[View], smallest: int, end: int) -> list[Bucket]:
+def _buckets(views: list[View], smallest: int, first: int, end: int) -> list[Bucket]:
     buckets: list[Bucket] = []
     last = len(views)
     stop = end
     for position in reversed(range(len(views))):
         start = views[position].start
-        if stop - start >= smallest or position == 0:
+        enough = smallest if buckets else min(smallest, first)
+        if stop - start >= enough or position == 0:
             buckets.append(Bucket(start, stop, range(position, last)))
             last, stop = position, start
     return buckets

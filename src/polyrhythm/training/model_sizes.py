@@ -40,17 +40,20 @@ class ModelSizes:
         return self.parameters * self.dtype.itemsize
 
 
-def sizes_of(model: nn.Module, image_shape: tuple[int, int, int]) -> ModelSizes:
+def sizes_of(
+    model: nn.Module, image_shape: tuple[int, int, int], bucket_bytes: int | None = None
+) -> ModelSizes:
     """Measures a model that no one trains.
 
     Args:
         model: its parameters become views of one vector; best on the meta device, where that costs no memory.
         image_shape: (C, H, W) of a picture.
+        bucket_bytes: smallest size of a bucket, if it is not the default.
 
     Raises:
         RequestError: it has nothing to train.
     """
-    flat = FlatParameters(model)
+    flat = FlatParameters(model) if bucket_bytes is None else FlatParameters(model, bucket_bytes)
     return ModelSizes(tuple(_numbers(flat)), time_shares(model, flat, image_shape), flat.vector.dtype)
 
 

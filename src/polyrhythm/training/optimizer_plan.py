@@ -241,7 +241,8 @@ def _bare_step(optimizer: torch.optim.Optimizer | None) -> Callable[[Any], Any]:
     Nobody can hook an optimiser that no one else sees, and for a small model the wrapper takes longer than the update.
     """
     step: Any = type(optimizer).step if optimizer is not None else None
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
+    bare: Callable[[Any], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return bare
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:

@@ -195,3 +195,9 @@ def test_shards_are_balanced_and_cover_the_vector(size, servers):
 
 def test_shards_of_seven_numbers():
     assert shards(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
+
+
+def test_the_first_bucket_is_smaller_where_the_others_are_large():
+    model = nn.ParameterList([torch.zeros(200_000) for _ in range(12)])  # of 0.8 MB each
+    buckets = FlatParameters(model).buckets
+    assert [len(bucket.parameters) for bucket in buckets] == [2, 6, 4]  # MiB: 1.5, 4.6 and the rest

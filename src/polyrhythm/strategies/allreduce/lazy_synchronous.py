@@ -23,11 +23,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.bucket_size import BucketBytes, bucket_bytes_for
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.late_mean import LateMean
@@ -41,6 +44,7 @@ class LazySynchronous(Strategy):
 
     Attributes:
         collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
+        bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
         piece_bytes: larger buckets are cut into pieces of about so much, so that what is used sooner can go between
             them; 0: buckets go as they are and in their order, as those of `synchronous`.
     """
@@ -59,11 +63,16 @@ class LazySynchronous(Strategy):
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
+    bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
     piece_bytes: int = Field(default=DEFAULT_BUCKET_BYTES, ge=0)
 
     def in_step(self, workers: int) -> bool:
         """Always."""
         return True
+
+    def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
+        """As asked, or as measured."""
+        return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def updates_per_step(self, workers: int) -> int:
         """One: that of the mean gradient."""

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.bucket_size import BucketBytes, bucket_bytes_for
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES
 
 
 class Synchronous(Strategy):
@@ -28,6 +32,7 @@ class Synchronous(Strategy):
 
     Attributes:
         collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
+        bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -45,6 +50,7 @@ class Synchronous(Strategy):
     )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
+    bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
 
     def in_step(self, workers: int) -> bool:
         """Always."""
@@ -55,8 +61,12 @@ class Synchronous(Strategy):
         return self.regroups(workers)
 
     def regroups(self, workers: int) -> bool:
-        """If there is more than one worker."""
-        return workers > 1
+        """If there is more than one worker, and a successor need not measure what the others have measured before."""
+        return workers > 1 and self.bucket_bytes != "tuned"
+
+    def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
+        """As asked, or as measured."""
+        return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def updates_per_step(self, workers: int) -> int:
         """One: that of the mean gradient."""

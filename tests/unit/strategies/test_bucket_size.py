@@ -1,0 +1,64 @@
+"""How large buckets are: as asked, or as links want it."""
+
+import pytest
+import torch
+
+from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import build
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.bucket_size import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
+
+LIKE = torch.empty(0)
+
+
+def tuned(latency_s, bandwidth, workers=2, collective=None, like=LIKE):
+    """Gives what every worker finds on links that are known."""
+    time, found = VirtualTime(), []
+    cluster = SimulatedCluster(time, ConstantNetwork(time, latency_s, bandwidth), workers)
+
+    def play(rank):
+        found.append(bucket_bytes_for("tuned", cluster.communicator(rank), collective or Library(), like))
+
+    for rank in range(workers):
+        time.spawn(f"worker {rank}", lambda rank=rank: play(rank))
+    time.run()
+    return found
+
+
+@pytest.mark.parametrize(("latency_s", "bandwidth"), [(1e-3, 1e8), (1e-4, 1e9), (1e-3, 1e9)])
+@pytest.mark.parametrize("collective", [Library(), Ring()], ids=str)
+def test_two_workers_wait_a_ninth_of_a_bucket_for_its_latency(latency_s, bandwidth, collective):
+    one, other = tuned(latency_s, bandwidth, collective=collective)
+    # an all-reduce of two sends half the vector there and half the sums back
+    latency_of_both_s = 2 * (latency_s + HEADER_BYTES / bandwidth)
+    assert one == other == pytest.approx(8 * latency_of_both_s * bandwidth, rel=1e-3)
+
+
+def test_it_stays_within_reason():
+    assert set(tuned(1e-6, 1e8, workers=3)) == {LEAST_BYTES}
+    assert set(tuned(0.1, 1e9, workers=3)) == {MOST_BYTES}
+
+
+def test_what_is_asked_for_is_taken():
+    strategy = build("strategy", "lazy_synchronous(bucket_bytes=1000)", *FAMILIES)
+    assert strategy.bucket_bytes_for(None, LIKE) == 1000
+    assert build("strategy", "synchronous", *FAMILIES).bucket_bytes_for(None, LIKE) is None
+    assert tuned(1e-3, 1e8, workers=1) == [None]
+
+
+@pytest.mark.parametrize("given", ["0", "-5", "soon"])
+def test_what_cannot_be_is_refused(given):
+    with pytest.raises(RequestError, match="bucket_bytes"):
+        build("strategy", f"synchronous(bucket_bytes={given})", *FAMILIES)
+
+
+def test_a_rehearsal_has_nothing_to_measure():
+    strategy = build("strategy", "synchronous(bucket_bytes=tuned)", *FAMILIES)
+    with pytest.raises(RequestError, match="give a number"):
+        strategy.bucket_bytes_for(None, LIKE)
