@@ -39,9 +39,9 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int]]:
     clocks: dict[str, Any] = {}
     draw, apply = DrawnPace.forward, ShardServer._apply
 
-    def forward(self: DrawnPace, shares: Any, use: Any) -> None:
+    def forward(self: DrawnPace, shares: Any, use: Any, work: float = 1.0) -> None:
         clocks["now"] = self.clock.now
-        draw(self, shares, use)
+        draw(self, shares, use, work)
 
     def noted(self: ShardServer, gradients: Any, distances: Any) -> None:
         apply(self, gradients, distances)

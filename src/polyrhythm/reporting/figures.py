@@ -167,7 +167,9 @@ class RunFigures:
     @property
     def steps_per_worker(self) -> int:
         """Steps that every worker takes over all epochs; 0 before the start."""
-        return self.started.epochs * self.started.steps_per_epoch if self.started else 0
+        if not self.started:
+            return 0
+        return self.started.steps or self.started.epochs * self.started.steps_per_epoch
 
     def steps_left(self, series: Series) -> int:
         """Gives the steps that a worker has still to take."""

@@ -67,9 +67,12 @@ def start_line(event: RunStarted) -> str:
         f", {counted(event.servers, 'server')}" if event.servers else ""
     )
     again = f", resumed after epoch {event.start_epoch}" if event.start_epoch else ""
+    steps = f"of {counted(event.steps_per_epoch, 'step')}"
+    if event.steps not in (0, event.epochs * event.steps_per_epoch):
+        steps = f"with {counted(event.steps, 'step')} in all"
     return (
         f"training {event.model}{size} on {event.data}: {event.strategy}, {ranks}, "
-        f"{counted(event.epochs, 'epoch')} of {counted(event.steps_per_epoch, 'step')}{again}"
+        f"{counted(event.epochs, 'epoch')} {steps}{again}"
     )
 
 

@@ -45,7 +45,7 @@ def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
         if isinstance(event, CheckpointSaved) and event.epoch == start.start_epoch:
             return event
     # No checkpoint of that epoch was logged: cut where that epoch began, as well as the steps tell.
-    step = start.start_epoch * start.steps_per_epoch
+    step = start.start_step or start.start_epoch * start.steps_per_epoch
     done = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.step <= step]
     return CheckpointSaved(time_s=max(done, default=0.0), path="", epoch=start.start_epoch, step=step)
 

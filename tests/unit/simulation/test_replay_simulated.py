@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from conformance.jobs import in_step, make_job, out_of_step, result_of
+from conformance.jobs import in_step, make_job, out_of_step, result_of, strategy
 from polyrhythm.communication.around import Around, RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Communicator, Handle
@@ -78,7 +78,7 @@ def test_an_asynchronous_run_comes_out_the_same_bit_for_bit(spec: str) -> None:
     found = replay(_job(spec), recording)
     assert found.difference is None
     assert found.parameters_sha256 == recording.parameters_sha256
-    assert found.messages == recording.messages > 20
+    assert found.messages == recording.messages > 20 // max(1, strategy(spec).round_steps(WORKERS))
     assert _undirected(spec) != recording.parameters_sha256  # so the order did matter
 
 

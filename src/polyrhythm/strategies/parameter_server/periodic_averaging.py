@@ -66,7 +66,7 @@ class PeriodicAveraging(Strategy):
     )
     plain_alone: ClassVar[bool] = False
 
-    steps: Count = 8
+    steps: Count = 4
     share: InnerFraction | None = None
     servers: Count = 1
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
