@@ -13,6 +13,8 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.job import Job
@@ -76,6 +78,7 @@ class Told:
     def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
         self._folder = folder
         self._last: Event | None = None
+        self._figures = RunFigures()
         self._observers: list[Observer] = [EventLog(folder / "events.jsonl"), *observers]
         if config.tensorboard:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
@@ -90,6 +93,7 @@ class Told:
     def on_event(self, event: Event) -> None:
         """Tells all observers."""
         self._last = event
+        self._figures.add(event)
         for observer in self._observers:
             observer.on_event(event)
 
@@ -109,4 +113,6 @@ class Told:
     def run(self) -> Run:
         """Gives the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
-        return Run(self._folder, self._last.outcome, self._last.result)
+        found = held_back(self._figures)
+        figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
+        return Run(self._folder, self._last.outcome, figures)

@@ -99,6 +99,8 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     done = "trained in  " if learns else "rehearsed in "
     print(f"{done}{figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
+    if figures["held_back"]:
+        print(f"held back   by {figures['held_back']['text']}")
     print(f"cluster     {figures['cluster']}, {figures['hosts']:,} hosts{price}")
     if learns:
         print(f"model       {folder}/model.safetensors")

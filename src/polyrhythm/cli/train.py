@@ -53,5 +53,7 @@ def train(
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
+    if figures["held_back"]:
+        print(f"held back   by {figures['held_back']['text']}")
     print(f"model       {folder}/model.safetensors")
     print(f"report      {folder}/report.html")

@@ -18,6 +18,7 @@ from polyrhythm.events import (
     WorkerProgress,
 )
 from polyrhythm.reporting.resumption import as_one_run
+from polyrhythm.reporting.server_load import ServerLoad
 from polyrhythm.reporting.staleness import Staleness
 from polyrhythm.reporting.stretches import Series, Stretch, mean_loss
 
@@ -37,6 +38,7 @@ class RunFigures:
         together: what all workers did, in the order in which they reported it; None before the first report.
         versions: updates applied to the shard of every server, by its index.
         staleness_of: the staleness at every server, by its index.
+        server_loads: how busy every server was, by its index.
         evaluations: all tests of the model, in order.
         absent: workers that are lost, and whose successors have not come.
         notices: all that the user should know, in order; losses of workers among it.
@@ -52,6 +54,7 @@ class RunFigures:
         self.together: Series | None = None
         self.versions: dict[int, int] = {}
         self.staleness_of: dict[int, Staleness] = {}
+        self.server_loads: dict[int, ServerLoad] = {}
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
@@ -77,6 +80,7 @@ class RunFigures:
             case ServerProgress():
                 self.versions[event.server] = event.version
                 self.staleness_of.setdefault(event.server, Staleness()).add(event.staleness)
+                self.server_loads.setdefault(event.server, ServerLoad()).add(event)
             case Evaluated():
                 self.evaluations.append(event)
             case CheckpointSaved():

@@ -13,6 +13,7 @@ import yaml
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.plots import Plot, plots
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.report_page import page
@@ -21,6 +22,8 @@ from polyrhythm.reporting.tables import class_rows, columns, environment_rows, f
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from polyrhythm.reporting.server_load import ServerLoad
 
 _MANY_CLASSES = 20
 
@@ -85,6 +88,7 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _headline(title, known),
         _curves(drawn),
         _classes(class_rows(known.get("per_class", []))),
+        _section("What held it back", _held_back(figures)),
         _section("Notices", _notices(figures)),
         _section("Figures of the run", _fact_table(fact_rows(known))),
         _section("How to repeat it", _repeat(folder, config, known) if config else ""),
@@ -189,6 +193,21 @@ def _notices(figures: RunFigures) -> str:
         for notice in figures.notices
     ]
     return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _held_back(figures: RunFigures) -> str:
+    found = held_back(figures)
+    if found is None:
+        return ""
+    loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
+    return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "")
+
+
+def _load(server: int, load: ServerLoad) -> str:
+    dropped = f", {counted(load.dropped, 'late gradient')} dropped" if load.dropped else ""
+    return (
+        f"server {server}: busy {percent(load.busy_share)} of the time, a queue of {load.queue:.1f}{dropped}"
+    )
 
 
 def _options(known: Mapping[str, Any], config: str) -> str:
