@@ -36,6 +36,7 @@ VARIATIONS = [
     "mixed(replicas=1)",
     "mixed(replicas=3, servers=2)",
     "mixed(replicas=2, consistency=synchronous)",
+    "parameter_server(servers=2, consistency=bounded_staleness(s=1), merge=delay_compensated)",
     "synchronous(collective=ring)",
     "easgd(mode=synchronous, tau=1, servers=2)",
     "sgp(overlap=True)",

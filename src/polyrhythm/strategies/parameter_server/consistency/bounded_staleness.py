@@ -4,7 +4,7 @@ Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Param
 
     worker i may begin step c_i  iff  c_i - s <= min_j c_j        c_j = steps that j has completed
 
-s = s. Steps in progress differ by at most s; *completed* counts may differ by s + 1, of one that has just finished
+s = s. Steps in progress differ by at most s; completed counts may differ by s + 1, of one that has just finished
 and now waits. Every gradient is an update of its own as soon as it arrives, so a read at step c holds all updates of
 the steps before c - s, all of the reader's own, and some more. With s = 0 nobody reads in between, and the gradients
 of a step are one update, their mean: the synchronous consistency. With s as large as the run it is the asynchronous
