@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
+
 from polyrhythm.augmentation.draws import Draws
 from polyrhythm.augmentation.tones import UNIT, Tones
 from polyrhythm.augmentation.warp import Warp, warp
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRANSFORMS = "polyrhythm.augmentation.transforms"
+_TOGETHER_PIXELS = 1 << 18
+"""Pixels of as many pictures as a CPU changes at once: what is computed on the way then stays in its caches."""
 
 
 class Transform(Protocol):
@@ -49,6 +53,13 @@ class Chain:
         Returns:
             (B, C, H, W) of the same dtype.
         """
+        together = max(1, _TOGETHER_PIXELS // max(1, images.shape[2] * images.shape[3]))
+        if images.device.type != "cpu" or len(images) <= together:
+            return self._changed(images, keys)
+        parts = zip(images.split(together), keys.split(together), strict=True)
+        return torch.cat([self._changed(*part) for part in parts])
+
+    def _changed(self, images: Tensor, keys: Tensor) -> Tensor:
         draws = Draws(keys)
         for fill, group in groupby(self.transforms, _fill):
             if fill is None:

@@ -79,14 +79,15 @@ def warp(images: Tensor, steps: Sequence[tuple[Warp, Tensor]], fill: Fill = "zer
         return images
     where = moved.nonzero().squeeze(1)
     chosen = images.index_select(0, where.to(images.device))
-    real = chosen.dtype if chosen.is_floating_point() else torch.float32
+    real = torch.float64 if chosen.dtype == torch.float64 else torch.float32
     points = pixel_points(chosen, real)
     for kind, parameters in reversed(steps):
         points = kind.source(points, parameters[where].to(chosen.device, real))
     sampled = sample(chosen.to(real), points, fill)
     if not chosen.is_floating_point():
-        sampled = sampled.round().clamp(0, 255).to(chosen.dtype)
-    return images.index_copy(0, where.to(images.device), sampled)
+        sampled = sampled.round_().clamp_(0, 255)
+    sampled = sampled.to(chosen.dtype)
+    return sampled if len(where) == len(images) else images.index_copy(0, where.to(images.device), sampled)
 
 
 def pixel_points(images: Tensor, dtype: torch.dtype) -> Tensor:

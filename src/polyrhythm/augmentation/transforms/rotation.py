@@ -41,6 +41,6 @@ class Rotation(Warp):
     def source(self, points: Tensor, parameters: Tensor) -> Tensor:
         """Turns the points about the centre; see `Warp.source`."""
         angle = parameters[:, 0, None, None]
-        x, y = points.unbind(-1)
-        sine, cosine = angle.sin(), angle.cos()
-        return torch.stack((x * cosine - y * sine, x * sine + y * cosine), -1)
+        # as complex numbers, since torch multiplies those many times as fast as the two coordinates apart
+        turned = torch.view_as_complex(points) * torch.complex(angle.cos(), angle.sin())
+        return torch.view_as_real(turned)
