@@ -184,6 +184,27 @@ def five_megabytes_go_around(communicator: Communicator) -> None:
     assert torch.equal(_payload(message), expected)
 
 
+def a_rank_may_send_to_itself(communicator: Communicator) -> None:
+    """Its background work hears its foreground among the others, and answers."""
+    own = communicator.rank
+
+    def serve() -> int:
+        heard = 0
+        while (message := communicator.receive()[1]).kind is not Kind.LEAVE:
+            heard += int(_payload(message).sum())
+            communicator.send(own, Message(Kind.PARAMETERS, version=heard, tag=1))
+        return heard
+
+    serving = communicator.start(serve)
+    for number in (3, 5):
+        communicator.send(own, Message(Kind.PUSH, torch.full((30_000,), number)))
+        source, answer = communicator.receive(own, tag=1)
+        assert source == own
+    assert answer.version == 8 * 30_000
+    communicator.send(own, Message(Kind.LEAVE))
+    assert serving.wait() == 8 * 30_000
+
+
 def empty_is_not_none(communicator: Communicator) -> None:
     """A tensor without elements arrives with its dtype; no tensor arrives as None."""
     for to in _others(communicator):
@@ -414,6 +435,7 @@ CHECKS: tuple[Callable[[Communicator], None], ...] = (
     poll_gives_what_is_there,
     tags_are_apart,
     five_megabytes_go_around,
+    a_rank_may_send_to_itself,
     empty_is_not_none,
     every_dtype_arrives,
     a_subgroup_is_renumbered_and_apart,

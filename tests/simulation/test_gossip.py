@@ -114,7 +114,7 @@ _AVERAGED, _UPDATE, _ASK = Keeper._averaged, Keeper._update_if_averaged, Keeper.
     [
         ("_averaged", _Plants.doubled, r"parameters after step"),
         ("_update_if_averaged", _Plants.forgotten, r"what answer \d+ shows|parameters after step"),
-        ("_ask", _Plants.impatient, r"parameters after step|an answer of rank"),
+        ("_ask", _Plants.impatient, r"parameters after step|an answer of rank|what answer"),
     ],
 )
 def test_a_bug_in_the_keeper_is_found(method: str, bug: Any, found: str) -> None:

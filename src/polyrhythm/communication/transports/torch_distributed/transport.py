@@ -92,7 +92,7 @@ class Rank:
         self._outgoing: dict[int, OutgoingLink | OutgoingMemoryLink] = {}
         self._opening = threading.Lock()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
-        self._incarnations: dict[int, int] = {}
+        self._incarnations = {rendezvous.rank: rendezvous.incarnation}  # a rank may send to itself
         self._incoming = IncomingLinks(self.groups, rendezvous, self)
         self._shares_memory = shared_memory
         self._collectives: list[_Collectives] = []

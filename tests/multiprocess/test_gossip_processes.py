@@ -1,0 +1,65 @@
+"""Gossip over real processes: the bits of the simulation, deaths that nobody waits for, and replays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from conformance.jobs import make_job, result_of, simulated
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, shell, wait_for
+from polyrhythm.api.replay import replay
+from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
+from polyrhythm.launch.local import run_local
+from polyrhythm.reporting.event_log import read_events
+
+WORKERS, EPOCHS = 4, 12
+TRAIN = [
+    *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "ad_psgd", "--out", "run"),
+    *("--optimizer", "sgd(lr=0.04)", "--batch-size", "4", "--workers", str(WORKERS)),
+]
+
+
+def test_in_step_real_processes_give_the_bits_of_the_simulation() -> None:
+    """One forward and one backward neighbour that take turns, pushes that overlap, and the mean at the end."""
+    job = make_job("sgp(overlap=True)", 3)
+    virtual = simulated(job).result
+    events: list[Event] = []
+    run_local(job, events.append, threads=1)
+    real = result_of(events)
+    for figure in ("parameters_sha256", "test_loss", "bytes_sent_per_step", "staleness"):
+        assert real[figure] == virtual[figure], figure
+
+
+def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path: Path) -> None:
+    """Worker 1 asks; its partners answer somebody else until another takes its place."""
+    command = Started([POLYRHYTHM, *TRAIN, "--epochs", str(EPOCHS)], tmp_path, tmp_path / "run")
+    try:
+        command.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
+        ranks = wait_for(lambda: len(found := command.children()) == WORKERS and found, "all ranks")
+        os.kill(ranks[1], signal.SIGKILL)
+        result = command.result()
+    finally:
+        if command.process.poll() is None:
+            ranks = command.children()
+            command.process.kill()
+            command.process.wait()
+            wait_for(lambda: are_gone(ranks), "the ranks to leave")
+    figures = result.figures
+    assert (figures["workers_lost"], figures["workers_joined"], figures["images_not_seen"]) == (1, 1, 0)
+    assert figures["test_top1"] > 0.85
+    assert figures["steps"] == EPOCHS * -(-1438 // (4 * WORKERS))
+    (lost,) = (event for event in read_events(command.run / "events.jsonl") if isinstance(event, WorkerLost))
+    (joined,) = (
+        event for event in read_events(command.run / "events.jsonl") if isinstance(event, WorkerJoined)
+    )
+    assert (lost.worker, joined.worker) == (1, 1)
+
+
+def test_a_real_run_in_pairs_is_replayed_to_the_bit(tmp_path: Path) -> None:
+    """Who was averaged with whom, and when between two updates, is all in the order of what each keeper took."""
+    (done,) = shell(tmp_path, [*TRAIN, "--epochs", "1"])
+    assert done.figures["staleness"]["max"] > 0
+    found = replay(tmp_path / "run")
+    assert found["same"], found["first_difference"]
+    assert found["parameters_sha256"]["replayed"] == done.figures["parameters_sha256"]
