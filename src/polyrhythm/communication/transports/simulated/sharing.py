@@ -192,9 +192,7 @@ class Sharing:
         self._note_change(bundle)
 
     def _bundle(self, coupling: tuple[Link, ...], limit: float) -> Bundle:
-        if (
-            not coupling
-        ):  # a flow that shares nothing is a bundle alone: its count starts at 0, and its time is exact
+        if not coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
             return Bundle(coupling, limit)
         bundle = self._bundles.get((coupling, limit))
         if bundle is None:
