@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.events import Event, Notice
 from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
@@ -151,11 +153,17 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     losses = dataclasses.replace(job.losses, restarts=0)  # torchrun starts again all or none
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
-        torchrun.run_under_torchrun(job, lambda event: None, config.threads)
+        torchrun.run_under_torchrun(job, _say_notices, config.threads)
         return None
     with told_run(job, config, observers) as told:
         torchrun.run_under_torchrun(job, told.on_event, config.threads)
     return told.run()
+
+
+def _say_notices(event: Event) -> None:
+    """Says what the watchdog of a rank that does not lead has to say."""
+    if isinstance(event, Notice):
+        print(f"notice: {event.text}", file=sys.stderr, flush=True)
 
 
 def prepare_process() -> None:

@@ -120,7 +120,10 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         learning=learning,
         keeping=keeping,
         losses=Losses(
-            min_workers=config.min_workers, restarts=config.restarts, rescale=config.on_loss == "rescale"
+            min_workers=config.min_workers,
+            restarts=config.restarts,
+            rescale=config.on_loss == "rescale",
+            silence_s=config.silence_s,
         ),
         device=device,
         ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,

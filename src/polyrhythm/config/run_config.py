@@ -35,6 +35,12 @@ class RunConfig(BaseModel):
         ge=0,
         description="How many lost workers are started again, where the strategy goes on without them.",
     )
+    silence_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="Seconds that a rank may be silent at least before the watchdog speaks; after four times as "
+        "long it is taken for lost.",
+    )
     on_loss: Literal["keep_batch", "rescale"] = Field(
         default="keep_batch",
         description="When a worker that goes in step with others is lost: they share its part of a step, or leave it "

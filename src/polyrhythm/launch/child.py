@@ -51,8 +51,11 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 
+    speaking = threading.Lock()
+
     def emit(event: Event) -> None:
-        pipe.send_bytes(json.dumps({"event": event.to_json()}).encode())
+        with speaking:  # the watchdog has a thread of its own
+            pipe.send_bytes(json.dumps({"event": event.to_json()}).encode())
 
     status = 0
     try:

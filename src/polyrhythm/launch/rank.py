@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 from polyrhythm.communication.around import RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.communication.transports.shared_memory.meeting import Introduction
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.communication.transports.torch_distributed.transport import connect
-from polyrhythm.events import Event
+from polyrhythm.communication.transports.torch_distributed.transport import Rank, connect
+from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
+from polyrhythm.launch.watchdog import Post, Watchdog
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import StopWish, World, goes_on_without
 from polyrhythm.strategies.cast import Cast
 
 
@@ -28,16 +30,48 @@ def run_rank(
         rendezvous: how to reach the others.
         threads: compute threads of a worker; a server has one.
         stop: whether someone wants to stop.
-        emit: takes the run's events, on the leader.
+        emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
     """
     home, network = connect(rendezvous)
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
-    world = World(recorded, cast, stop=stop, emit=emit, arrivals=arrivals, incarnation=rendezvous.incarnation)
-    if world.is_worker:
-        use_threads(threads)
-        work(job, world)
-    else:
-        use_threads(1)
-        serve(job.strategy, world, job.keeping.resume)
-    home.close()
+    world = World(
+        recorded,
+        cast,
+        stop=stop,
+        emit=emit,
+        arrivals=arrivals,
+        incarnation=rendezvous.incarnation,
+        activity=home.activity,
+    )
+    with Watchdog(_post(job, cast, home, emit)):
+        if world.is_worker:
+            use_threads(threads)
+            work(job, world)
+        else:
+            use_threads(1)
+            serve(job.strategy, world, job.keeping.resume)
+        home.close()
+
+
+def _post(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> Post:
+    roles = {rank: f"worker {number}" for number, rank in enumerate(cast.workers)}
+    roles |= {rank: f"server {number}" for number, rank in enumerate(cast.servers)}
+    folder = job.keeping.folder
+
+    def what_then(rank: int) -> str:
+        if goes_on_without(rank, cast, job.strategy):
+            return "the run goes on without it"
+        return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
+
+    return Post(
+        rendezvous=home.rendezvous,
+        roles=[roles[rank] for rank in range(cast.size)],
+        host=Introduction.own(home.rendezvous.address, shares=True).host,
+        activity=home.activity,
+        is_lost=home.is_lost,
+        say=lambda text: emit(Notice(time_s=home.clock.now(), text=text)),
+        what_then=what_then,
+        folder=folder,
+        floor_s=job.losses.silence_s,
+    )

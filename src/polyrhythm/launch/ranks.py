@@ -30,6 +30,7 @@ class Child:
         error: what it said of its failure.
         kind: of that error; see `child.py`.
         failed: whether it did not leave well, or said that it will not.
+        cause: why it was taken for lost, where it was.
         joined: whether it takes part in the run, as the leader sees it.
     """
 
@@ -41,6 +42,7 @@ class Child:
     kind: str = ""
     failed: bool = field(default=False)
     joined: bool = False
+    cause: str = ""
 
     @property
     def rank(self) -> int:
@@ -51,6 +53,8 @@ class Child:
     def death(self) -> str:
         """How it has left, in words."""
         status = self.process.exitcode
+        if self.cause:
+            return self.cause
         if self.error:
             return f"failed: {self.error}"
         if status is not None and status < 0:

@@ -10,6 +10,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -20,6 +21,7 @@ from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
 from polyrhythm.launch.ranks import Child, Ranks
 from polyrhythm.launch.signals import held_back
 from polyrhythm.launch.succession import Succession
+from polyrhythm.launch.watchdog import cause_of_loss
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import LEADER, StopWish, goes_on_without
 from polyrhythm.strategies.cast import Cast
@@ -90,6 +92,8 @@ class Watch:
             child.error, child.kind, child.failed = record["error"], record["kind"], True
             return
         event = from_json(record["event"])
+        if isinstance(event, Notice) and child.rank != LEADER:  # whose clock began when training did
+            event = replace(event, time_s=self._time_s)
         self._time_s = event.time_s
         if isinstance(event, WorkerJoined):
             self._newest(event.rank).joined = True
@@ -97,6 +101,7 @@ class Watch:
 
     def _deal_with_failures(self, store: Any) -> None:
         children = self._ranks.children
+        self._learn_causes(store)
         over = any(child.rank == LEADER and not child.open and not child.failed for child in children)
         if self._give_up_at is None and any(
             child.failed and not self._can_be_spared(child) for child in children
@@ -118,6 +123,11 @@ class Watch:
                 self._ranks.start(peer)
             if self._stop.wished:
                 self._ranks.signal(signal.SIGTERM)
+
+    def _learn_causes(self, store: Any) -> None:
+        for child in self._ranks.children:
+            if child.failed and not child.open:
+                child.cause = child.cause or cause_of_loss(store, child.peer)
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
         for other in self._ranks.children:

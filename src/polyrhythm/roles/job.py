@@ -82,11 +82,13 @@ class Losses:
         restarts: how many lost workers get a successor.
         rescale: what those who go in step do without one. False: they share out its part of every step, so that a
             step is what it was; true: they leave it out, and lower the learning rate in proportion.
+        silence_s: for which a rank may be silent at least before the watchdog speaks of it.
     """
 
     min_workers: int = 1
     restarts: int = 0
     rescale: bool = False
+    silence_s: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,8 @@ class Leader:
         return [states[worker] for worker in sorted(states)]
 
     def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
-        found = self._presentation.evaluate(self._states(), presented)
+        with self._world.activity.doing("testing the model", takes_long=True):
+            found = self._presentation.evaluate(self._states(), presented)
         self._found = found
         self._emit(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
@@ -215,7 +216,8 @@ class Leader:
             servers=self._others.ask_servers(),
             average=average.state_dict() if average is not None else {},
         )
-        path = self._archive.save(snapshot)
+        with self._world.activity.doing("writing a checkpoint", takes_long=True):
+            path = self._archive.save(snapshot)
         self._emit(CheckpointSaved(time_s=0, path=path, epoch=epoch, step=step))
 
     def _emit(self, event: Event) -> None:

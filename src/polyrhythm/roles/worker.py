@@ -145,6 +145,7 @@ class _Shift:
         self._learner = learner
         self._desk = desk
         self._arrivals = world.arrivals
+        self._activity = world.activity
         self._tally = Tally(learner.worker, world.clock)
 
     def run(self, start: int, elapsed_s: float) -> tuple[int, bool]:
@@ -207,6 +208,7 @@ class _Shift:
             step, expected = self._learner.replica.part.next_step(step), step + 1
             self._tally.add(outcome.images, outcome.loss, outcome.wait_s)
             self._company.step = step
+            self._activity.step_done(step)
             self._desk.step_done()
             if step >= last or outcome.stop:
                 self._learner.replica.settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.clock import Clock
 from polyrhythm.communication.communicator import Communicator
@@ -49,6 +50,7 @@ class World:
         emit: takes the run's events; called on the leader only.
         arrivals: whom this rank has heard, where the network notes it.
         incarnation: how many ranks have had this number before, and were lost.
+        activity: what this rank is doing, for its watchdog.
     """
 
     network: Communicator
@@ -58,6 +60,7 @@ class World:
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
     incarnation: int = 0
+    activity: Activity = field(default_factory=Activity)
 
     @property
     def rejoins(self) -> bool:

@@ -15,6 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
@@ -79,12 +80,14 @@ class Rank:
         shared_memory: whether to use it between ranks of one host; gloo for all messages and collectives if not.
 
     Attributes:
+        activity: what it is doing.
         bytes_sent: by this rank, through all its communicators.
     """
 
     def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
         self.rendezvous = rendezvous
         self.clock = WallClock()
+        self.activity = Activity()
         self.bytes_sent = 0
         self.groups = Groups(rendezvous)
         self._inbox = Inbox()
@@ -120,7 +123,8 @@ class Rank:
                 if found is not None:
                     return found
                 self._tell_loss(want, reason)
-                self._news.wait()
+                with self.activity.doing(reason):
+                    self._news.wait()
 
     def take_now(self, want: Want) -> tuple[int, Message] | None:
         """Receives if the message is there."""
@@ -342,6 +346,8 @@ class TorchDistributedCommunicator:
         self._incarnations: Mapping[int, int] = {}
         self._numbers = {member: number for number, member in enumerate(members)}
         self._rank = self._numbers[home.rendezvous.rank]
+        self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
+        self._adding_up = f"adding up over {self._who}"
         self._making = threading.Lock()
         self._on_cpu: AnyCollectives | None = None
         self._nccl: Any = None
@@ -398,7 +404,8 @@ class TorchDistributedCommunicator:
             self.start_all_reduce(tensor).wait()
         else:
             self._count(tensor)
-            self._collectives().all_reduce(tensor)
+            with self._home.activity.doing(self._adding_up):
+                self._collectives().all_reduce(tensor)
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Starts to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
@@ -406,7 +413,7 @@ class TorchDistributedCommunicator:
             return CollectiveHandle(None)
         self._count(tensor)
         if not tensor.is_cuda:
-            return self._collectives().start_all_reduce(tensor)
+            return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
         if one_gpu_a_rank():
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
@@ -423,14 +430,16 @@ class TorchDistributedCommunicator:
         if self._rank == root:
             self._home.bytes_sent += tensor.nbytes * (self.size - 1)
         copy = tensor.detach().cpu()
-        self._collectives().broadcast(copy, root)
+        with self._home.activity.doing(f"receiving what rank {self._members[root]} broadcasts"):
+            self._collectives().broadcast(copy, root)
         if tensor.is_cuda:
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
         """Returns when all ranks have called it."""
         if self.size > 1:
-            self._collectives().barrier()
+            with self._home.activity.doing(f"waiting for all of {self._who}"):
+                self._collectives().barrier()
 
     def regrouped(
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]

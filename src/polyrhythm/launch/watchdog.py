@@ -1,0 +1,296 @@
+"""The watchdog: a thread of every real rank that says who hangs, where and why, and what is done about it.
+
+    0 s            limit                              4 x limit
+    last pulse ───▶ diagnosis: rank, role, step,  ───▶ taken for lost: ended where it is on this host, and all others
+                    what it was doing, what others     are told of the loss; then the run goes on without it, or stops
+                    do; stacks of all ranks            with this cause
+                    a pulse again: all goes on
+
+Limits come from what is measured. A rank is silent for too long after GAPS times the median gap between its pulses,
+a wait lasts too long after STEPS times the median step of the one who waits, both never sooner than a floor.
+Whoever has lost the store for as long as others take to give it up ends itself, so nobody lives on who was given up.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from polyrhythm.communication.activity import COMPUTING, Activity
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.launch.pulse import Pulse, publish, read
+
+GAPS = 6
+"""A rank may be silent for so many of the gaps between its pulses, as they were lately."""
+
+STEPS = 20
+"""A wait may last for so many median steps of the one who waits."""
+
+FLOOR_S = 3.0
+LOST_AFTER = 4
+"""Limits after which a silent rank is taken for lost."""
+
+_BEATS_A_FLOOR, _FASTEST_BEAT_S, _SLOWEST_BEAT_S = 6, 0.05, 0.5
+_WATCHED = 4
+_GAPS_KEPT = 32
+_ALARM = "watchdog/alarm"
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a watchdog stands.
+
+    Attributes:
+        rendezvous: of the rank.
+        roles: what every rank is, such as `worker 1`.
+        host: equal for ranks of one host, whose processes can see each other.
+        activity: the rank's.
+        is_lost: whether a rank is known to be gone.
+        say: tells people.
+        what_then: says what becomes of the run without a rank.
+        folder: of the run; stacks go there.
+        floor_s: the least limit.
+    """
+
+    rendezvous: Rendezvous
+    roles: list[str]
+    host: str
+    activity: Activity
+    is_lost: Callable[[int], bool]
+    say: Callable[[str], None]
+    what_then: Callable[[int], str]
+    folder: Path | None = None
+    floor_s: float = FLOOR_S
+
+
+@dataclass
+class _Sight:
+    """What has been seen of another rank."""
+
+    pulse: Pulse
+    seen_s: float
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS_KEPT))
+    diagnosed: bool = False
+    given_up: bool = False
+
+
+class Watchdog:
+    """One rank's.
+
+    Args:
+        post: where it stands.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._own = post.rendezvous.own
+        size = post.rendezvous.size
+        self._watched = [(self._own.rank + ahead) % size for ahead in range(1, min(size - 1, _WATCHED) + 1)]
+        self._beat_s = min(_SLOWEST_BEAT_S, max(_FASTEST_BEAT_S, post.floor_s / _BEATS_A_FLOOR))
+        self._sights: dict[int, _Sight] = {}
+        self._complained_of: float | None = None
+        self._alarms = 0
+        self._beat = 0
+        self._reached = False
+        self._clock = _LivedClock(self._beat_s)
+        self._over = threading.Event()
+        self._store = post.rendezvous.store.clone()
+        self._store.set_timeout(timedelta(seconds=post.floor_s))
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._fence = threading.Thread(target=self._leave_if_cut_off, name="watchdog's fence", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        self._fence.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        self._thread.join(self._post.floor_s)
+        if kind is None:
+            with suppress(RuntimeError):  # the store may be gone before its last guest
+                publish(self._store, Pulse(*self._own, role=self._post.roles[self._own.rank], left=True))
+
+    def limit_s(self, gaps_s: list[float]) -> float:
+        """Gives how long a rank may be silent whose pulses had such gaps."""
+        return max(self._post.floor_s, GAPS * median(gaps_s)) if gaps_s else self._post.floor_s
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._beat_s):
+            self._clock.tick()
+            with suppress(RuntimeError):  # the store does not answer; the fence sees how long
+                self._look_around()
+                self._reached = True
+
+    def _look_around(self) -> None:
+        self._beat += 1
+        post = self._post
+        role = post.roles[self._own.rank]
+        publish(self._store, Pulse.of(post.activity, self._own, role, post.host, self._beat))
+        if cause_of_loss(self._store, self._own):
+            self._leave("was taken for lost by the others while it was stopped, or cut off")
+        alarms = self._store.add(_ALARM, 0)
+        if alarms > self._alarms:
+            self._alarms = alarms
+            self._write_stacks()
+        for rank, pulse in read(self._store, self._watched).items():
+            self._see(rank, pulse)
+        for sight in self._sights.values():
+            self._judge(sight)
+        self._judge_own_wait()
+
+    def _see(self, rank: int, pulse: Pulse) -> None:
+        now_s = self._clock.now_s
+        sight = self._sights.get(rank)
+        if sight is None or sight.pulse.incarnation != pulse.incarnation:
+            self._sights[rank] = _Sight(pulse, now_s)
+        elif (sight.pulse.beat, sight.pulse.left) != (pulse.beat, pulse.left):
+            if sight.diagnosed:
+                self._post.say(
+                    f"{pulse.role} (rank {rank}) is back after {now_s - sight.seen_s:.1f} s; all goes on"
+                )
+            else:
+                sight.gaps_s.append(now_s - sight.seen_s)
+            sight.pulse, sight.seen_s, sight.diagnosed = pulse, now_s, False
+
+    def _judge(self, sight: _Sight) -> None:
+        pulse, silent_s = sight.pulse, self._clock.now_s - sight.seen_s
+        if pulse.left or sight.given_up or self._post.is_lost(pulse.rank):
+            return
+        limit_s = self.limit_s(list(sight.gaps_s))
+        if silent_s > limit_s and not sight.diagnosed:
+            sight.diagnosed = True
+            if self._is_first("diagnosis", pulse):
+                self._diagnose(pulse, silent_s, limit_s)
+        if silent_s > LOST_AFTER * limit_s:
+            sight.given_up = True
+            if self._is_first("end", pulse):
+                self._give_up(pulse, silent_s)
+
+    def _diagnose(self, pulse: Pulse, silent_s: float, limit_s: float) -> None:
+        others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
+        doing = "; ".join(other.text for other in read(self._store, others).values() if not other.left)
+        self._post.say(
+            f"{pulse.role} (rank {pulse.rank}) has said nothing for {silent_s:.1f} s: it is stopped, or cut off; last, "
+            f"at step {pulse.step}, it was {pulse.doing}. Meanwhile: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
+            f"taken for lost, and {self._post.what_then(pulse.rank)}"
+        )
+        self._store.add(_ALARM, 1)
+
+    def _give_up(self, pulse: Pulse, silent_s: float) -> None:
+        cause = _cause_key(pulse.peer)
+        self._store.set(cause, f"had said nothing for {silent_s:.0f} s, and was taken for lost")
+        self._store.check([cause])  # it is there before anybody can ask
+        self._post.say(
+            f"{pulse.role} (rank {pulse.rank}) is taken for lost after {silent_s:.1f} s of silence"
+        )
+        if pulse.process and pulse.host == self._post.host:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pulse.process, signal.SIGKILL)
+        others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
+        for other in read(self._store, others).values():
+            tell_of_loss(self._store, pulse.peer, other.peer)
+
+    def _judge_own_wait(self) -> None:
+        """Says where this rank waits if that takes much longer than its steps do; nothing is done about it."""
+        activity = self._post.activity
+        doing, step_s = activity.now(), activity.median_step_s()
+        waited_s = time.monotonic() - doing.since_s
+        if (
+            step_s is None
+            or doing.takes_long
+            or doing.what == COMPUTING
+            or doing.since_s == self._complained_of
+        ):
+            return
+        silence_s = max((self.limit_s(list(sight.gaps_s)) for sight in self._sights.values()), default=0.0)
+        if waited_s < max(self._post.floor_s, STEPS * step_s) + 2 * silence_s:  # who is silent is seen before
+            return
+        others = [rank for rank in range(self._post.rendezvous.size) if rank != self._own.rank]
+        pulses = [pulse for pulse in read(self._store, others).values() if not pulse.left]
+        explained = any(pulse.takes_long for pulse in pulses)
+        if explained or any(sight.diagnosed for sight in self._sights.values()):
+            return
+        self._complained_of = doing.since_s
+        if self._store.add(f"watchdog/wait/{activity.step}", 1) > 1:
+            return
+        own = Pulse.of(activity, self._own, self._post.roles[self._own.rank], "", 0)
+        doing_elsewhere = "; ".join(pulse.text for pulse in pulses)
+        self._post.say(
+            f"{own.text}, where a step takes {step_s:.3g} s. Meanwhile: {doing_elsewhere}. It goes on waiting, since "
+            "all of them live"
+        )
+        self._store.add(_ALARM, 1)
+
+    def _is_first(self, what: str, pulse: Pulse) -> bool:
+        """Whether no other rank has said or done this before."""
+        return bool(self._store.add(f"watchdog/{what}/{pulse.rank}/{pulse.incarnation}/{pulse.beat}", 1) == 1)
+
+    def _write_stacks(self) -> None:
+        if self._post.folder is None:
+            return
+        folder = self._post.folder / "stacks"
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            with (folder / f"rank-{self._own.rank}.txt").open("a") as file:
+                role = self._post.roles[self._own.rank]
+                file.write(Pulse.of(self._post.activity, self._own, role, "", 0).text + "\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    def _leave_if_cut_off(self) -> None:
+        """Ends this process when it has not reached the store for so long that others have given it up."""
+        clock, reached_s = _LivedClock(self._beat_s), 0.0
+        while not self._over.wait(self._beat_s):
+            clock.tick()
+            if self._reached:
+                self._reached, reached_s = False, clock.now_s
+            silent_s = clock.now_s - reached_s
+            if silent_s > LOST_AFTER * self.limit_s([self._beat_s]):
+                self._leave(f"has not reached the others for {silent_s:.0f} s, who take it for lost")
+
+    def _leave(self, why: str) -> None:
+        self._post.say(f"{self._post.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
+        os._exit(1)
+
+
+class _LivedClock:
+    """Counts the seconds in which this process could run: a whole run that is stopped for a while has missed nothing.
+
+    Args:
+        beat_s: after which it is told to tick; whoever takes much longer was stopped.
+    """
+
+    def __init__(self, beat_s: float) -> None:
+        self.now_s = 0.0
+        self._longest_s = 3 * beat_s
+        self._ticked_s = time.monotonic()
+
+    def tick(self) -> None:
+        """Counts what has passed since the last time."""
+        now_s = time.monotonic()
+        self.now_s += min(now_s - self._ticked_s, self._longest_s)
+        self._ticked_s = now_s
+
+
+def cause_of_loss(store: Any, peer: Peer) -> str:
+    """Gives why a process was taken for lost, in words; empty if it was not."""
+    key = _cause_key(peer)
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
+
+
+def _cause_key(peer: Peer) -> str:
+    return f"watchdog/cause/{peer.rank}/{peer.incarnation}"

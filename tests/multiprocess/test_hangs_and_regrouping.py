@@ -1,0 +1,138 @@
+"""Ranks that hang, and workers that go in step and lose one: real processes, stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, shell, wait_for
+from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress
+from polyrhythm.launch.watchdog import LOST_AFTER
+from polyrhythm.reporting.event_log import read_events
+
+SILENCE_S = 0.6
+EPOCHS = 8
+TRAIN = [
+    *("train", "--data", "digits", "--model", "mlp", "--json", "--batch-size", "8", "--workers", "3"),
+    *("--epochs", str(EPOCHS), "--silence-s", str(SILENCE_S)),
+]
+STEPS = EPOCHS * 60
+Starter = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts a run; nothing of it outlives the test."""
+    started: list[Started] = []
+
+    def run(strategy: str, *options: str, name: str = "run") -> Started:
+        command = [POLYRHYTHM, *TRAIN, "--strategy", strategy, "--out", name, *options]
+        started.append(Started(command, tmp_path, tmp_path / name))
+        return started[-1]
+
+    yield run
+    for command in started:
+        if command.process.poll() is None:
+            ranks = command.children()
+            command.process.kill()
+            command.process.wait()
+            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+
+
+def under_way(event: Event) -> bool:
+    return isinstance(event, WorkerProgress) and event.epoch >= 1
+
+
+def notice(text: str) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, Notice) and re.search(text, event.text) is not None
+
+
+def of(kind: type[Event], command: Started) -> list[Event]:
+    return [event for event in read_events(command.run / "events.jsonl") if isinstance(event, kind)]
+
+
+def parameters(command: Started) -> torch.Tensor:
+    saved = load_file(command.run / "model.safetensors")
+    return torch.cat([saved[name].flatten().float() for name in sorted(saved)])
+
+
+def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(start: Starter) -> None:
+    command = start("synchronous")
+    command.wait_for(under_way)
+    victim = command.children()[1]
+    os.kill(victim, signal.SIGSTOP)
+    said = command.wait_for(notice("has said nothing"))
+    os.kill(victim, signal.SIGCONT)
+    figures = command.result().figures
+    assert isinstance(said, Notice)
+    assert re.match(
+        r"worker 1 \(rank 1\) has said nothing for [\d.]+ s: it is stopped, or cut off; last, at step \d+, it was "
+        r".+\. Meanwhile: worker 0 \(rank 0\): step \d+, adding up over ranks 0, 1, 2 for [\d.]+ s; worker 2 .+\. "
+        r"After \d+ s it is taken for lost, and the run goes on without it$",
+        said.text,
+    ), said.text
+    silent_s = float(re.findall(r"nothing for ([\d.]+) s", said.text)[0])
+    assert silent_s >= SILENCE_S
+    assert command._find(notice(r"worker 1 \(rank 1\) is back after"))
+    assert (figures["workers_lost"], figures["steps"], figures["images_not_seen"]) == (0, STEPS, 0)
+    stacks = (command.run / "stacks" / "rank-0.txt").read_text()
+    assert "in all_reduce" in stacks or "in wait" in stacks
+
+
+def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starter) -> None:
+    command = start("synchronous", "--restarts", "0")
+    command.wait_for(under_way)
+    os.kill(command.children()[1], signal.SIGSTOP)
+    said = command.wait_for(notice("is taken for lost after"))
+    figures = command.result().figures
+    assert isinstance(said, Notice)
+    silent_s = float(re.findall(r"after ([\d.]+) s of silence", said.text)[0])
+    assert silent_s >= LOST_AFTER * SILENCE_S
+    assert (figures["workers_lost"], figures["steps"], figures["images_not_seen"]) == (1, STEPS, 0)
+    assert figures["test_top1"] > 0.85
+    assert command._find(notice(r"had said nothing for \d+ s, and was taken for lost; the others go on$"))
+
+
+def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(start: Starter) -> None:
+    command = start("mixed(replicas=3)")
+    command.wait_for(under_way)
+    os.kill(command.children()[2], signal.SIGSTOP)
+    result = command.result()
+    assert result.status == 1
+    assert re.match(
+        r"worker 2 \(rank 2\) had said nothing for \d+ s, and was taken for lost; continue with --resume run$",
+        result.complaint,
+    ), result.complaint
+    (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
+    assert resumed.figures["steps"] == STEPS
+
+
+def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(start: Starter) -> None:
+    """Each step stays the batch that it was; successors get parameters and momentum."""
+    undisturbed = start("synchronous", name="whole")
+    whole = undisturbed.result().figures
+    command = start("synchronous")
+    command.wait_for(under_way)
+    before = command.children()
+    os.kill(before[1], signal.SIGKILL)
+    command.wait_for(lambda event: isinstance(event, WorkerJoined))
+    os.kill(before[2], signal.SIGKILL)
+    figures = command.result().figures
+    assert figures["workers_lost"] == 2
+    assert figures["steps"] == whole["steps"] == STEPS
+    assert figures["images_not_seen"] == 0
+    assert torch.allclose(parameters(command), parameters(undisturbed), atol=2e-3)
+    lost, _ = of(WorkerLost, command)
+    after = [
+        event.time_s
+        for event in of(WorkerProgress, command)
+        if isinstance(event, WorkerProgress) and event.worker == 0 and event.time_s > lost.time_s
+    ]
+    assert after[0] - lost.time_s < 2  # a report comes every half second, so the others went on before it

@@ -1,0 +1,101 @@
+"""Limits of the watchdog, and what it counts as time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.communication.activity import COMPUTING, Activity
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
+from polyrhythm.launch import watchdog
+from polyrhythm.launch.pulse import Pulse, publish, read
+from polyrhythm.launch.watchdog import GAPS, Post, Watchdog, cause_of_loss
+
+
+def post(store: object, rank: int, said: list[str], folder: Path | None = None, floor_s: float = 0.1) -> Post:
+    return Post(
+        rendezvous=Rendezvous(store, rank, 2, LOOPBACK),
+        roles=["worker 0", "worker 1"],
+        host=f"host {rank}",
+        activity=Activity(),
+        is_lost=lambda rank: False,
+        say=said.append,
+        what_then=lambda rank: "the run stops",
+        folder=folder,
+        floor_s=floor_s,
+    )
+
+
+def await_words(said: list[str], words: str) -> str:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = [text for text in list(said) if words in text]
+        if found:
+            return found[0]
+        time.sleep(0.01)
+    raise AssertionError(f"nobody said {words!r}, but {said}")
+
+
+def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -> None:
+    dog = Watchdog(post(host_store(), 0, [], floor_s=3.0))
+    assert dog.limit_s([]) == 3.0
+    assert dog.limit_s([0.1, 0.2, 0.1]) == 3.0
+    assert dog.limit_s([1.0, 2.0, 40.0]) == GAPS * 2.0
+
+
+def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_path: Path) -> None:
+    store, said = host_store(), []  # type: dist.TCPStore, list[str]
+    publish(store, Pulse(1, 0, role="worker 1", beat=7, step=17, doing="adding up over ranks 0, 1"))
+    with Watchdog(post(store, 0, said, tmp_path)):
+        diagnosis = await_words(said, "has said nothing")
+        await_words(said, "is taken for lost after")
+    assert diagnosis.startswith("worker 1 (rank 1) has said nothing for 0.")
+    assert "last, at step 17, it was adding up over ranks 0, 1." in diagnosis
+    assert diagnosis.endswith("and the run stops")
+    assert cause_of_loss(store, Peer(1, 0)).startswith("had said nothing for ")
+    assert cause_of_loss(store, Peer(0, 0)) == ""
+    assert "test_watchdog.py" in (tmp_path / "stacks" / "rank-0.txt").read_text()
+    assert store.queue_pop("invitations/0/0", False).decode() == "lost 1 0"
+
+
+def test_who_beats_or_has_left_is_not(tmp_path: Path) -> None:
+    store, said = host_store(), []  # type: dist.TCPStore, list[str]
+    with Watchdog(post(store, 1, said)), Watchdog(post(store, 0, said)):
+        begun = {rank: pulse.beat for rank, pulse in read(store, [0, 1]).items()}
+        deadline = time.monotonic() + 20
+        while not all(pulse.beat > begun.get(rank, 0) + 12 for rank, pulse in read(store, [0, 1]).items()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert all(pulse.left for pulse in read(store, [0, 1]).values())
+    assert not said
+
+
+def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now_s[0])
+    clock = watchdog._LivedClock(0.5)
+    for passed_s in (0.5, 0.7, 3600.0, 0.5):
+        now_s[0] += passed_s
+        clock.tick()
+    assert clock.now_s == pytest.approx(0.5 + 0.7 + 1.5 + 0.5)
+
+
+def test_an_activity_knows_what_its_rank_does_and_what_its_steps_take() -> None:
+    activity = Activity()
+    assert activity.now().what == COMPUTING
+    with activity.doing("waiting"), activity.doing("testing", takes_long=True):
+        assert activity.now()[::2] == ("testing", True)
+        thread = threading.Thread(target=lambda: activity.doing("sending").__enter__())
+        thread.start()
+        thread.join()
+        assert activity.now().what == "testing"
+    assert activity.now().what == COMPUTING
+    assert activity.median_step_s() is None
+    for step in range(5):
+        activity.step_done(step + 1)
+    assert activity.step == 5
+    assert 0 <= (activity.median_step_s() or 0) < 1
