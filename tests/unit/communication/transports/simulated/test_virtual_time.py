@@ -235,3 +235,36 @@ def test_a_task_that_is_killed_before_it_begins_does_nothing():
     time.at(1.0, kill_next)
     time.run()
     assert trace == []
+
+
+def test_a_parked_task_is_handed_what_it_waits_for():
+    time, seen = VirtualTime(), []
+
+    def waiter() -> None:
+        seen.append((time.park("a thing"), time.now()))
+        seen.append((time.park("to be woken"), time.now()))
+
+    task = time.spawn("waiter", waiter)
+    time.at(2.0, lambda: task.switch("a thing"))
+    time.at(3.0, lambda: time.wake(task))
+    time.at(4.0, lambda: task.switch("too late"))  # it has ended: nothing happens
+    time.run()
+    assert seen == [("a thing", 2.0), ((), 3.0)]
+    assert task.ended
+
+
+def test_an_error_during_a_kill_is_the_dead_ones_own():
+    time, owner, trace = VirtualTime(), object(), []
+
+    def victim() -> None:
+        try:
+            time.park("ever")
+        finally:
+            raise ZeroDivisionError("while dying")
+
+    task = time.spawn("victim", victim, owner=owner)
+    time.spawn("other", lambda: (time.sleep(2.0), trace.append(time.now())))
+    time.at(1.0, lambda: time.kill(owner))
+    time.run()
+    assert trace == [2.0]
+    assert isinstance(task.error, ZeroDivisionError)
