@@ -1,11 +1,12 @@
 """What a synchronous step costs over the same step without communication, and what DistributedDataParallel costs.
 
-    python benchmarks/step-efficiency/measure.py [--models mlp lenet5] [--workers 2] [--rounds 15] [--json]
+    python benchmarks/step-efficiency/measure.py [--models mlp lenet5 resnet18] [--workers 2] [--rounds 15] [--json]
 
 Each worker is a process of one thread with one batch of 64 random images in memory. In each round all workers take, in
-turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, and some
-with PyTorch's DistributedDataParallel over gloo. Printed are medians over rounds of the slowest worker's step time, and
-the medians and ranges of the rounds' ratios of speeds: ours to the step alone, and ours to DDP.
+turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, some with
+PyTorch's DistributedDataParallel over gloo, and some with `lazy_synchronous`. Printed are medians over rounds of the
+slowest worker's step time, the images that all workers together learn from in a second, and the medians and ranges of
+the rounds' ratios of speeds: ours to the step alone, and ours to DDP.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from polyrhythm.communication.transports.torch_distributed.transport import conn
 from polyrhythm.models.create import create_model
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
+from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.strategy import Step, Strategy
 
 _SHAPES = {"mlp": ((1, 8, 8), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
 _CLASSES = 10
@@ -51,30 +53,36 @@ class Figures:
     ours_ms: float
     alone_ms: float
     ddp_ms: float
+    lazy_ms: float
+    images_per_s: float
     to_alone: tuple[float, float, float]
     to_ddp: tuple[float, float, float]
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--models", nargs="+", choices=sorted(_SHAPES), default=["mlp", "lenet5"])
-    options.add_argument("--workers", type=int, default=2)
+    options.add_argument(
+        "--models", nargs="+", choices=sorted(_SHAPES), default=["mlp", "lenet5", "resnet18"]
+    )
+    options.add_argument("--workers", type=int, nargs="+", default=[2])
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    table = [measure(model, chosen.workers, chosen.rounds) for model in chosen.models]
+    table = [measure(model, workers, chosen.rounds) for model in chosen.models for workers in chosen.workers]
     if chosen.json:
         print(json.dumps([asdict(line) for line in table]))
         return
-    print("| model | workers | ours | alone | DDP | speed to alone (range) | speed to DDP (range) |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| model | workers | ours | alone | DDP | lazy | images/s | speed to alone (range) | to DDP (range) |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for line in table:
         ratios = [
             f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in (line.to_alone, line.to_ddp)
         ]
         print(
             f"| {line.model} | {line.workers} | {line.ours_ms:.3f} ms | {line.alone_ms:.3f} ms | {line.ddp_ms:.3f} ms "
-            f"| {ratios[0]} | {ratios[1]} |"
+            f"| {line.lazy_ms:.3f} ms | {line.images_per_s:,.0f} | {ratios[0]} | {ratios[1]} |"
         )
 
 
@@ -97,13 +105,15 @@ def measure(model: str, workers: int, rounds: int) -> Figures:
     for process in processes:
         process.join()
     slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
-    ours_ms, alone_ms, ddp_ms = (1e3 * statistics.median(times) for times in slowest)
+    ours_ms, alone_ms, ddp_ms, lazy_ms = (1e3 * statistics.median(times) for times in slowest)
     return Figures(
         model,
         workers,
         ours_ms,
         alone_ms,
         ddp_ms,
+        lazy_ms,
+        1e3 * workers * _SHAPES[model][1] / ours_ms,
         _ratio(slowest[0], slowest[1]),
         _ratio(slowest[0], slowest[2]),
     )
@@ -124,10 +134,12 @@ def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Co
     torch.manual_seed(rank)
     batch = torch.randn(size, *shape), torch.randint(_CLASSES, (size,))
     away_home, away = connect(_apart(local(0, 1, port), rank))
+    together, lazily = Cast(tuple(range(workers))), network.subgroup("lazy", range(workers))
     ways = [
-        _ours(name, shape, World(network, Cast(tuple(range(workers)))), batch),
-        _ours(name, shape, World(away, Cast((0,))), batch),
+        _ours(Synchronous(), _model(name, shape), World(network, together), batch),
+        _ours(Synchronous(), _model(name, shape), World(away, Cast((0,))), batch),
         _ddp(name, shape, batch),
+        _ours(LazySynchronous(), _model(name, shape), World(lazily, together), batch),
     ]
     pipe.send(_time(ways, rounds, network))
     network.barrier()
@@ -149,11 +161,10 @@ def _model(name: str, shape: tuple[int, int, int]) -> nn.Module:
 
 
 def _ours(
-    name: str, shape: tuple[int, int, int], world: World, batch: tuple[Tensor, Tensor]
+    strategy: Strategy, model: nn.Module, world: World, batch: tuple[Tensor, Tensor]
 ) -> Callable[[], None]:
-    model = _model(name, shape)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
-    replica = Replica(model, optimizer, Synchronous(), world, announce=True)
+    replica = Replica(model, optimizer, strategy, world, announce=True)
     replica.part.start(0)
     criterion = nn.CrossEntropyLoss()
 
