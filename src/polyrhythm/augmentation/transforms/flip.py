@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
 
 from polyrhythm.augmentation.tones import Tones
@@ -44,5 +43,6 @@ class Flip(Config):
 
 def flip(images: Tensor, mirrored: Tensor, axis: Axis = "horizontal") -> Tensor:
     """Mirrors the images (B, C, H, W) whose `mirrored` (B,) bool is true, in a new tensor."""
-    chosen = mirrored.to(images.device)[:, None, None, None]
-    return torch.where(chosen, images.flip(-1 if axis == "horizontal" else -2), images)
+    where = mirrored.to(images.device).nonzero().squeeze(1)
+    chosen = images.index_select(0, where).flip(-1 if axis == "horizontal" else -2)
+    return images.index_copy(0, where, chosen)
