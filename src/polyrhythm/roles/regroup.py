@@ -26,6 +26,7 @@ from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.formation import NOTHING_DONE, Formation, broken_off
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import WorkerPart
+from polyrhythm.training.flat_parameters import FlatParameters
 
 _VECTOR, _PART = "vector", "part."
 _MOST_IN_VAIN = 100
@@ -80,15 +81,13 @@ class Member:
     Attributes:
         worker: its index.
         part: its side of the strategy.
-        vector: `(size,)`, its parameters.
-        gradients: `(size,)`, which are zero before every step.
+        flat: its parameters and gradients.
         takes_place: called with this worker's place among those who go in step now, and their number.
     """
 
     worker: int
     part: WorkerPart
-    vector: Tensor
-    gradients: Tensor
+    flat: FlatParameters
     takes_place: Callable[[int, int], None]
 
 
@@ -172,18 +171,18 @@ class Regroup:
             assert message.tensor is not None, "the newest hands on what it holds"
             self._take_over(message.tensor)
         self.step = formation.step
-        member.gradients.zero_()
+        member.flat.renew_gradients()  # the library may still write into the old ones
         member.part.regroup(self._workers, workers)
         member.takes_place(workers.index(member.worker), len(workers))
 
     def _state(self) -> Message:
         tensors, facts = self._member.part.state()
-        named = {_PART + name: value for name, value in tensors.items()} | {_VECTOR: self._member.vector}
+        named = {_PART + name: value for name, value in tensors.items()} | {_VECTOR: self._member.flat.vector}
         return Message(Kind.STATE, pack_tensors(named, facts))
 
     def _take_over(self, payload: Tensor) -> None:
         tensors, facts = unpack_tensors(payload)
-        self._member.vector.copy_(tensors.pop(_VECTOR))
+        self._member.flat.vector.copy_(tensors.pop(_VECTOR))
         self._member.part.load_state(
             ({name.removeprefix(_PART): value for name, value in tensors.items()}, facts)
         )

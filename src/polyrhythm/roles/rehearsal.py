@@ -149,7 +149,7 @@ class _Rehearser:
         self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
         self._desk = rehearsal_desk(rehearsal, world)
-        member = Member(self._worker, self._part, self._flat.vector, self._flat.gradients, _stay)
+        member = Member(self._worker, self._part, self._flat, _stay)
         self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
         self._bytes_sent = 0
 

@@ -112,7 +112,7 @@ def work(job: Job, world: World) -> None:
         (0, join(world, learner.replica)) if world.rejoins else _begin(job, world, learner, desk)
     )
     replica = learner.replica
-    member = Member(learner.worker, replica.part, replica.flat.vector, replica.flat.gradients, learner.deal)
+    member = Member(learner.worker, replica.part, replica.flat, learner.deal)
     company = Company(world, job.strategy, replica.workers, member, desk)
     shift = _Shift(job, world, learner, desk, company)
     step, stopped = shift.run(company.start(start), elapsed_s)

@@ -177,7 +177,7 @@ class WorkerPart:
         """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
 
         All members hold the same number of steps: those who had done fewer have been given another's flat vector and
-        `state`. Gradients are zero, and nothing is under way. The step that nobody holds is begun again.
+        `state`. Gradients are zero, in new memory, and nothing is under way. The step that nobody holds is begun again.
 
         Args:
             workers: those that go in step from now on; all of them are told at the same place.

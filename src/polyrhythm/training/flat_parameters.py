@@ -12,7 +12,7 @@ someone wants to stop), so that they cost no message of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -123,6 +123,18 @@ class FlatParameters:
         """Reads the two numbers that travelled with the gradients."""
         first, second = self._tail.tolist()
         return first, second
+
+    def renew_gradients(self) -> None:
+        """Gives gradients, zero, memory of their own: what still writes into the old one does no harm."""
+        self._whole_gradients = torch.zeros_like(self._whole_gradients)
+        self.gradients = self._whole_gradients[: self.size]
+        self._tail = self._whole_gradients[self.size :]
+        renewed = []
+        for view in self.views:
+            gradient = self.gradients[view.start : view.stop].view(view.parameter.shape)
+            view.parameter.grad = gradient
+            renewed.append(replace(view, gradient=gradient))
+        self.views = renewed
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero, in place."""
