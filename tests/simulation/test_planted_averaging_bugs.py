@@ -1,0 +1,133 @@
+"""Bugs planted into centres, sums, sites and shared memory: what these strategies declare of themselves finds each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polyrhythm.communication.message import Message
+from polyrhythm.simulation.trials import play
+from polyrhythm.strategies.invariant import Violation
+from polyrhythm.strategies.parameter_server.elastic.centre_link import CentreLink
+from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
+from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
+from polyrhythm.strategies.parameter_server.serving.optimized_shard import payload
+from polyrhythm.strategies.parameter_server.sites.post import Post
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
+from polyrhythm.strategies.parameter_server.sums.server import SumServer
+from polyrhythm.strategies.parameter_server.sums.worker import SumWorker
+from simulation.trying import trial
+
+Method = Callable[..., Any]
+
+
+def centre_moves_twice(before: Method) -> Method:
+    def planted(self: CentreServer, worker: int, steps: int) -> None:
+        before(self, worker, steps)
+        self.centre.add_(1.0)
+
+    return planted
+
+
+def worker_keeps_its_place(before: Method) -> Method:
+    def planted(self: CentreLink, vector: Any) -> bool:
+        stop: bool = before(self, vector.clone())
+        return stop
+
+    return planted
+
+
+def sum_is_applied_twice(before: Method) -> Method:
+    def planted(self: SumServer, worker: int, message: Message) -> Any:
+        if self.version == 3:
+            self._shard.step(payload(message), message.learning_rate)
+        return before(self, worker, message)
+
+    return planted
+
+
+def sum_is_forgotten(before: Method) -> Method:
+    def planted(self: SumWorker, step: Any, learning_rate: float) -> None:
+        if step.number == 3:
+            self._sums[0].zero_()
+        before(self, step, learning_rate)
+
+    return planted
+
+
+def packet_is_lost(before: Method) -> Method:
+    def planted(self: Post, peer: int, message: Message) -> Any:
+        found = before(self, peer, message)
+        return None if message.version == 2 else found
+
+    return planted
+
+
+def nobody_waits(before: Method) -> Method:
+    def planted(self: SiteServer) -> Any:
+        self._post._gone.update(self._post.peers)
+        return before(self)
+
+    return planted
+
+
+def update_is_lost(before: Method) -> Method:
+    def planted(self: HogwildWorker, step: Any, learning_rate: float) -> Any:
+        kept = self._vector.clone()
+        stop = before(self, step, learning_rate)
+        if step.number == 2:
+            self._vector.copy_(kept)
+        return stop
+
+    return planted
+
+
+PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
+    (
+        "easgd(tau=1)",
+        CentreServer,
+        "_count",
+        centre_moves_twice,
+        "the centre for rank|the difference for rank",
+    ),
+    ("easgd(tau=1)", CentreLink, "take", worker_keeps_its_place, "own parameters after step"),
+    ("downpour", SumServer, "_push", sum_is_applied_twice, "parameters for rank"),
+    ("downpour(n_push=3)", SumWorker, "_push", sum_is_forgotten, "the sum of rank|parameters for rank"),
+    ("gaia(threshold=0)", Post, "hear", packet_is_lost, "the final parameters"),
+    ("gaia(lag=0)", SiteServer, "_let_on", nobody_waits, "rounds of site"),
+    ("hogwild", HogwildWorker, "gradients_ready", update_is_lost, "the shared vector after step"),
+]
+
+
+@pytest.mark.parametrize(("spec", "where", "method", "plant", "found"), PLANTS)
+def test_a_planted_bug_is_found(
+    spec: str,
+    where: type,
+    method: str,
+    plant: Callable[[Method], Method],
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = trial(spec, workers=3, steps=8, faults="slow(rank=2, factor=5)")
+    play(tried, 0, lambda event: None)
+    monkeypatch.setattr(where, method, plant(getattr(where, method)))
+    with pytest.raises(Violation, match=found):
+        play(tried, 0, lambda event: None)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "easgd(tau=1, servers=2)",
+        "easgd(mode=synchronous, tau=2)",
+        "downpour(n_fetch=3, n_push=2, servers=2)",
+        "downpour(warm_start_steps=2)",
+        "gaia(sites=3, servers=2, threshold=0, lag=0)",
+        "hierarchical(servers=2, consistency=asynchronous)",
+    ],
+)
+def test_what_is_declared_holds_under_faults(spec: str) -> None:
+    for seed in range(20):
+        play(trial(spec, workers=3, steps=4), seed, lambda event: None)

@@ -1,0 +1,30 @@
+"""What may go wrong though it is allowed is said in one line before anything starts."""
+
+import logging
+
+import pytest
+
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
+from polyrhythm.roles.job import Keeping
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "bound"),
+    [
+        ("easgd(alpha=1.2)", "sgd(lr=0.5)", "0.8571"),
+        ("easgd(mode=synchronous, beta=3.0)", "sgd(lr=0.5)", "0.4615"),
+        ("easgd", "sgd(lr=0.5)", ""),
+        ("synchronous", "sgd(lr=0.5)", ""),
+    ],
+)
+def test_alpha_out_of_the_stable_range_is_named_with_its_bound(strategy, optimizer, bound, caplog):
+    options = {"data": "digits", "model": "mlp", "strategy": strategy, "workers": 3, "optimizer": optimizer}
+    with caplog.at_level(logging.WARNING):
+        assemble(configure(options), Keeping(checkpoints=0))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == bool(bound)
+    for text in texts:
+        assert f"strategy {strategy}: alpha=" in text
+        assert f"is above {bound}" in text
+        assert "\n" not in text
