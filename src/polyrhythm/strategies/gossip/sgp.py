@@ -120,8 +120,8 @@ class SGPWorker(WorkerPart):
         if step.weight > 0:
             self._optimizer.step(self._flat.gradients, learning_rate)
             self.staleness[0] += 1
+        self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
         if self._overlap:
-            self._wait_for_pushes()
             self._receive()
         shares = self._turns.shares(step.number)
         for to, weight in shares.gives.items():
@@ -133,8 +133,6 @@ class SGPWorker(WorkerPart):
             self._receive()
         self._take_in()
         torch.div(self._numerator, self._mass, out=self._flat.vector)
-        if not self._overlap:
-            self._wait_for_pushes()
         return self._ending.after(step.number)
 
     def settle(self) -> None:
