@@ -1,7 +1,9 @@
-"""Training in two phases, as the option `freeze_epochs` asks for: a part stays frozen at first, then all is trained.
+"""Training in two phases, as `freeze_epochs` asks for: a part stays frozen at first, then nearly all is trained.
 
-    RUN-frozen:  `freeze_epochs` epochs with `freeze`      RUN:  the other epochs from its weights, nothing frozen
+    RUN-frozen:  `freeze_epochs` epochs with `freeze`      RUN:  the other epochs from its weights, norms frozen
 
+Batch norms stand still in the second phase too: statistics of a few small batches would replace those of the many that
+the weights were trained with, and networks that were tested with the one and trained with the other forget.
 Two runs, each of which can be looked at, resumed and evaluated by itself; each has a whole learning-rate schedule.
 """
 
@@ -66,7 +68,7 @@ def train_thawing(
     )
     if first is None or first.outcome != "done":
         return first
-    changed = {"freeze": "none", "freeze_epochs": None, "weights": str(first_folder)}
+    changed = {"freeze": "norms", "freeze_epochs": None, "weights": str(first_folder)}
     return train(
         out=folder, observers=observers, **told, **{**options, **changed, "epochs": epochs - frozen_epochs}
     )

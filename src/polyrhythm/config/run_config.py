@@ -68,12 +68,12 @@ class RunConfig(BaseModel):
     )
     freeze: str = Field(
         default="none",
-        description="Parts that are not trained: body (all but the head), or names, as conv_stem,blocks.0.",
+        description="Parts that are not trained: body (all but the head), norms, or names, as conv_stem,blocks.0.",
     )
     freeze_epochs: int | None = Field(
         default=None,
         ge=1,
-        description="Epochs for which they are frozen, before all is trained (default: all).",
+        description="Epochs for which they are frozen, before all but norms is trained (default: all).",
     )
     rate_decay: float = Field(
         default=1.0, gt=0, le=1, description="Each stage's learning rate over that of the stage after it."

@@ -20,7 +20,8 @@ def freeze(model: nn.Module, what: str) -> None:
 
     Args:
         model: a classifier.
-        what: `none`; `body`, all but the head (`head_of`); or names of modules or parameters with commas between.
+        what: `none`; `body`, all but the head (`head_of`); `norms`, all batch norms; or names of modules or
+            parameters with commas between.
 
     Raises:
         RequestError: there is nothing of that name, or nothing is left to train.
@@ -55,6 +56,9 @@ def head_of(model: nn.Module) -> str:
 
 def _named(model: nn.Module, what: str) -> list[str]:
     names: list[str] = [name for name, _ in model.named_parameters()]
+    if what == "norms":
+        norms = [f"{name}." for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+        return [name for name in names if name.startswith(tuple(norms))]
     if what == "body":
         head = f"{head_of(model)}."
         return [name for name in names if not name.startswith(head) and name != head]
@@ -62,7 +66,9 @@ def _named(model: nn.Module, what: str) -> list[str]:
     for part in wanted:
         if not any(_is_below(name, part) for name in names):
             raise unknown(
-                "part of the model", part, chain(["body"], (name for name, _ in model.named_children()))
+                "part of the model",
+                part,
+                chain(["body", "norms"], (name for name, _ in model.named_children())),
             )
     return [name for name in names if any(_is_below(name, part) for part in wanted)]
 

@@ -39,7 +39,7 @@ class _Watcher:
         self.seen.append("closed")
 
 
-def test_the_second_run_starts_from_the_first_with_nothing_frozen() -> None:
+def test_the_second_run_starts_from_the_first_with_norms_frozen_only() -> None:
     trainer, watcher = _Trainer(), _Watcher()
     config = configure({"freeze": "body", "freeze_epochs": 2, "weights": "old", "batch_size": 16})
     run = train_thawing(trainer, config, 5, Path("runs/x"), observers=[watcher], start_method="fork")
@@ -52,7 +52,7 @@ def test_the_second_run_starts_from_the_first_with_nothing_frozen() -> None:
     )
     assert (second["out"], second["freeze"], second["epochs"], second["weights"]) == (
         Path("runs/x"),
-        "none",
+        "norms",
         3,
         "runs/x-frozen",
     )

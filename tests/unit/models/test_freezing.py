@@ -44,6 +44,18 @@ def test_parts_by_name() -> None:
     freeze(network, "none")
 
 
+def test_batch_norms_alone() -> None:
+    network = _network()
+    freeze(network, "norms")
+    frozen = {name for name, each in network.named_parameters() if not each.requires_grad}
+    assert frozen == {"0.1.weight", "0.1.bias", "1.weight", "1.bias"}
+    network.train()(torch.randn(6, 1, 4, 4) + 3)
+    assert torch.equal(network[1].running_mean, torch.zeros(8))
+    without = nn.Sequential(nn.Linear(2, 2))
+    freeze(without, "norms")
+    assert all(each.requires_grad for each in without.parameters())
+
+
 def test_what_cannot_be_frozen_is_refused() -> None:
     with pytest.raises(RequestError, match="unknown part of the model 'features'"):
         freeze(_network(), "features")
