@@ -81,9 +81,9 @@ class CollectiveHandle:
         try:
             work.wait(_LOOK_EVERY)
         except RuntimeError:
-            if work.is_completed():
-                raise
-            return False  # it only takes long
+            if not work.is_completed():
+                return False  # it only takes long
+            work.wait()  # it may have ended well since; else this raises what broke it
         return True
 
     def under_way(self) -> Any:
