@@ -4,7 +4,7 @@
 
 Real gradients of the `mlp` on `digits` in virtual time: 8 even hosts whose steps are spread by 0.7 (log-normal: one in
 twenty takes three times the median or more), so that somebody is always late. The same batch, images and rate of a
-gradient for all; the synchronous server, which takes the mean of 8 gradients for one update, therefore has 8 times the rate.
+gradient for all; the synchronous server, which takes the mean of 8 gradients for one update, has 8 times the rate.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class CentreLink:
             handle.wait()
         for shard, difference in zip(self._shards, differences, strict=True):
             assert difference.tensor is not None, "an exchange gives a difference"
-            vector[shard].sub_(difference.tensor)
+            vector[shard].sub_(difference.tensor.to(vector.device))
             stop |= difference.stop
         return stop
 

@@ -1,0 +1,15 @@
+"""Runs whose result no order of messages decides are not replayed."""
+
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.api.replay import _job
+from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RequestError
+
+
+def test_a_run_on_shared_memory_is_refused():
+    config = configure({"data": "digits", "model": "mlp", "strategy": "hogwild", "workers": 2})
+    with pytest.raises(RequestError, match="whose workers share memory: who read what when is not recorded"):
+        _job(Path("runs/one"), config, None)
