@@ -43,6 +43,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.beginning = Beginning(replica)
         self.over = False
         self.steps = 0
+        self._goes_on_with = 0
         self._epoch_began_at = 0
         self._replica = replica
         self._weight = weight
@@ -60,6 +61,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Exchanges the gradients and updates the parameters, as the strategy does.
+
+        Where the others have not waited for this worker (`backup_workers`), steps are left out until it is where they
+        are: they change nothing, so that all loops end after as many.
 
         Args:
             closure: computes the loss and its gradients; called once, first.
@@ -82,11 +86,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         weight = self._weight.take()
         if self.start() and self._replica.workers.rank > 0:
             weight = 0.0  # this gradient was computed before this worker had worker 0's parameters
-        if weight == 0:
+        left_out = self.steps < self._goes_on_with
+        if weight == 0 or left_out:
             self.zero_grad()
-        self._replica.begin(Step(self.steps, weight))
-        self._replica.finish(rate)
-        self.steps = self._replica.part.next_step(self.steps)
+        if not left_out:
+            self._replica.begin(Step(self.steps, weight))
+            self._replica.finish(rate)
+            self._goes_on_with = self._replica.part.next_step(self.steps)
+        self.steps += 1
         return loss
 
     def settle(self) -> None:

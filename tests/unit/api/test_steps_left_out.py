@@ -1,0 +1,30 @@
+"""A loop of one's own that the others did not wait for: it leaves out steps, and ends after as many as they."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn, optim
+
+from polyrhythm.api.join import join
+from polyrhythm.strategies.allreduce.synchronous import SynchronousWorker
+from unit.api.alone import flat, network, points
+
+
+def test_steps_change_nothing_until_the_loop_is_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "POLYRHYTHM_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(
+        SynchronousWorker, "next_step", lambda self, step: 5 if step == 1 else step + 1, raising=False
+    )
+    inputs, labels = points(24).tensors
+    model = network()
+    with join() as group:
+        model, optimizer = group.distribute(model, optim.SGD(model.parameters(), lr=0.1))
+        states = [flat(model)]
+        for _ in range(8):
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            states.append(flat(model))
+    changed = [bool((before != after).any()) for before, after in zip(states, states[1:], strict=False)]
+    assert changed == [True, True, False, False, False, True, True, True]
+    assert optimizer.steps == 8
