@@ -40,9 +40,10 @@ def _line(length: float, angle: float) -> Tensor:
     half = int(length / 2) + 1
     kernel = torch.zeros(2 * half + 1, 2 * half + 1)
     along = torch.linspace(-length / 2, length / 2, _POINTS)
-    for x, y in zip((half + along * cos(angle)).tolist(), (half + along * sin(angle)).tolist(), strict=True):
-        left, top = min(int(x), 2 * half - 1), min(int(y), 2 * half - 1)
-        for row, share_y in ((top, top + 1 - y), (top + 1, y - top)):
-            kernel[row, left] += share_y * (left + 1 - x)
-            kernel[row, left + 1] += share_y * (x - left)
+    x, y = half + along * cos(angle), half + along * sin(angle)
+    left, top = (each.floor().long().clamp_max(2 * half - 1) for each in (x, y))
+    right_share, lower_share = x - left, y - top
+    for row, share_y in ((top, 1 - lower_share), (top + 1, lower_share)):
+        kernel.index_put_((row, left), share_y * (1 - right_share), accumulate=True)
+        kernel.index_put_((row, left + 1), share_y * right_share, accumulate=True)
     return kernel / kernel.sum()
