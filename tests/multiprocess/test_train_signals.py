@@ -98,7 +98,6 @@ def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
 @pytest.mark.parametrize(
     ("strategy", "rank", "name"),
     [
-        ("synchronous", 1, "worker 1 (rank 1)"),
         ("synchronous", 0, "worker 0 (rank 0)"),
         ("parameter_server(consistency=synchronous)", 1, "worker 1 (rank 1)"),
         ("mixed(replicas=2)", 2, "server 0 (rank 2)"),

@@ -12,13 +12,14 @@ from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles import result
-from polyrhythm.roles.archive import Archive, Snapshot
+from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.presentation import Presentation
 from polyrhythm.roles.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.snapshot import Snapshot
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import World
@@ -94,8 +95,12 @@ class Leader:
                 parameters=self._replica.flat.size,
             )
         )
-        if remark := job.strategy.remark(job.workers):
-            self._emit(Notice(time_s=0, text=remark))
+        for remark in (
+            job.strategy.remark(job.workers),
+            "" if self._archive is None else self._archive.remark,
+        ):
+            if remark:
+                self._emit(Notice(time_s=0, text=remark))
 
     def entered(self, state: WorkerState) -> None:
         """Never: the leader has no successor."""

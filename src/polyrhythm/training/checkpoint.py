@@ -111,6 +111,14 @@ def prune(folder: Path, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
+def forget_beyond(folder: Path, step: int) -> None:
+    """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers."""
+    for path in _newest_first(folder):
+        found = _NAME.fullmatch(path.name)
+        if found is not None and int(found[1]) > step:
+            path.unlink(missing_ok=True)
+
+
 def _newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []

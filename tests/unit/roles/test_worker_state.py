@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.roles.archive import Snapshot
+from polyrhythm.roles.snapshot import Snapshot
 from polyrhythm.roles.worker_state import Account, WorkerState, mean_buffers
 from polyrhythm.strategies.strategy import WorkerPart
 
