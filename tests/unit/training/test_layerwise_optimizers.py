@@ -187,6 +187,7 @@ def test_vectors_decay_only_if_asked():
         ("sgd(lr=1, momentum=0, weight_decay=0.5)", [True, True]),
         ("sgd(lr=1, momentum=0, weight_decay=0.5, decay_vectors=False)", [True, False]),
         ("adam(weight_decay=0.5, decay_vectors=False)", [True, False]),
+        ("adamw(decay_vectors=False)", [True, False]),
         ("tf1_rmsprop(weight_decay=0.5, decay_vectors=False)", [True, False]),
         ("adagrad(weight_decay=0.5, decay_vectors=False)", [True, False]),
         ("adadelta(weight_decay=0.5, decay_vectors=False)", [True, False]),

@@ -48,6 +48,10 @@ CASES = {
     "nadam(lr=0.01, betas=[0.8, 0.9], eps=0.001, momentum_decay=0.1, weight_decay=0.01)": lambda p: (
         OPTIM.NAdam(p, lr=0.01, betas=(0.8, 0.9), eps=1e-3, momentum_decay=0.1, weight_decay=0.01)
     ),
+    "adamw": lambda p: OPTIM.AdamW(p, lr=0.001, weight_decay=0.01),
+    "adamw(lr=0.01, betas=[0.8, 0.9], eps=0.001, weight_decay=0.1)": lambda p: OPTIM.AdamW(
+        p, lr=0.01, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1
+    ),
 }
 OURS = ["tf1_rmsprop", "tf1_rmsprop(lr=0.05, decay=0.8, momentum=0.7, epsilon=0.1, weight_decay=0.01)"]
 
@@ -94,7 +98,8 @@ def train_cut(create, dtype, cuts):
 
 def test_the_folder_holds_these_optimisers():
     assert list(choices(FOLDER)) == [
-        "adadelta", "adagrad", "adam", "downpour_adagrad", "lamb", "lars", "nadam", "rmsprop", "sgd", "tf1_rmsprop",
+        "adadelta", "adagrad", "adam", "adamw", "downpour_adagrad", "lamb", "lars",
+        "nadam", "rmsprop", "sgd", "tf1_rmsprop",
     ]  # fmt: skip
 
 
