@@ -160,7 +160,8 @@ class WorkerPart:
     def next_step(self, step: int) -> int:
         """Says which step comes after one that is over: not always the next, where the others did not wait.
 
-        Asked after every step. Steps that are left out are over for this worker.
+        Asked after every step. Steps that are left out are over for this worker; a user's own loop, which cannot skip,
+        computes them for nothing.
         """
         return step + 1
 
