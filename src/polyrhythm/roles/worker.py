@@ -190,7 +190,9 @@ class _Shift:
             final=final,
             arrivals=self._arrivals.to_json() if final and self._arrivals else {},
         )
-        return WorkerState.of(replica, account, self._learner.loss_scale)
+        keeping = self._job.keeping
+        saved = keeping.folder is not None and keeping.checkpoints > 0
+        return WorkerState.of(replica, account, self._learner.loss_scale, to_resume=saved)
 
     def _epoch(self, epoch: int, step: int) -> tuple[int, bool]:
         self._tally.begin_epoch()

@@ -65,9 +65,19 @@ class WorkerState:
     loss_scale: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, replica: Replica, account: Account, loss_scale: dict[str, Any]) -> WorkerState:
-        """Takes a replica's state; parts that are the same on all workers come from worker 0 only."""
-        tensors, facts = ({}, {}) if replica.part.replicated and account.worker > 0 else replica.part.state()
+    def of(
+        cls, replica: Replica, account: Account, loss_scale: dict[str, Any], *, to_resume: bool = True
+    ) -> WorkerState:
+        """Takes a replica's state; parts that are the same on all workers come from worker 0 only.
+
+        Args:
+            replica: whose.
+            account: what it has done.
+            loss_scale: of float16.
+            to_resume: whether the state of its strategy part, which may be larger than the model, is wanted.
+        """
+        elsewhere = replica.part.replicated and account.worker > 0
+        tensors, facts = replica.part.state() if to_resume and not elsewhere else ({}, {})
         buffers = {name: value.detach().cpu().clone() for name, value in replica.buffers.items()}
         return cls(
             account,
