@@ -148,3 +148,26 @@ def test_every_loss_of_a_rank_is_told() -> None:
     inbox.lose(2)  # twice, and nobody looked meanwhile
     assert inbox.news_of_loss(_want()) == 2
     assert inbox.news_of_loss(_want()) is None
+
+
+def test_on_a_communicator_of_those_who_are_there_earlier_losses_are_no_news():
+    inbox = Inbox()
+    inbox.regain(2, 1)  # its predecessor's loss was heard by nobody here
+    old, new = Want(1, 2, 0, (0, 1, 2)), Want(5, 2, 0, (0, 1, 2))
+    inbox.know_losses(5, {0: 0, 1: 0, 2: 1})
+    assert inbox.news_of_loss(new) is None
+    assert not inbox.is_lost_to(5, 2)
+    assert inbox.news_of_loss(old) == 2
+    inbox.lose(2, 1)
+    inbox.regain(2, 2)  # the one that the communicator was made of is gone, though another has come
+    assert inbox.news_of_loss(new) == 2
+
+
+def test_a_revoked_communicator_is_so_with_all_its_parts():
+    inbox = Inbox()
+    assert inbox.revoke(7)
+    assert not inbox.revoke(7)
+    assert inbox.is_revoked((3, 7))
+    assert inbox.is_revoked((7, 9))
+    assert not inbox.is_revoked((3, 9))
+    assert not inbox.is_revoked(())
