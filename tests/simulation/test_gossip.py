@@ -10,6 +10,7 @@ import torch
 
 from conformance.jobs import blobs, make_job, result_of, simulated, stop_at
 from polyrhythm.communication.message import Message
+from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
@@ -193,3 +194,9 @@ def test_a_wish_to_stop_reaches_all_and_the_gap_is_told_at_the_start() -> None:
         notices = [event.text for event in events if isinstance(event, Notice)]
         assert len(notices) == 1
         assert "of 5 workers: spectral gap" in notices[0]
+
+
+@pytest.mark.parametrize(("spec", "rank"), [("d_psgd", 2), ("sgp", 2), ("ad_psgd", 0)])
+def test_what_cannot_go_on_ends_with_the_cause(spec: str, rank: int) -> None:
+    with pytest.raises(RunError, match=rf"worker {rank} was killed at 0\.05 s, and the run needs it"):
+        play(trial(spec, faults=f"kill(rank={rank}, at_s=0.05)"), 0, lambda event: None)

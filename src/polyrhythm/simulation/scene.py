@@ -158,7 +158,8 @@ class Scene:
             role(world)
         except PeerLost:
             rank = world.network.rank
-            if not self.can_spare(rank):
+            dead = loss.rank in self.killed_at_s and not self.ranks[loss.rank].alive
+            if not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
                 raise
             self.time.at(self.time.now(), partial(self._end, rank))
 
