@@ -6,7 +6,7 @@ replayed one look alike. Times are seconds on the run's own clock, which starts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -79,6 +79,39 @@ class WorkerProgress(Event):
     loss: float
     learning_rate: float
     wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTimings(Event):
+    """What the seconds of one worker's steps went into, since its last such event; said only where it is asked for.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        step: steps done since the run began.
+        steps: that the seconds are of.
+        data_s: waiting for a batch.
+        forward_s: forward passes, with the transfer of the batch to the device.
+        backward_s: backward passes.
+        update_s: the optimiser and the strategy's own arithmetic, and what a server left for the worker to do.
+        communication_s: inside the communicator, whatever else was to be done then; waiting for others is in it.
+        other_s: the rest of the steps.
+        in_step: whether workers take their steps together.
+        communication: if so, (step, seconds) of each.
+        spans: (what, start, end) in seconds since training started, of the first steps of a real run.
+    """
+
+    worker: int
+    step: int
+    steps: int
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    update_s: float = 0.0
+    communication_s: float = 0.0
+    other_s: float = 0.0
+    in_step: bool = False
+    communication: list[list[float]] = field(default_factory=list)
+    spans: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +232,7 @@ _KINDS: dict[str, type[Event]] = {
     for kind in (
         RunStarted,
         WorkerProgress,
+        WorkerTimings,
         ServerProgress,
         Evaluated,
         CheckpointSaved,
@@ -219,7 +253,7 @@ def from_json(record: dict[str, Any]) -> Event:
     kind = _KINDS.get(record.get("event", ""))
     if kind is None:
         raise ValueError(f"no such event: {record.get('event')!r}")
-    names = {field.name for field in fields(kind)}
+    names = {each.name for each in fields(kind)}
     values = {name: value for name, value in record.items() if name in names}
     if "staleness" in values:
         values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}

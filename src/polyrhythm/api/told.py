@@ -115,4 +115,6 @@ class Told:
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         found = held_back(self._figures)
         figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
+        if self._figures.timings:
+            figures["timings"] = self._figures.timings.to_json()
         return Run(self._folder, self._last.outcome, figures)

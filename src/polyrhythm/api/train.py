@@ -25,6 +25,7 @@ from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
+from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job, Keeping
 
@@ -72,6 +73,8 @@ def train(
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
+    if config.timings:
+        observers = [*observers, StepTrace(folder / TRACE_FILE)]
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)

@@ -29,6 +29,14 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console().print(table)
 
 
+def say_timings(figures: dict[str, Any]) -> None:
+    """Prints where the time of workers' steps went, if the run's figures say so."""
+    from polyrhythm.reporting.timing_table import remark, timing_lines
+
+    if "timings" in figures:
+        print("", *timing_lines(figures["timings"]), remark(figures["timings"]), "", sep="\n")
+
+
 def percent(fraction: float) -> str:
     """Writes a fraction for people."""
     return f"{100 * fraction:.2f} %"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json
+from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings
 
 INTERRUPTED = 130
 
@@ -55,5 +55,6 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     if figures["held_back"]:
         print(f"held back   by {figures['held_back']['text']}")
+    say_timings(figures)
     print(f"model       {folder}/model.safetensors")
     print(f"report      {folder}/report.html")

@@ -127,6 +127,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         ),
         device=device,
         ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,
+        timings=config.timings,
     )
     schedule.factor(0, job.length)
     return job

@@ -103,6 +103,7 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
         batch_size=config.batch_size,
         epoch_images=images if steps is None else 0,
         seed=config.seed,
+        timings=config.timings,
         data=dataset.name,
         model=name_of(config.model),
     )

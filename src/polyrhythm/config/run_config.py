@@ -116,6 +116,10 @@ class RunConfig(BaseModel):
         default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none."
     )
     skip_unreadable: bool = Field(default=False, description="Leave out images that cannot be read.")
+    timings: bool = Field(
+        default=False,
+        description="Tell where the time of every worker's steps goes, as a table and in trace.json.",
+    )
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run folder.")
     threads: int | None = Field(
         default=None, ge=1, description="Compute threads of a worker (default: its share of the cores)."

@@ -16,11 +16,13 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
     WorkerProgress,
+    WorkerTimings,
 )
 from polyrhythm.reporting.resumption import as_one_run
 from polyrhythm.reporting.server_load import ServerLoad
 from polyrhythm.reporting.staleness import Staleness
 from polyrhythm.reporting.stretches import Series, Stretch, mean_loss
+from polyrhythm.reporting.timings import Timings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +41,7 @@ class RunFigures:
         versions: updates applied to the shard of every server, by its index.
         staleness_of: the staleness at every server, by its index.
         server_loads: how busy every server was, by its index.
+        timings: what the time of workers' steps went into, where they tell.
         evaluations: all tests of the model, in order.
         absent: workers that are lost, and whose successors have not come.
         notices: all that the user should know, in order; losses of workers among it.
@@ -55,6 +58,7 @@ class RunFigures:
         self.versions: dict[int, int] = {}
         self.staleness_of: dict[int, Staleness] = {}
         self.server_loads: dict[int, ServerLoad] = {}
+        self.timings = Timings()
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
@@ -77,6 +81,9 @@ class RunFigures:
                 self.absent.clear()
             case WorkerProgress():
                 self._add_stretch(event)
+            case WorkerTimings():
+                present = self.started.workers - len(self.absent) if self.started else 1
+                self.timings.add(event, present)
             case ServerProgress():
                 self.versions[event.server] = event.version
                 self.staleness_of.setdefault(event.server, Staleness()).add(event.staleness)
@@ -85,16 +92,17 @@ class RunFigures:
                 self.evaluations.append(event)
             case CheckpointSaved():
                 self.checkpoint = event
-            case WorkerLost():
-                self.absent.add(event.worker)
-                self.notices.append(event)
-            case WorkerJoined():
-                self.absent.discard(event.worker)
-                self.notices.append(event)
-            case Notice():
-                self.notices.append(event)
+            case WorkerLost() | WorkerJoined() | Notice():
+                self._add_notice(event)
             case RunEnded():
                 self.ended = event
+
+    def _add_notice(self, event: WorkerLost | WorkerJoined | Notice) -> None:
+        self.notices.append(event)
+        if isinstance(event, WorkerLost):
+            self.absent.add(event.worker)
+        elif isinstance(event, WorkerJoined):
+            self.absent.discard(event.worker)
 
     def _add_stretch(self, event: WorkerProgress) -> None:
         if self.together is None:

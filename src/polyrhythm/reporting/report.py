@@ -18,6 +18,7 @@ from polyrhythm.reporting.plots import Plot, plots
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.report_page import page
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
+from polyrhythm.reporting.timing_table import HEADING, remark, timing_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,6 +90,7 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _curves(drawn),
         _classes(class_rows(known.get("per_class", []))),
         _section("What held it back", _held_back(figures)),
+        _section(HEADING, _timings(figures)),
         _section("Notices", _notices(figures)),
         _section("Figures of the run", _fact_table(fact_rows(known))),
         _section("How to repeat it", _repeat(folder, config, known) if config else ""),
@@ -201,6 +203,18 @@ def _held_back(figures: RunFigures) -> str:
         return ""
     loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
     return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "")
+
+
+def _timings(figures: RunFigures) -> str:
+    if not figures.timings:
+        return ""
+    found = figures.timings.to_json()
+    head, *rows = timing_table(found)
+    lines = ["".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    note = f'<p class="soft small">{escape(remark(found))}</p>'
+    return f'<div class="scroll"><table class="classes">{table}</table></div>{note}'
 
 
 def _load(server: int, load: ServerLoad) -> str:

@@ -21,6 +21,7 @@ from polyrhythm.events import (
     RunStarted,
     ServerProgress,
     WorkerProgress,
+    WorkerTimings,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
 
 def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
     match event:
-        case WorkerProgress():
+        case WorkerProgress() | WorkerTimings():
             return event.step <= checkpoint.step
         case Evaluated():
             return event.epoch <= checkpoint.epoch

@@ -107,6 +107,7 @@ class Job:
         device: where replicas live, such as `cpu` or `cuda`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
+        timings: whether workers tell where their steps go.
     """
 
     strategy: Strategy
@@ -120,6 +121,7 @@ class Job:
     device: torch.device = CPU
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
+    timings: bool = False
 
     @cached_property
     def calendar(self) -> Calendar:

@@ -10,7 +10,16 @@ from torch import Tensor
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
-from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerProgress,
+    WorkerTimings,
+)
 from polyrhythm.roles import result
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.correspondence import Correspondence
@@ -113,7 +122,7 @@ class Leader:
         if self._goes_on:  # a successor waits for an answer
             self._others.read()
 
-    def progress(self, event: WorkerProgress) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         self._others.read()

@@ -123,6 +123,7 @@ class Learner:
         loss, usable = self._gradients(batch, step, rate) if images else (0.0, True)
         computed_at = self._world.clock.now()
         stop = self.replica.finish(rate * self._first_share, weightless=not usable)
+        self._world.timer.lap("update")
         return Outcome(images, loss, rate, self._world.clock.now() - computed_at, stop)
 
     def _gradients(self, batch: Batch, step: Step, rate: float) -> tuple[float, bool]:
@@ -143,11 +144,13 @@ class Learner:
                 f"the loss is {value} at step {step.number} of worker {self.worker} (rank {self._world.network.rank}), "
                 f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
             )
+        self._world.timer.lap("forward")
         self._precision.scale(loss).backward()
         usable = self._precision.unscale(flat.gradients)
         if not usable:  # float16 overflowed: this worker sits the step out
             flat.zero_gradients()
         self._world.pace.backward(self._shares, self.replica.announce)
+        self._world.timer.lap("backward")
         return value, usable
 
 

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from torch import Tensor
 
 from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.events import WorkerProgress
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.regroup import Member
 from polyrhythm.roles.rehearsal_desk import rehearsal_desk
@@ -53,6 +54,7 @@ class Rehearsal:
         gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
         seed: of the times that steps take, where they are drawn.
         exact: whether every number of the model is there, as real networks need it.
+        timings: whether workers tell where their steps go.
         data: its name, for people.
         model: its name, for people.
     """
@@ -67,6 +69,7 @@ class Rehearsal:
     gradient: Gradient = leave_zeros
     seed: int = 0
     exact: bool = False
+    timings: bool = False
     data: str = ""
     model: str = ""
 
@@ -128,7 +131,7 @@ def rehearse(rehearsal: Rehearsal, world: World) -> None:
         world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
             and figures of the run.
     """
-    _Rehearser(rehearsal, world).run()
+    _Rehearser(rehearsal, world.timed() if rehearsal.timings else world).run()
 
 
 class _Rehearser:
@@ -178,15 +181,20 @@ class _Rehearser:
         """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
         rehearsal = self._rehearsal
         length, every = rehearsal.steps_per_epoch, rehearsal.steps_per_report
+        self._world.timer.begin()
         stop = self._step(before)
         done = min(self._part.next_step(before), rehearsal.steps)
         self._company.step = done
         last = done == rehearsal.steps
         epoch_over = done // length > before // length
+        progress = None
         if last or stop or done // every > before // every:
-            self._report(done)
+            progress = self._report(done)
         if epoch_over or stop:
             self._settle()
+        self._world.timer.end_step(done)
+        if progress is not None:
+            self._tell_timings(progress)
         if not (stop or last):
             if epoch_over:
                 self._part.present()
@@ -205,8 +213,10 @@ class _Rehearser:
             world.pace.forward(self._shares, self._use)
             rehearsal.gradient(self._worker, number, self._flat.gradients)
             world.pace.backward(self._shares, self._announce)
+            world.timer.lap("backward")
         computed_at = world.clock.now()
         stop = self._part.gradients_ready(step, rehearsal.learning_rate)
+        world.timer.lap("update")
         self._flat.zero_gradients()
         self._bytes_sent += world.network.bytes_sent - sent_before
         self._tally.add(images, _NO_LOSS, world.clock.now() - computed_at)
@@ -225,9 +235,16 @@ class _Rehearser:
         if self._announces:
             self._part.bucket_ready(bucket)
 
-    def _report(self, done: int) -> None:
+    def _report(self, done: int) -> WorkerProgress:
         epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
-        self._desk.progress(self._tally.say(epoch, done, self._rehearsal.learning_rate))
+        progress = self._tally.say(epoch, done, self._rehearsal.learning_rate)
+        self._desk.progress(progress)
+        return progress
+
+    def _tell_timings(self, progress: WorkerProgress) -> None:
+        in_step = self._rehearsal.strategy.in_step(self._rehearsal.workers)
+        if timings := self._world.timer.say(progress, in_step=in_step):
+            self._desk.progress(timings)
 
     def _account(self, step: int, stopped: bool) -> Account:
         return Account(

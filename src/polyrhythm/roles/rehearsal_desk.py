@@ -17,6 +17,7 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
     WorkerProgress,
+    WorkerTimings,
     from_json,
 )
 from polyrhythm.roles.attendance import Attendance
@@ -46,7 +47,7 @@ class RehearsalDesk(Protocol):
     def begin(self, step: int) -> None:
         """It starts, at this step."""
 
-    def progress(self, event: WorkerProgress) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         """It has done some steps."""
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
@@ -75,7 +76,7 @@ class _Mail:
     def begin(self, step: int) -> None:
         """Nothing to say."""
 
-    def progress(self, event: WorkerProgress) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
         self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
@@ -145,8 +146,9 @@ class _Leader:
         if remark := rehearsal.strategy.remark(rehearsal.workers):
             world.emit(Notice(time_s=0, text=remark))
 
-    def progress(self, event: WorkerProgress) -> None:
-        self._attendance.note(event)
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+        if isinstance(event, WorkerProgress):
+            self._attendance.note(event)
         self._world.emit(event)
         while self._hear(wait=False):
             pass

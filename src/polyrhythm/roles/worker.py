@@ -8,12 +8,13 @@ from typing import Protocol
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.events import WorkerProgress
+from polyrhythm.events import WorkerProgress, WorkerTimings
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.regroup import Member, MemberSide, Regroup, Side
+from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.worker_state import Account, WorkerState
@@ -42,7 +43,7 @@ class Desk(Protocol):
     def step_done(self) -> None:
         """A step has been done."""
 
-    def progress(self, event: WorkerProgress) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         """Takes what the worker has done lately."""
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
@@ -82,7 +83,7 @@ class Mail:
     def step_done(self) -> None:
         """Nothing to say."""
 
-    def progress(self, event: WorkerProgress) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         """Sends the event."""
         self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
@@ -106,6 +107,8 @@ def work(job: Job, world: World) -> None:
         job: what to learn.
         world: where this rank is.
     """
+    if job.timings:
+        world = world.timed(partial(finish_work, job.device))
     learner = Learner(job, world)
     desk: Desk = Leader(job, world, learner.replica) if world.leads else Mail(job, world)
     start, elapsed_s = (
@@ -146,6 +149,7 @@ class _Shift:
         self._desk = desk
         self._arrivals = world.arrivals
         self._activity = world.activity
+        self._timer = world.timer
         self._tally = Tally(learner.worker, world.clock)
 
     def run(self, start: int, elapsed_s: float) -> tuple[int, bool]:
@@ -205,7 +209,9 @@ class _Shift:
 
     def _stretch(self, epoch: int, step: int, last: int) -> tuple[int, bool]:
         """Takes steps of an epoch until it is over, steps are left out, or someone wants to stop."""
+        self._timer.begin()
         for batch in self._learner.epoch(epoch, step - self._job.calendar.start(epoch)):
+            self._timer.lap("data")
             outcome = self._learner.step(batch, step)
             step, expected = self._learner.replica.part.next_step(step), step + 1
             self._tally.add(outcome.images, outcome.loss, outcome.wait_s)
@@ -214,10 +220,18 @@ class _Shift:
             self._desk.step_done()
             if step >= last or outcome.stop:
                 self._learner.replica.settle()
+            self._timer.end_step(step)
             if self._tally.due or step >= last or outcome.stop:
-                self._desk.progress(self._tally.say(epoch, step, outcome.learning_rate))
+                self._report(epoch, step, outcome.learning_rate)
             if outcome.stop or step != expected:
                 break
             if step < last:  # else whoever waits is heard at the epoch's end
                 self._company.look()
+            self._timer.begin()
         return step, outcome.stop
+
+    def _report(self, epoch: int, step: int, learning_rate: float) -> None:
+        progress = self._tally.say(epoch, step, learning_rate)
+        self._desk.progress(progress)
+        if timings := self._timer.say(progress, in_step=self._job.strategy.in_step(self._job.workers)):
+            self._desk.progress(timings)

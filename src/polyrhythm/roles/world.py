@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.clock import Clock
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.timed import Blocked, TimedCommunicator
 from polyrhythm.events import Event
-from polyrhythm.roles.pace import LivePace, Pace
+from polyrhythm.roles.pace import FORWARD_SHARE, LivePace, Pace
+from polyrhythm.roles.step_timer import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.strategy import Strategy
 
@@ -51,6 +53,7 @@ class World:
         arrivals: whom this rank has heard, where the network notes it.
         incarnation: how many ranks have had this number before, and were lost.
         activity: what this rank is doing, for its watchdog.
+        timer: is told where a worker's steps go.
     """
 
     network: Communicator
@@ -61,6 +64,7 @@ class World:
     arrivals: Arrivals | None = None
     incarnation: int = 0
     activity: Activity = field(default_factory=Activity)
+    timer: Timer = field(default_factory=NoTimer)
 
     @property
     def rejoins(self) -> bool:
@@ -85,6 +89,19 @@ class World:
     def goes_on_without(self, rank: int, strategy: Strategy) -> bool:
         """Whether a run with this strategy goes on when a rank is lost."""
         return goes_on_without(rank, self.cast, strategy)
+
+    def timed(self, finish: Callable[[], None] = lambda: None) -> World:
+        """Gives this world with a timer, and with a network that tells it for how long it blocks.
+
+        Args:
+            finish: returns when the device has done what it was told.
+        """
+        blocked = Blocked(self.clock)
+        keeping = Timekeeping(finish=finish, traced_steps=TRACED_STEPS)
+        if not self.pace.live:
+            keeping = Timekeeping(forward_share=FORWARD_SHARE)
+        timer = StepTimer(self.clock, blocked, keeping)
+        return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)
 
     def control(self) -> Communicator:
         """Makes the communicator for what is not training: states, reports, events."""

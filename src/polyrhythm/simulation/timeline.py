@@ -1,16 +1,15 @@
-"""What every rank did when: compute, wait and send, in the Chrome trace format that Perfetto shows.
+"""What every rank did when: compute, wait and send, as a trace that Perfetto shows.
 
-The format: "Trace Event Format", Google 2016. A host is a process, a rank a thread. Computing and waiting are complete
-events ("X"); sends, of which a rank may have several under way, are asynchronous ones ("b", "e").
+Computing and waiting follow each other; of sends, a rank may have several under way.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.chrome_trace import Place, write_trace
 from polyrhythm.communication.transports.simulated.network import Action, Network
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 
@@ -107,40 +106,20 @@ class Timeline:
             rank_names: of all ranks.
             host_of: number and name of each rank's host.
         """
-        records: list[dict[str, Any]] = []
-        for rank, name in rank_names.items():
-            if not self.watches(rank):
-                continue
-            host, host_name = host_of[rank]
-            place = {"ph": "M", "pid": host, "tid": rank}
-            records.append({**place, "name": "process_name", "args": {"name": host_name}})
-            records.append({**place, "name": "thread_name", "args": {"name": name}})
-        records += [_complete(span, host_of[span.rank][0]) for span in self.spans]
-        for number, sending in enumerate(self.sendings):
-            records += _asynchronous(number, sending, host_of[sending.rank][0], rank_names[sending.to])
-        text = json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}, allow_nan=False)
-        path.write_text(text, encoding="utf-8")
-
-
-def _complete(span: Span, host: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": span.kind,
-        "cat": span.kind,
-        "ts": span.start_s * 1e6,
-        "dur": (span.end_s - span.start_s) * 1e6,
-        "pid": host,
-        "tid": span.rank,
-        "args": {"for": span.detail} if span.detail else {},
-    }
-
-
-def _asynchronous(number: int, sending: Sending, host: int, to: str) -> list[dict[str, Any]]:
-    both = {"name": f"send to {to}", "cat": "send", "id": number, "pid": host, "tid": sending.rank}
-    return [
-        {**both, "ph": "b", "ts": sending.start_s * 1e6, "args": {"bytes": sending.nbytes}},
-        {**both, "ph": "e", "ts": sending.end_s * 1e6},
-    ]
+        places = {rank: Place(host_of[rank][0], rank) for rank in rank_names if self.watches(rank)}
+        records = [
+            record
+            for rank, place in places.items()
+            for record in place.named(host_of[rank][1], rank_names[rank])
+        ]
+        for span in self.spans:
+            known = {"for": span.detail} if span.detail else {}
+            records.append(places[span.rank].does(span.kind, span.start_s, span.end_s, **known))
+        for number, sent in enumerate(self.sendings):
+            records += places[sent.rank].sends(
+                number, rank_names[sent.to], sent.nbytes, sent.start_s, sent.end_s
+            )
+        write_trace(path, records)
 
 
 class ObservedTime(VirtualTime):
