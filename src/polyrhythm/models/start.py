@@ -1,13 +1,16 @@
 """Where a model's weights start: a file, a run folder, or weights that others trained, by name.
 
 A name is one of the folder `pretrained`. Such weights come from a network for other classes: where only the head
-differs, everything else is taken, and the head stays random.
+differs, everything else is taken, and the head starts at zero: A. Kolesnikov and others, "Big Transfer (BiT)", ECCV 2020,
+arXiv:1912.11370. Some libraries draw so large a head at random that a short fine-tuning is spent on forgetting it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+
+import torch
 
 from polyrhythm.errors import RequestError
 from polyrhythm.models.freezing import head_of
@@ -64,7 +67,7 @@ def start_from(model: nn.Module, weights: str) -> None:
 
 
 def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
-    """Copies weights into a model, in place; the head keeps its own if the given one is for other classes.
+    """Copies weights into a model, in place; the head becomes zero if the given one is for other classes.
 
     Args:
         model: unchanged if an error is raised.
@@ -86,4 +89,4 @@ def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str)
             f"the weights {origin} are of another model: {len(foreign)} tensors differ, such as {foreign[0]}; "
             "choose the model that they were made for"
         )
-    model.load_state_dict({**tensors, **{name: expected[name] for name in wrong}})
+    model.load_state_dict({**tensors, **{name: torch.zeros_like(expected[name]) for name in wrong}})
