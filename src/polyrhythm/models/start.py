@@ -1,8 +1,8 @@
 """Where a model's weights start: a file, a run folder, or weights that others trained, by name.
 
 A name is one of the folder `pretrained`. Such weights come from a network for other classes: where only the head
-differs, everything else is taken, and the head starts at zero: A. Kolesnikov and others, "Big Transfer (BiT)", ECCV 2020,
-arXiv:1912.11370. Some libraries draw so large a head at random that a short fine-tuning is spent on forgetting it.
+differs, everything else is taken, and the head starts at zero (A. Kolesnikov and others, "Big Transfer", ECCV 2020,
+arXiv:1912.11370). Some libraries draw so large a head at random that a short fine-tuning is spent on forgetting it.
 """
 
 from __future__ import annotations
