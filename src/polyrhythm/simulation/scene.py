@@ -156,7 +156,7 @@ class Scene:
     def _play_role(self, role: Callable[[World], None], world: World) -> None:
         try:
             role(world)
-        except PeerLost:
+        except PeerLost as loss:
             rank = world.network.rank
             dead = loss.rank in self.killed_at_s and not self.ranks[loss.rank].alive
             if not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
