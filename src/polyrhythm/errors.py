@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_OFFERED, _WORTH_COMPLETING = 3, 3
+_ALIKE, _AS_LIKE = 0.5, 0.82
+"""Of 1: how like a name must be to what was given, and to the likest name."""
 
 
 class PolyrhythmError(Exception):
@@ -36,7 +40,7 @@ class PeerLost(RunError):
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     """Makes the error for a name that nobody knows; offers the near ones, or all if there are few."""
     names = sorted(known)
-    near = get_close_matches(given.lower(), names, n=3, cutoff=0.5)
+    near = _near(given.lower(), names)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) <= 20:
@@ -44,3 +48,14 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     else:
         hint = f"there are {len(names)}, such as {', '.join(names[:5])}"
     return RequestError(f"unknown {what} {given!r}: {hint}")
+
+
+def _near(given: str, names: list[str]) -> list[str]:
+    """Gives the names that go on where `given` ends, or else those as like it as the likest, that first; at most 3."""
+    longer = [name for name in names if name.startswith(given)] if len(given) >= _WORTH_COMPLETING else []
+    if longer:
+        return sorted(longer, key=len)[:_OFFERED]
+    likeness = {name: SequenceMatcher(a=name, b=given).ratio() for name in names}
+    least = max(_ALIKE, _AS_LIKE * max(likeness.values(), default=0.0))
+    likest_first = sorted(names, key=lambda name: (-likeness[name], name))
+    return [name for name in likest_first if likeness[name] >= least][:_OFFERED]

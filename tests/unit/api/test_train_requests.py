@@ -25,7 +25,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"workers": 2.0}, "workers should be a whole number (given 2.0)"),
         ({"workers": "two"}, "workers should be a whole number (given 'two')"),
         ({"batch_size": 0}, "batch_size should be greater than or equal to 1 (given 0)"),
-        ({"wrokers": 1}, "unknown key of the run 'wrokers': did you mean workers or min_workers?"),
+        ({"wrokers": 1}, "unknown key of the run 'wrokers': did you mean workers?"),
         ({"data": 3}, "data is a int: give a (train, test) pair"),
         ({"data": (1, 2)}, "a part of data is a int"),
         ({"strategy": 3}, "strategy: cannot read '3'"),

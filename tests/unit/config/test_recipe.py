@@ -60,7 +60,7 @@ def test_a_recipe_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("wrokers: 2", "unknown key of the run 'wrokers': did you mean workers or min_workers?"),
+        ("wrokers: 2", "unknown key of the run 'wrokers': did you mean workers?"),
         ("batch size: 3", "unknown key of the run 'batch size': did you mean batch_size"),
         ("workers: two", "the run: workers should be a whole number (given 'two')"),
         ("workers: 2.5", "the run: workers should be a whole number (given 2.5)"),
