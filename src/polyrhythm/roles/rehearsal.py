@@ -162,7 +162,9 @@ class _Rehearser:
         start = self._company.start(0)
         self._desk.begin(start)
         # All rehearsed ranks that may have successors share one clock, which began with the run.
-        self._tally.begin(self._world.clock.now() if self._world.rejoins else 0.0)
+        elapsed_s = self._world.clock.now() if self._world.rejoins else 0.0
+        self._tally.begin(elapsed_s)
+        self._world.timer.start(elapsed_s)
         if start:  # a successor says at once that it is there
             self._report(start)
         step, stopped = self._steps(start)

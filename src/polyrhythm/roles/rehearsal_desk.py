@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import (
@@ -65,6 +66,7 @@ class _Mail:
     def __init__(self, world: World) -> None:
         self._control = world.control()
         self._incarnation = world.incarnation
+        self._timings: Handle | None = None
         self.side = MemberSide(self._control)
 
     def wait_with(self, regroup: Regroup) -> None:
@@ -78,9 +80,13 @@ class _Mail:
 
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
-        self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+        sending = self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+        if isinstance(event, WorkerTimings):
+            self._timings = sending
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
+        if self._timings is not None:  # the last words are shorter, and would be there first
+            self._timings.wait()
         self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))
 
 

@@ -35,6 +35,13 @@ def finish_work(device: torch.device) -> None:
 class Timer(Protocol):
     """Is told what a worker has just done."""
 
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now: times count from here.
+
+        Args:
+            elapsed_s: for how long the others have been training.
+        """
+
     def begin(self) -> None:
         """A step begins; whatever was told of one that was broken off is forgotten."""
 
@@ -59,6 +66,9 @@ class Timer(Protocol):
 
 class NoTimer:
     """Nobody wants to know; see `Timer`."""
+
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Nothing to do."""
 
     def begin(self) -> None:
         """Nothing to do."""
@@ -118,9 +128,12 @@ class StepTimer:
         self._said = _Steps()
         self._step = _Steps()
         self._to_trace = keeping.traced_steps
-        self._began_s: float | None = None
-        self._mark_s = clock.now()
+        self._started_s = self._mark_s = clock.now()
         self._blocked_mark_s = blocked.seconds
+
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now."""
+        self._started_s = self._clock.now() - elapsed_s
 
     def begin(self) -> None:
         """A step begins."""
@@ -156,18 +169,16 @@ class StepTimer:
 
     def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
         """Gives what the steps since the last call went into."""
-        if self._began_s is None:  # when training began, on this clock
-            self._began_s = self._clock.now() - progress.time_s
         said, self._said = self._said, _Steps()
         return WorkerTimings(
-            time_s=progress.time_s,
+            time_s=self._mark_s - self._started_s,
             worker=progress.worker,
             step=progress.step,
             steps=said.steps,
             **{f"{part}_s": seconds for part, seconds in said.seconds.items()},
             in_step=in_step,
             communication=said.communication if in_step else [],
-            spans=[[what, start - self._began_s, end - self._began_s] for what, start, end in said.spans],
+            spans=[[what, start - self._started_s, end - self._started_s] for what, start, end in said.spans],
         )
 
     def _mark(self) -> None:

@@ -165,6 +165,7 @@ class _Shift:
         if self._company.let_in:
             self._desk.entered(self.state(start))
         self._tally.begin(elapsed_s)
+        self._timer.start(elapsed_s)
         part = self._learner.replica.part
         done = start
         for epoch in range(first, self._job.learning.epochs):
