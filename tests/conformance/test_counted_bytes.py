@@ -116,7 +116,8 @@ DECLARED = {
     "synchronous": synchronous,
     "lazy_synchronous": lazy_synchronous,
     **dict.fromkeys(
-        ("parameter_server", "dc_asgd", "staleness_aware", "softsync", "backup_workers", "ssp"), parameter_server
+        ("parameter_server", "dc_asgd", "staleness_aware", "softsync", "backup_workers", "ssp"),
+        parameter_server,
     ),
     "mixed": mixed,
     "d_psgd": d_psgd,
@@ -159,7 +160,9 @@ def assert_bytes(spec, workers, found, declared):
 
 
 def test_every_strategy_declares_its_bytes():
-    assert DECLARED.keys() | DECLARED_OF_A_RUN.keys() == {name for family in FAMILIES for name in choices(family)}
+    assert DECLARED.keys() | DECLARED_OF_A_RUN.keys() == {
+        name for family in FAMILIES for name in choices(family)
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -65,15 +65,15 @@ class _NotedEnds:
 
 
 def _sent(piece: Piece, workers: int, servers: int, ended: set[int]) -> Sent:
-    """Plays, and gives the strategy's messages with workers that take steps: worker 0 ends later in training, where
-    it waits for the others first.
+    """Plays, and gives the strategy's messages while workers take steps: worker 0 ends later in training, where it
+    waits for the others first.
     """
     sent: Sent = []
     send = SimulatedCommunicator.start_send
 
     def noted(self: SimulatedCommunicator, to: int, message: Message) -> object:
         source, target = self._home.rank, self._members[to]
-        if message.kind not in APART and not ended & {source, target}:
+        if message.kind not in APART and not ended & {source, target} and len(ended) < workers:
             nbytes = self._home.cluster.nbytes_of(message)
             sent.append((self.clock.now(), message.kind.name, source, target, nbytes))
         return send(self, to, message)
@@ -132,14 +132,20 @@ def _assert_same(real: Sent, rehearsed: Sent) -> None:
     assert [entry[0] for entry in rehearsed] == pytest.approx([entry[0] for entry in real], rel=1e-9)
 
 
-@pytest.mark.parametrize("spec", strategies())
+def _rehearsable() -> list[str]:
+    """Gives the strategies whose messages do not depend on values, which a rehearsal without gradients lacks."""
+    return [spec for spec in strategies() if not strategy(spec).sends_by_value]
+
+
+@pytest.mark.parametrize("spec", _rehearsable())
 def test_a_small_model_is_rehearsed_to_the_byte_and_the_instant(spec: str) -> None:
     real, rehearsed = _both(spec, perceptron, bucket_bytes=16)
-    assert len(real) > (15 if strategy(spec).round_steps(3) == 1 else 1)
+    often = strategy(spec).round_steps(3) == 1 and not strategy(spec).one_host
+    assert len(real) > (15 if often else 1)
     _assert_same(real, rehearsed)
 
 
-@pytest.mark.parametrize("spec", out_of_step(3))
+@pytest.mark.parametrize("spec", [spec for spec in out_of_step(3) if spec in _rehearsable()])
 def test_epochs_end_as_in_training(spec: str) -> None:
     _assert_same(*_both(spec, perceptron, bucket_bytes=16, epochs=2))
 

@@ -90,8 +90,8 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     job = assemble(config, Keeping(checkpoints=0))
     if not job.strategy.replayable:
         raise RequestError(
-            f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not recorded, "
-            "so it cannot be replayed"
+            f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not "
+            "recorded, so it cannot be replayed"
         )
     for key, value in recorded_job(job).items():
         if recording.job.get(key) != value:

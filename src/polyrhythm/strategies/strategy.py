@@ -289,6 +289,7 @@ class Strategy(Config):
         plain_alone: whether one worker of it trains as without any strategy, bit for bit.
         replayable: whether the order in which ranks hear each other decides all of a run.
         one_host: whether all workers must be on one host.
+        sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
     """
 
     paper: ClassVar[Paper]
@@ -296,6 +297,7 @@ class Strategy(Config):
     plain_alone: ClassVar[bool] = True
     replayable: ClassVar[bool] = True
     one_host: ClassVar[bool] = False
+    sends_by_value: ClassVar[bool] = False
 
     @property
     def family(self) -> str:
@@ -348,7 +350,7 @@ class Strategy(Config):
         return self.in_step(workers)
 
     def round_steps(self, workers: int) -> int:
-        """How many steps a worker takes from one exchange with others to the next; 0 if there is one in the end only."""
+        """How many steps a worker takes from one exchange to the next; 0 if there is one in the end only."""
         return 1
 
     def goes_on(self, workers: int) -> bool:

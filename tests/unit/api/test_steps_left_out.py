@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from torch import nn, optim
 
@@ -25,6 +27,6 @@ def test_steps_change_nothing_until_the_loop_is_where_the_others_are(monkeypatch
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             states.append(flat(model))
-    changed = [bool((before != after).any()) for before, after in zip(states, states[1:], strict=False)]
+    changed = [bool((before != after).any()) for before, after in pairwise(states)]
     assert changed == [True, True, False, False, False, True, True, True]
     assert optimizer.steps == 8

@@ -94,7 +94,10 @@ def test_specs_come_back_as_they_were_written(text):
             "parameter_server(server=2)",
             r"unknown key of strategy parameter_server 'server': did you mean servers\?",
         ),
-        ("synchronous(servers=1)", r"unknown key of strategy synchronous 'servers': there are bucket_bytes, collective"),
+        (
+            "synchronous(servers=1)",
+            r"unknown key of strategy synchronous 'servers': there are bucket_bytes, collective",
+        ),
         ("synchronous(collective=rign)", r"unknown collective 'rign': did you mean ring\?"),
         (
             "synchronous(collective=ring(group=2))",

@@ -62,7 +62,7 @@ class HierarchicalAveraging(Averaging):
             RequestError: a group is larger than all workers, or groups meet no more often than all do.
         """
         super().check(workers)
-        if self.group > workers:
+        if 1 < workers < self.group:  # one worker is a group of its own
             raise RequestError(
                 f"hierarchical_averaging: group={self.group} is larger than all {workers} workers: give a smaller "
                 "group, or use local_sgd"

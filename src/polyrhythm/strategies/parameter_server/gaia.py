@@ -51,6 +51,7 @@ class Gaia(Strategy):
         placement: where all servers run.
     """
 
+    sends_by_value: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu",
         "Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds",
