@@ -9,7 +9,8 @@ demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/multiprocess
+	$(BIN)/python -m pytest tests/multiprocess
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
