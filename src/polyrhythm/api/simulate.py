@@ -113,7 +113,7 @@ def described_cluster(
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
-    job = assemble(config, Keeping(checkpoints=config.keep_checkpoints))
+    job = assemble(config, Keeping(checkpoints=config.keep_checkpoints, best=config.keep_best))
     layout = laid_out(where, job)
     folder = _folder(out, job, config, where)
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))

@@ -65,9 +65,13 @@ def train(
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
         folder = _folder(config, out, resume)
-        job = assemble(
-            config, Keeping(folder=folder, checkpoints=config.keep_checkpoints, resume=resume is not None)
+        keeping = Keeping(
+            folder=folder,
+            checkpoints=config.keep_checkpoints,
+            resume=resume is not None,
+            best=config.keep_best,
         )
+        job = assemble(config, keeping)
         if resume is not None:
             _check_resumable(job)
     if config.freeze_epochs is not None:

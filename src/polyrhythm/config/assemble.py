@@ -71,6 +71,8 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         raise RequestError(
             f"min_workers is {config.min_workers}, but there are only {config.workers} workers: ask for as many at most"
         )
+    if config.keep_best and not config.keep_checkpoints:
+        raise RequestError("keep_best wants a checkpoint kept, but keep_checkpoints is 0: ask for 1 at least")
     device = device_from(config.device)
     Precision.choose(config.precision, device)
     Targets(config.label_smoothing)

@@ -41,6 +41,7 @@ LEARNING_ONLY = (
     "precision",
     "device",
     "keep_checkpoints",
+    "keep_best",
     "threads",
 )
 """Options that mean nothing where nobody learns."""

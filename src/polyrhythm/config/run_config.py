@@ -115,6 +115,9 @@ class RunConfig(BaseModel):
     keep_checkpoints: int = Field(
         default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none."
     )
+    keep_best: bool = Field(
+        default=False, description="Keep the checkpoint of the highest test accuracy besides the newest."
+    )
     skip_unreadable: bool = Field(default=False, description="Leave out images that cannot be read.")
     timings: bool = Field(
         default=False,

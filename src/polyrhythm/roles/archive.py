@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.errors import RequestError
+from torch import Tensor
+
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.resharding import can_reshard, resharded, resharding_notice
 from polyrhythm.roles.snapshot import Snapshot
+from polyrhythm.training.best_checkpoint import keep_best
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
+    checkpoints,
     forget_beyond,
-    latest_checkpoint,
     load_checkpoint,
     prune,
     save_checkpoint,
@@ -28,36 +31,50 @@ class Archive:
         job: what is trained; a checkpoint of another job is refused.
 
     Attributes:
-        remark: what is to be said of the checkpoint that was loaded; empty if nothing is.
+        remarks: what is to be said of the checkpoint that was loaded.
     """
 
     def __init__(self, job: Job) -> None:
         assert job.keeping.folder is not None
         self._folder: Path = job.keeping.folder / FOLDER
         self._keep = job.keeping.checkpoints
+        self._keep_best = job.keeping.best
         self._job = job
         self._identity = identity(job)
-        self.remark = ""
+        self.remarks: list[str] = []
 
     def save(self, snapshot: Snapshot) -> str:
-        """Writes a checkpoint and removes old ones; gives its path inside the run folder."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Writes a checkpoint, and removes old ones when it is whole; gives its path inside the run folder.
+
+        Raises:
+            RunError: it cannot be written; older ones are untouched.
+        """
         path = checkpoint_path(self._folder, snapshot.step)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
         save_checkpoint(path, snapshot.tensors(), {"job": self._identity, **snapshot.facts()})
         forget_beyond(self._folder, snapshot.step)
         prune(self._folder, self._keep)
         return f"{FOLDER}/{path.name}"
 
-    def load(self) -> Snapshot:
-        """Reads the newest checkpoint.
+    def keep_best(self, step: int, top1: float) -> None:
+        """Keeps the checkpoint of a step besides the newest ones, if that is wanted and it is the best so far.
 
         Raises:
-            RequestError: there is none, it is damaged, or it is of another job.
+            RunError: the system could not do so.
         """
-        path = latest_checkpoint(self._folder)
-        if path is None:
-            raise RequestError(f"there is no checkpoint in {self._folder}: start the run anew")
-        tensors, facts = load_checkpoint(path)
+        if self._keep_best:
+            keep_best(checkpoint_path(self._folder, step), top1)
+
+    def load(self) -> Snapshot:
+        """Reads the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
+
+        Raises:
+            RequestError: there is none, all are damaged, or it is of another job.
+        """
+        path, tensors, facts = self._newest_whole()
         before = facts["job"]["workers"]
         resharding = before != self._job.workers and can_reshard(self._job, before)
         for key, value in self._identity.items():
@@ -68,8 +85,27 @@ class Archive:
         snapshot = Snapshot.of(tensors, facts)
         if not resharding:
             return snapshot
-        self.remark = resharding_notice(self._job, before)
+        self.remarks.append(resharding_notice(self._job, before))
         return resharded(snapshot, self._job, before)
+
+    def _newest_whole(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        found = checkpoints(self._folder)
+        if not found:
+            raise RequestError(f"there is no checkpoint in {self._folder}: start the run anew")
+        damaged: RequestError | None = None
+        for path in found:
+            try:
+                tensors, facts = load_checkpoint(path)
+            except RequestError as error:
+                damaged = damaged or error
+                continue
+            if damaged is not None:
+                self.remarks.append(
+                    f"{damaged}, and the run goes on from that: epoch {facts['epoch']}, step {facts['step']}"
+                )
+            return path, tensors, facts
+        assert damaged is not None
+        raise damaged
 
 
 def identity(job: Job) -> dict[str, Any]:

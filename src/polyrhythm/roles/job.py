@@ -65,12 +65,14 @@ class Keeping:
     Attributes:
         folder: the run folder; None leaves nothing.
         checkpoints: how many of the newest checkpoints stay; 0 writes none.
-        resume: whether to go on from the newest checkpoint.
+        resume: whether to go on from the newest checkpoint that is whole.
+        best: whether the checkpoint of the highest test accuracy stays besides.
     """
 
     folder: Path | None = None
     checkpoints: int = 2
     resume: bool = False
+    best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

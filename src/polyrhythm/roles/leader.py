@@ -11,7 +11,6 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import (
-    CheckpointSaved,
     Evaluated,
     Event,
     Notice,
@@ -22,6 +21,7 @@ from polyrhythm.events import (
 )
 from polyrhythm.roles import result
 from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.archivist import Archivist
 from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.presentation import Presentation
@@ -52,6 +52,7 @@ class Leader:
         self._others = Correspondence(world, job.strategy, self._say, self._welcome)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
+        self._archivist = self._employed()
         self._found: Evaluation | None = None
         self._too_few = False
         self._started_at = world.clock.now()
@@ -106,7 +107,7 @@ class Leader:
         )
         for remark in (
             job.strategy.remark(job.workers),
-            "" if self._archive is None else self._archive.remark,
+            *([] if self._archive is None else self._archive.remarks),
         ):
             if remark:
                 self._emit(Notice(time_s=0, text=remark))
@@ -116,6 +117,8 @@ class Leader:
 
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""
+        if self._archivist is not None:
+            self._archivist.look()
         if self._presentation.average is not None:
             self._replica.settle()
             self._presentation.average.update(self._replica.flat.vector)
@@ -139,7 +142,7 @@ class Leader:
             self._others.wait_for_step(state.account.step)
         if not last:  # the final model is tested when all have left
             self._evaluate(epoch + 1, presented)
-        self._save(epoch + 1, state.account.step)
+        self._save(epoch + 1, state.account.step, None if last or self._found is None else self._found.top1)
         self._paused_s += self._world.clock.now() - paused_at
 
     def interrupted(self, state: WorkerState) -> None:
@@ -150,6 +153,8 @@ class Leader:
         else:
             self._others.wait_for_stop()
         self._save(self._job.calendar.epoch_of(state.account.step), state.account.step)
+        if self._archivist is not None:
+            self._archivist.wait()
 
     def end(self, state: WorkerState) -> None:
         """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
@@ -163,6 +168,8 @@ class Leader:
             self._evaluate(self._job.learning.epochs)
             if self._job.keeping.folder is not None:
                 self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
+            if self._archivist is not None and self._found is not None:
+                self._archivist.tested(self._found.top1)
         if stopped and self._too_few:
             raise self._ended_by_losses()
         outcome = "interrupted" if stopped else "done"
@@ -217,22 +224,27 @@ class Leader:
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
 
-    def _save(self, epoch: int, step: int) -> None:
+    def _employed(self) -> Archivist | None:
         if self._archive is None or not self._job.keeping.checkpoints:
+            return None
+        return Archivist(self._archive, self._world.activity, self._emit, beside=self._world.pace.live)
+
+    def _save(self, epoch: int, step: int, top1: float | None = None) -> None:
+        """Copies the run's state and has it written; what workers and servers hand in is a copy already."""
+        if self._archivist is None:
             return
-        average = self._presentation.average
+        self._archivist.wait()  # before there is one more copy
+        average = {} if self._presentation.average is None else self._presentation.average.state_dict()
         snapshot = Snapshot(
             epoch=epoch,
             step=step,
             seconds=self._world.clock.now() - self._started_at + self._earlier_s,
-            parameters=self._replica.flat.vector,
-            workers=self._others.states,
+            parameters=self._replica.flat.vector.detach().to("cpu", copy=True),
+            workers=dict(self._others.states),
             servers=self._others.ask_servers(),
-            average=average.state_dict() if average is not None else {},
+            average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
         )
-        with self._world.activity.doing("writing a checkpoint", takes_long=True):
-            path = self._archive.save(snapshot)
-        self._emit(CheckpointSaved(time_s=0, path=path, epoch=epoch, step=step))
+        self._archivist.begin(snapshot, top1)
 
     def _emit(self, event: Event) -> None:
         """Stamps and emits an event of the leader's own."""

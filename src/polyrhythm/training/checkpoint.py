@@ -11,10 +11,12 @@ One folder has one writer.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_ROOM_LEFT_BYTES = 1 << 20
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -57,6 +60,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
     digest = _digest(text, stored)
     partial = path.with_name(f".{path.name}.partial")
     try:
+        _check_room(path.parent, sum(tensor.nbytes for tensor in stored.values()))
         with partial.open("wb") as file:
             write_safetensors(file, stored, {"facts": text, "sha256": digest})
         _flush(partial)
@@ -94,9 +98,17 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raise RequestError(f"checkpoint {path} cannot be used: {reason}{_instead_of(path)}")
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    """Finds the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them."""
+    if not folder.is_dir():
+        return []
+    steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """Finds the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
-    return next(iter(_newest_first(folder)), None)
+    return next(iter(checkpoints(folder)), None)
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -107,23 +119,23 @@ def prune(folder: Path, keep: int) -> None:
     """
     if keep < 1:
         raise ValueError(f"cannot keep {keep} checkpoints")
-    for path in [*_newest_first(folder)[keep:], *folder.glob(".step-*.partial")]:
+    for path in [*checkpoints(folder)[keep:], *folder.glob(".step-*.partial")]:
         path.unlink(missing_ok=True)
 
 
 def forget_beyond(folder: Path, step: int) -> None:
     """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers."""
-    for path in _newest_first(folder):
+    for path in checkpoints(folder):
         found = _NAME.fullmatch(path.name)
         if found is not None and int(found[1]) > step:
             path.unlink(missing_ok=True)
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
-    return sorted(steps, key=lambda path: steps[path], reverse=True)
+def _check_room(folder: Path, size_bytes: int) -> None:
+    """Leaves a disk that is nearly full to the run's log, which would otherwise fail while this fills it."""
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < size_bytes + _ROOM_LEFT_BYTES:  # some file systems know no sizes
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -148,7 +160,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _instead_of(path: Path) -> str:
     """Gives the end of an error message: which other checkpoint to take."""
-    for other in _newest_first(path.parent):
+    for other in checkpoints(path.parent):
         if other.name != path.name and _is_whole(other):
             return f"; the newest whole one beside it is {other}"
     return ""
