@@ -37,6 +37,18 @@ class PeerLost(RunError):
         self.rank = rank
 
 
+class LetGo(PeerLost):
+    """A server does without this worker.
+
+    Attributes:
+        rank: the server's.
+    """
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(rank, "being let go")
+        self.args = (f"rank {rank} has let this worker go: {why}",)
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     """Makes the error for a name that nobody knows; offers the near ones, or all if there are few."""
     names = sorted(known)

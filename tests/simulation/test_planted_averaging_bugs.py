@@ -13,7 +13,7 @@ from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.elastic.centre_link import CentreLink
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
-from polyrhythm.strategies.parameter_server.serving.optimized_shard import payload
+from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.sites.post import Post
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
 from polyrhythm.strategies.parameter_server.sums.server import SumServer

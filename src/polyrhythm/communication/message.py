@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -60,8 +60,35 @@ class Kind(IntEnum):
     FETCH = 16  # a worker asks for parameters while it goes on
 
 
-class MalformedMessage(RunError):
+class Reason(StrEnum):
+    """Why a message is refused."""
+
+    MALFORMED = "malformed"  # its bytes are no message of ours, or its payload does not say what it should
+    SENDER = "sender"  # who sent it has no business here
+    KIND = "kind"  # nobody sends this here
+    PAYLOAD = "payload"  # a tensor that is missing, too many, or of another length or dtype
+    NUMBERS = "numbers"  # a weight, learning rate or version that cannot be
+    STEP = "step"  # of a step that its sender cannot have reached
+    ORDER = "order"  # it comes before what must come first, or a second time
+
+
+class RefusedMessage(RunError):
+    """A message that whoever received it does nothing with; nothing has been changed.
+
+    Attributes:
+        reason: in one word.
+    """
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class MalformedMessage(RefusedMessage):
     """The bytes are no message of ours."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Reason.MALFORMED, text)
 
 
 class Message(NamedTuple):
@@ -100,7 +127,7 @@ class Message(NamedTuple):
         if tensor is None:
             return self
         copy = (tensor.detach() if tensor.requires_grad else tensor).clone()
-        return self._make((self.kind, copy, *self[2:]))
+        return Message(self.kind, copy, *self[2:])
 
 
 def _new(elements: int, dtype: torch.dtype) -> Tensor:

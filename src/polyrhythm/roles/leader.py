@@ -275,6 +275,7 @@ class Leader:
             "images_not_seen": 0 if stopped else self._images_not_seen(),
             "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
+            **result.defence_figures(reports),
             "parameters_sha256": result.digest(self._replica.flat.vector),
         }
 

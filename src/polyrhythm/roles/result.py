@@ -38,6 +38,22 @@ def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) ->
     }
 
 
+def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Adds up what the servers kept out: messages by reason, gradients shard by shard, workers once a server.
+
+    Args:
+        reports: the servers'.
+    """
+    refused: Counter[str] = Counter()
+    for report in reports:
+        refused.update(report["refused"])
+    return {
+        "messages_refused": {reason: refused[reason] for reason in sorted(refused)},
+        "gradients_not_finite": sum(report["not_finite"] for report in reports),
+        "workers_ejected": sum(report["ejected"] for report in reports),
+    }
+
+
 def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]], steps_of_lost: int = 0) -> float:
     """Bytes that workers and servers sent for the strategy, for each step of a worker, in this session.
 

@@ -1,13 +1,27 @@
-"""The server's loop: receive, let the server part decide, send."""
+"""The server's loop: receive, let the server part decide, send.
+
+A message that nobody of ours would send is refused: it changes nothing, is answered by nobody and counted by its
+reason, and the run's log hears of the first of each kind. It never ends the run, since a stranger may have sent it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
+from polyrhythm.communication.message import (
+    Kind,
+    Message,
+    Reason,
+    RefusedMessage,
+    pack_json,
+    pack_tensors,
+    unpack_tensors,
+)
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import ServerProgress
+from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
 
@@ -35,6 +49,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         part.load_state(unpack_tensors(message.tensor))
     reporter = _Reporter(index, part, world)
     outbox = _Outbox(strategy, world)
+    refusals = _Refusals(index, world)
     bytes_sent = 0
     while not part.done:
         looked_at = world.clock.now()
@@ -46,13 +61,15 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
             outbox.send(part.on_loss(loss.rank))
             continue
         if message.kind is Kind.CHECKPOINT:
-            control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
+            with refusals.of(source):
+                _hand_in_state(part, control, source)
             continue
         if message.kind not in _OUTSIDE_STEPS:
             reporter.begin_once()
             reporter.took(world.clock.now() - looked_at)
         before = world.network.bytes_sent
-        outbox.send(part.on_message(source, message))
+        with refusals.of(source):
+            outbox.send(part.on_message(source, message))
         if message.kind not in _OUTSIDE_STEPS:
             bytes_sent += world.network.bytes_sent - before
         reporter.tell(control, at_last=False)
@@ -63,10 +80,49 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         "version": part.version,
         "steps": part.steps,
         "bytes_sent": bytes_sent,
+        "refused": dict(refusals.counted),
+        "not_finite": getattr(part, "not_finite", 0),  # only some look
+        "ejected": getattr(part, "ejected", 0),
     }
     if world.arrivals is not None:
         report["arrivals"] = world.arrivals.to_json()
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+
+
+def _hand_in_state(part: ServerPart, control: Communicator, source: int) -> None:
+    if source != LEADER:
+        raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
+    control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
+
+
+class _Refusals:
+    """Counts what is refused, and tells the run's log of the first from each rank for each reason.
+
+    Attributes:
+        counted: refused messages, by reason.
+    """
+
+    def __init__(self, index: int, world: World) -> None:
+        self.counted: Counter[str] = Counter()
+        self._index = index
+        self._clock = world.clock
+        self._control = world.control()
+        self._told: set[tuple[int, Reason]] = set()
+        self._started_at = self._clock.now()
+
+    @contextmanager
+    def of(self, source: int) -> Iterator[None]:
+        """Bears the refusal of a message from this rank."""
+        try:
+            yield
+        except RefusedMessage as refusal:
+            self.counted[refusal.reason.value] += 1
+            if (source, refusal.reason) in self._told:
+                return
+            self._told.add((source, refusal.reason))
+            text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
+            notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
+            self._control.send(LEADER, Message(Kind.EVENT, pack_json(notice.to_json())))
 
 
 class _Outbox:

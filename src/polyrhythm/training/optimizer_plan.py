@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -116,18 +117,21 @@ class OptimizerPlan:
         """Rebuilds a plan from `to_json`'s dict.
 
         Raises:
-            RequestError: no such class, or fields are missing.
+            RequestError: no such class, fields are missing, or an optimiser made like this could not make a step.
         """
         try:
             spans = tuple(
                 Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"]
             )
             kind, rate = record["kind"], float(record["rate"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise RequestError("an optimiser plan lacks its kind, spans or rate") from None
-        if kind not in _KINDS:
-            raise RequestError(f"an optimiser plan names {kind!r}, which is none of ours")
-        return cls(kind, spans, rate)
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise RequestError(f"an optimiser plan names {kind!r:.80}, which is none of ours")
+        plan = cls(kind, spans, rate)
+        _check_spans(spans)
+        _try_out(plan)
+        return plan
 
     def to_json(self) -> dict[str, Any]:
         """Gives the plan as a JSON-able dict."""
@@ -217,6 +221,40 @@ class FlatOptimizer:
         """Takes back what `state` gave."""
         if self._optimizer is not None:
             unpack_optimizer_state(self._optimizer, tensors, facts)
+
+
+def _check_spans(spans: Iterable[Span]) -> None:
+    end = 0
+    for span in spans:
+        if type(span.start) is not int or type(span.stop) is not int or not end <= span.start < span.stop:
+            raise RequestError(
+                "the spans of an optimiser plan must be whole numbers, in order and without overlap"
+            )
+        end = span.stop
+
+
+def _try_out(plan: OptimizerPlan) -> None:
+    """Makes two steps of two numbers with the options of every span: torch looks at most of them only then."""
+    rates: list[Any] = [plan.rate, *(span.options.get("lr") for span in plan.spans)]
+    if not all(type(rate) in (int, float) and 0 <= float(rate) < inf for rate in rates):
+        raise RequestError("the learning rates of an optimiser plan must be numbers that are not negative")
+    tried: list[dict[str, Any]] = []
+    for span in plan.spans:
+        if span.options in tried:
+            continue
+        tried.append(span.options)
+        if not set(_NOT_THE_RULE).isdisjoint(span.options):
+            raise RequestError("an optimiser plan holds options that do not travel")
+        try:
+            vector = torch.zeros(2)
+            optimizer = OptimizerPlan(plan.kind, (Span(0, 2, span.options),), plan.rate).build(vector)
+            for _ in range(2):
+                optimizer.step(torch.ones(2), plan.rate)
+        except Exception as error:  # torch says in many ways that it does not like an option
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RequestError(
+                f"an optimiser plan's options for {plan.kind} cannot be used: {reason:.200}"
+            ) from None
 
 
 def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -14,8 +14,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RunError
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.strategy import State
@@ -62,7 +61,7 @@ class CentreServer:
         """Takes a message from a rank and gives the replies.
 
         Raises:
-            RunError: a message that no worker of ours sends.
+            RefusedMessage: a message that no worker of ours sends.
         """
         number = self._presence.number(source, message.kind)
         if message.kind is Kind.VECTOR:
@@ -73,7 +72,9 @@ class CentreServer:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
             return self._leave(source, message)
-        raise RunError(f"a centre cannot do anything with {message.kind.name} from rank {source}")
+        raise RefusedMessage(
+            Reason.KIND, f"a centre cannot do anything with {message.kind.name} from rank {source}"
+        )
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
@@ -176,5 +177,5 @@ class CentreServer:
 
 def _tensor(message: Message) -> Tensor:
     if message.tensor is None:
-        raise RunError(f"a {message.kind.name} came without its tensor")
+        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
     return message.tensor

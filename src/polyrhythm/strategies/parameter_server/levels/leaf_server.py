@@ -13,11 +13,10 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
-from polyrhythm.errors import RunError
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
+from polyrhythm.strategies.parameter_server.serving.admission import admitted_plan, payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
-from polyrhythm.strategies.parameter_server.serving.shard import payload
 from polyrhythm.strategies.strategy import State
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -63,7 +62,7 @@ class LeafServer:
         """Takes a message from a worker, a root or another leaf, and gives the replies.
 
         Raises:
-            RunError: a message that none of them sends.
+            RefusedMessage: a message that none of them sends.
         """
         if source not in self._members:
             return self._hear_server(source, message)
@@ -74,11 +73,13 @@ class LeafServer:
         if message.kind is Kind.LEAVE:
             return self._leave(source)
         if message.kind is Kind.CONFIGURE:
-            self._plan = OptimizerPlan.from_json(unpack_json(payload(message)))
+            self._plan = admitted_plan(message)
             return []
         if message.kind is Kind.PARAMETERS:
             return self._initialise(payload(message))
-        raise RunError(f"a leaf cannot do anything with {message.kind.name} from rank {source}")
+        raise RefusedMessage(
+            Reason.KIND, f"a leaf cannot do anything with {message.kind.name} from rank {source}"
+        )
 
     def on_loss(self, rank: int) -> list[Reply]:
         """No worker can be done without."""
@@ -93,7 +94,8 @@ class LeafServer:
 
     def _initialise(self, values: Tensor) -> list[Reply]:
         """Hands out the shards, each with its part of the plan."""
-        assert self._plan is not None, "worker 0 sends the plan before the parameters"
+        if self._plan is None:
+            raise RefusedMessage(Reason.ORDER, "initial parameters came before the plan")
         replies = []
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
             text = pack_json(self._plan.part(shard.start, shard.stop).to_json())
@@ -142,7 +144,10 @@ class LeafServer:
         if source in self._roots:
             return self._hear_root(source, message)
         if source not in self._others or message.kind is not Kind.LEAVE:
-            raise RunError(f"a leaf heard {message.kind.name} from rank {source}, which is not of its group")
+            raise RefusedMessage(
+                Reason.SENDER,
+                f"a leaf heard {message.kind.name} from rank {source}, which is not of its group",
+            )
         self.done = True
         return []
 

@@ -13,7 +13,7 @@ class RootServer(ShardServer):
         """Takes a message from a leaf and gives the replies.
 
         Raises:
-            RunError: a message that no leaf sends.
+            RefusedMessage: a message that no leaf sends.
         """
         replies = super().on_message(source, message)
         if message.kind is not Kind.PUSH:

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Message, unpack_json
-from polyrhythm.errors import RunError
+from polyrhythm.communication.message import Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    admitted_initial,
+    admitted_plan,
+)
 from polyrhythm.strategies.strategy import State
 from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
 
@@ -36,14 +39,24 @@ class OptimizedShard:
         return self._optimizer is not None
 
     def configure(self, message: Message) -> None:
-        """Takes the plan of the optimiser."""
-        self._plan = OptimizerPlan.from_json(unpack_json(payload(message)))
+        """Takes the plan of the optimiser.
+
+        Raises:
+            RefusedMessage: there are parameters already, or it is no plan.
+        """
+        if self.ready:
+            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
+        self._plan = admitted_plan(message)
 
     def initialise(self, values: Tensor) -> None:
-        """Takes the parameters, unless they were in a checkpoint."""
-        assert self._plan is not None, "worker 0 sends the plan before the parameters"
+        """Takes the parameters, unless they were in a checkpoint.
+
+        Raises:
+            RefusedMessage: they come before the plan or a second time, or do not fit it.
+        """
+        plan = admitted_initial(self._plan, values, ready=self.ready)
         self.values = values if self._resumed is None else self._resumed[0]["values"]
-        self._optimizer = self._plan.build(self.values)
+        self._optimizer = plan.build(self.values)
         if self._resumed is not None:
             tensors, facts = self._resumed
             names = [name for name in tensors if name.startswith(_PREFIX)]
@@ -53,7 +66,8 @@ class OptimizedShard:
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Updates the values."""
-        assert self._optimizer is not None, "nobody pushes before having pulled"
+        if self._optimizer is None:
+            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         self._copy = None
         self._optimizer.step(gradient, learning_rate)
 
@@ -70,7 +84,8 @@ class OptimizedShard:
 
     def state(self) -> State:
         """Gives all that a resumed shard needs."""
-        assert self._optimizer is not None, "a server is asked for its state only after it has parameters"
+        if self._optimizer is None:
+            raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         tensors, facts = self._optimizer.state()
         return {"values": self.values} | {_PREFIX + name: value for name, value in tensors.items()}, {
             "optimizer": facts
@@ -79,14 +94,3 @@ class OptimizedShard:
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave, before `initialise`."""
         self._resumed = state
-
-
-def payload(message: Message) -> Tensor:
-    """Gives a message's tensor.
-
-    Raises:
-        RunError: it has none.
-    """
-    if message.tensor is None:
-        raise RunError(f"a {message.kind.name} came without its tensor")
-    return message.tensor

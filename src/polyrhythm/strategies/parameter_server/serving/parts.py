@@ -11,8 +11,8 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.parameter_server.serving.shard import payload
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import payload
 
 
 class Parts:
@@ -41,10 +41,27 @@ class Parts:
         return [(rank, message) for rank in self._servers if rank != self._own]
 
     def hear(self, source: int, message: Message) -> None:
-        """Takes another server's part."""
-        numbers = payload(message).view(torch.float64)
-        size = isqrt(len(numbers))
-        self._heard[message.step, source] = numbers.view(size, size)
+        """Takes another server's part, which may be one round ahead.
+
+        Raises:
+            RefusedMessage: it is no square of numbers, of another round, or there already.
+        """
+        raw = payload(message)
+        size = isqrt(raw.numel() // 8)
+        if raw.dtype != torch.uint8 or raw.numel() != 8 * size * size:
+            raise RefusedMessage(
+                Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
+            )
+        own = self._heard.get((self._round, self._own))
+        if message.step == self._round and own is not None and own.shape != (size, size):
+            raise RefusedMessage(
+                Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
+            )
+        if not 0 <= message.step - self._round <= 1 or (message.step, source) in self._heard:
+            raise RefusedMessage(
+                Reason.STEP, f"a part of round {message.step} came from rank {source} in round {self._round}"
+            )
+        self._heard[message.step, source] = raw.view(torch.float64).view(size, size)
 
     def whole(self) -> Tensor | None:
         """Gives the sum of all parts, once they are there; then the next round begins."""

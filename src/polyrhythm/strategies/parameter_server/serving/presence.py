@@ -6,8 +6,7 @@ once it has all. From the first of its two on, a successor is told to leave.
 
 from __future__ import annotations
 
-from polyrhythm.communication.message import Kind
-from polyrhythm.errors import RunError
+from polyrhythm.communication.message import Kind, Reason, RefusedMessage
 
 
 class Presence:
@@ -36,10 +35,12 @@ class Presence:
         """Gives a pusher's number.
 
         Raises:
-            RunError: the rank is none of the pushers; `kind` is what it sent.
+            RefusedMessage: the rank is none of the pushers; `kind` is what it sent.
         """
         if rank not in self.numbers:
-            raise RunError(f"a server heard {kind.name} from rank {rank}, which pushes nothing here")
+            raise RefusedMessage(
+                Reason.SENDER, f"a server heard {kind.name} from rank {rank}, which pushes nothing here"
+            )
         return self.numbers[rank]
 
     @property

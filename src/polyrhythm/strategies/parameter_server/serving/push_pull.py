@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.errors import PeerLost
+from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.strategy import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 
@@ -48,6 +48,7 @@ class PushPull:
 
         Raises:
             PeerLost: this is a successor, and the run that it would join is ending.
+            LetGo: the servers do without this worker.
         """
         for server in self._servers:
             self._network.send(server, Message(Kind.PULL, stop=final))
@@ -112,6 +113,8 @@ class PushPull:
         steps, stop = [], False
         for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
             _, answer = self._network.receive(server)
+            if answer.kind is Kind.LEAVE and answer.stop:
+                raise LetGo(server, "too many of its gradients in a row were not finite")
             if answer.kind is Kind.LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
             if answer.tensor is not None:

@@ -6,6 +6,7 @@ are chosen apart; a strategy is a composition of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -22,6 +23,7 @@ from polyrhythm.strategies.parameter_server.serving.shard_server import ShardSer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
@@ -35,10 +37,13 @@ class Served(Strategy):
     Attributes:
         servers: how many, each with an equal shard.
         placement: where servers run.
+        eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
+            let it go.
     """
 
     servers: int = Field(default=1, ge=1)
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+    eject_after: Count = 5
 
     def rules(self) -> tuple[Consistency, Handling]:
         """Gives what it is composed of."""
@@ -107,7 +112,9 @@ class Served(Strategy):
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         cast = setting.cast
-        return ShardServer(cast.workers, *self.rules(), cast.servers, setting.index)
+        consistency, handling = self.rules()
+        handling = replace(handling, eject_after=self.eject_after)
+        return ShardServer(cast.workers, consistency, handling, cast.servers, setting.index)
 
 
 def check_rules(consistency: Consistency, handling: Handling, pushers: int, servers: int) -> None:

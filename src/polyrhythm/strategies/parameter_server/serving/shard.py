@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polyrhythm.communication.message import Message
-from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
+from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
 from polyrhythm.strategies.strategy import State
@@ -45,10 +45,12 @@ class Handling:
     Attributes:
         merge: corrects each for its staleness.
         aggregator: makes one of several.
+        eject_after: gradients in a row that are not finite, after which their pusher is let go; 0: never.
     """
 
     merge: MergeRule = field(default_factory=Plain)
     aggregator: Aggregator = field(default_factory=WeightedMean)
+    eject_after: int = 0
 
 
 class Shard:
@@ -136,17 +138,6 @@ class Shard:
         if entry.message.weight == 0:
             return gradient
         return self._merger.correct(entry.pusher, gradient, entry.seen, self.values)
-
-
-def payload(message: Message) -> Tensor:
-    """Gives a message's tensor.
-
-    Raises:
-        RunError: it has none.
-    """
-    if message.tensor is None:
-        raise RunError(f"a {message.kind.name} came without its tensor")
-    return message.tensor
 
 
 def _share(weights: Sequence[float], factors: Sequence[float]) -> float:

@@ -3,7 +3,8 @@
     pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: merge, aggregate, optimiser step, version + 1
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
-A message comes in and replies go out; there is no network here. A push whose step has been applied already (a
+A message comes in and replies go out; there is no network here. What nobody of ours would send is refused before
+anything is changed. A push whose step has been applied already (a
 resumed worker repeats itself) is answered and not applied again.
 
 The end of several servers is one end: the leader asks all for the final parameters, and lets them go (a second LEAVE)
@@ -19,12 +20,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, unpack_json
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    admit_bare,
+    admit_push,
+    admitted_initial,
+    admitted_plan,
+    payload,
+)
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision
 from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.serving.not_finite import NotFinite
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard, payload
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
 from polyrhythm.strategies.strategy import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -58,6 +67,7 @@ class ShardServer:
         version: updates applied so far.
         staleness: how many gradients were applied at which staleness.
         dropped: gradients that came too late.
+        ejected: pushers that were let go, once each time.
     """
 
     def __init__(
@@ -71,11 +81,15 @@ class ShardServer:
         self.version = 0
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
+        self.ejected = 0
         self._pushers = pushers
         self._numbers = {rank: number for number, rank in enumerate(pushers)}
         self._consistency = consistency
         self._handling = handling or Handling()
         self._gate = consistency.gate(len(pushers))
+        self._not_finite = NotFinite(len(pushers), self._handling.eject_after)
+        self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
+        self._ejected: set[int] = set()
         self._plan: OptimizerPlan | None = None
         self._shard: Shard | None = None
         self._resumed: State | None = None
@@ -98,6 +112,11 @@ class ShardServer:
         return self._shard.values if self._shard is not None else torch.empty(0)
 
     @property
+    def not_finite(self) -> int:
+        """How many gradients were left out since they were not finite."""
+        return self._not_finite.total
+
+    @property
     def done(self) -> bool:
         """Whether all pushers have left, and the one that asked for the final parameters has let the servers go."""
         return self._finished
@@ -111,7 +130,7 @@ class ShardServer:
         """Takes a message from a rank and gives the replies.
 
         Raises:
-            RunError: a message that no pusher of ours sends.
+            RefusedMessage: a message that no pusher of ours sends now.
         """
         if source not in self._numbers:
             return self._hear_server(source, message)
@@ -120,13 +139,16 @@ class ShardServer:
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
+            admit_bare(message)
             return self._leave(self._numbers[source])
         if message.kind is Kind.CONFIGURE:
-            self._plan = OptimizerPlan.from_json(unpack_json(payload(message)))
+            self._configure(message)
             return []
         if message.kind is Kind.PARAMETERS:
             return self._initialise(payload(message))
-        raise RunError(f"a server cannot do anything with {message.kind.name} from rank {source}")
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count.
@@ -145,7 +167,8 @@ class ShardServer:
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
-        assert self._shard is not None, "a server is asked for its state only after it has parameters"
+        if self._shard is None:
+            raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         tensors, facts = self._shard.state()
         everything = [entry for entries in self._held.values() for entry in entries]
         kept = [entry for entry in everything if entry.message.step < self._steps[entry.pusher]]
@@ -174,11 +197,16 @@ class ShardServer:
         self._gate.load_state(facts["gate"])
         self._resumed = state
 
+    def _configure(self, message: Message) -> None:
+        if self._shard is not None:
+            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
+        self._plan = admitted_plan(message)
+
     def _initialise(self, values: Tensor) -> list[Reply]:
-        assert self._plan is not None, "worker 0 sends the plan before the parameters"
+        plan = admitted_initial(self._plan, values, ready=self._shard is not None)
         if self._resumed is not None:
             values = self._resumed[0]["values"]
-        self._shard = Shard(self._plan, values, self._handling)
+        self._shard = Shard(plan, values, self._handling)
         if self._resumed is not None:
             self._shard.load_state(self._resumed)
             self._resumed = None
@@ -186,7 +214,10 @@ class ShardServer:
         return [reply for source in asking for reply in self._ask(self._numbers[source])]
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
+        admit_bare(message)
         if message.stop:  # the final parameters: only when nobody can change them any more
+            if source != self._pushers[0]:
+                raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
             self._final = source
             return self._answer_final()
         pusher = self._numbers[source]
@@ -195,6 +226,8 @@ class ShardServer:
                 return [(source, Message(Kind.LEAVE))]
             self._left.remove(pusher)
             self._lost.discard(source)
+            self._ejected.discard(pusher)
+            self._not_finite.forget(pusher)
             self._gate.join(pusher)
         if self._shard is None:
             self._asking.append(source)
@@ -205,9 +238,18 @@ class ShardServer:
         return self._carry_out(self._gate.ask(pusher, self._steps[pusher]))
 
     def _push(self, pusher: int, message: Message) -> list[Reply]:
+        if self._shard is None:
+            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+        if pusher in self._ejected:
+            raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
+        admit_push(message, self._shard.values, self.version, self._steps[pusher])
         self._stop |= message.stop
         if message.step < self._steps[pusher]:
             return self._ask(pusher)
+        if self._screens:
+            message = self._not_finite.screened(pusher, message)
+            if self._not_finite.is_spent(pusher):
+                return self._eject(pusher)
         self._hold(Pushed(pusher, message, self._readings[pusher].values))
         return self._carry_out(self._gate.arrive(pusher, message.step))
 
@@ -218,6 +260,13 @@ class ShardServer:
         self._left.add(pusher)
         self._readings[pusher] = _Reading()
         return self._carry_out(self._gate.leave(pusher)) + self._answer_final()
+
+    def _eject(self, pusher: int) -> list[Reply]:
+        """Lets a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
+        self.ejected += 1
+        self._ejected.add(pusher)
+        rank = self._pushers[pusher]
+        return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
     def _carry_out(self, decision: Decision) -> list[Reply]:
         for pusher in decision.drop:
@@ -298,9 +347,11 @@ class ShardServer:
         return self._copy
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
-        if message.kind is not Kind.VECTOR or not self._parts.knows(source):
-            raise RunError(
-                f"a server heard {message.kind.name} from rank {source}, which pushes nothing here"
+        heeded = self._handling.aggregator.whole and self._parts.knows(source)
+        if message.kind is not Kind.VECTOR or not heeded:
+            raise RefusedMessage(
+                Reason.SENDER,
+                f"a server heard {message.kind.name} from rank {source}, which pushes nothing here",
             )
         self._parts.hear(source, message)
         return self._decide()

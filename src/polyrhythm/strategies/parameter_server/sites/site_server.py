@@ -13,10 +13,10 @@ from math import sqrt
 
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RunError
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
-from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard, payload
+from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.parameter_server.sites.post import Post
 from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
@@ -85,7 +85,7 @@ class SiteServer:
         """Takes a message from a worker of the site or from another site, and gives the replies.
 
         Raises:
-            RunError: a message that none of them sends.
+            RefusedMessage: a message that none of them sends.
         """
         if source not in self._presence.numbers:
             return self._hear_server(source, message)
@@ -131,7 +131,9 @@ class SiteServer:
             self.done = True
             return []
         if source not in self._post.peers:
-            raise RunError(f"a site heard {message.kind.name} from rank {source}, which is no part of it")
+            raise RefusedMessage(
+                Reason.SENDER, f"a site heard {message.kind.name} from rank {source}, which is no part of it"
+            )
         if message.kind not in (Kind.DIFFERENCE, Kind.LEAVE):
             return self._begin(source, message, ())
         packet = self._post.hear(source, message)
@@ -147,7 +149,9 @@ class SiteServer:
             self._shard.configure(message)
             return [(peer, message) for peer in tell]
         if message.kind is not Kind.PARAMETERS:
-            raise RunError(f"a site cannot do anything with {message.kind.name} from rank {source}")
+            raise RefusedMessage(
+                Reason.KIND, f"a site cannot do anything with {message.kind.name} from rank {source}"
+            )
         values = payload(message)
         replies = [(peer, message._replace(tensor=values.clone())) for peer in tell]
         self._shard.initialise(values)
@@ -168,6 +172,7 @@ class SiteServer:
         return [self._answer(source)]
 
     def _push(self, source: int, message: Message) -> list[Reply]:
+        admit_push(message, self._shard.values, self.version, self._steps[source])
         self._stop |= message.stop
         if message.step < self._steps[source]:  # a resumed worker repeats itself
             return [self._answer(source)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard, payload
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
+from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.strategy import State
 
@@ -52,13 +52,15 @@ class SumServer:
         """Takes a message from a rank and gives the replies.
 
         Raises:
-            RunError: a message that no worker of ours sends.
+            RefusedMessage: a message that no worker of ours sends.
         """
         number = self._presence.number(source, message.kind)
-        self._stop |= message.stop and message.kind in (Kind.PUSH, Kind.FETCH)
         if message.kind is Kind.PUSH:
+            admit_push(message, self._shard.values, self.version, message.step)  # a sum may end at any step
+            self._stop |= message.stop
             return self._push(number, message)
         if message.kind is Kind.FETCH:
+            self._stop |= message.stop
             return [self._answer(source), *self._release()]
         if message.kind is Kind.PULL:
             return self._pull(source, message)
@@ -70,7 +72,9 @@ class SumServer:
         if message.kind is Kind.PARAMETERS:
             self._shard.initialise(payload(message))
             return self._release()
-        raise RunError(f"a server cannot do anything with {message.kind.name} from rank {source}")
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a worker, until a successor pulls; what it has pushed still counts."""

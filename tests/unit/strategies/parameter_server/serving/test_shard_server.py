@@ -6,8 +6,15 @@ from itertools import permutations
 import pytest
 import torch
 
-from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.communication.message import (
+    Kind,
+    Message,
+    RefusedMessage,
+    pack_json,
+    pack_tensors,
+    unpack_tensors,
+)
+from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
@@ -311,10 +318,10 @@ def test_a_message_that_makes_no_sense_is_named():
     with pytest.raises(RunError, match=r"^a PUSH came without its tensor$"):
         made.on_message(2, Message(Kind.PUSH))
     with pytest.raises(RunError, match=r"^a CONFIGURE came without its tensor$"):
-        made.on_message(2, Message(Kind.CONFIGURE))
+        ShardServer(PUSHERS, Asynchronous()).on_message(2, Message(Kind.CONFIGURE))
 
 
 def test_a_plan_of_an_unknown_class_is_refused():
     made = ShardServer(PUSHERS, Asynchronous())
-    with pytest.raises(RequestError, match=r"names 'LBFGS', which is none of ours"):
+    with pytest.raises(RefusedMessage, match=r"names 'LBFGS', which is none of ours"):
         made.on_message(0, Message(Kind.CONFIGURE, pack_json({"kind": "LBFGS", "spans": [], "rate": 0.1})))

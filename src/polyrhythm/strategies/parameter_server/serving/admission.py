@@ -1,0 +1,107 @@
+"""Admission: which messages a server does something with. All others are refused before anything is changed."""
+
+from __future__ import annotations
+
+from math import inf
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Message, Reason, RefusedMessage, unpack_json
+from polyrhythm.errors import RequestError
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+_BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
+
+
+def admit_push(message: Message, values: Tensor, version: int, step: int) -> None:
+    """Lets in a gradient that a pusher of ours may push now.
+
+    Args:
+        message: the push.
+        values: `(n,)`, the parameters that it is for.
+        version: of these.
+        step: the pusher's next; one of before is a repetition, and no harm.
+
+    Raises:
+        RefusedMessage: it does not fit.
+    """
+    tensor = payload(message)
+    if tensor.shape != values.shape or tensor.dtype != values.dtype:
+        raise RefusedMessage(
+            Reason.PAYLOAD,
+            f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, came for {values.numel()} parameters, "
+            f"{values.dtype}",
+        )
+    if not (0 <= message.weight < inf and 0 <= message.learning_rate < inf):
+        raise RefusedMessage(
+            Reason.NUMBERS,
+            f"a gradient came with weight {message.weight} and learning rate {message.learning_rate}",
+        )
+    if not 0 <= message.version <= version:
+        raise RefusedMessage(
+            Reason.NUMBERS, f"a gradient of version {message.version} came where {version} is the newest"
+        )
+    if not 0 <= message.step <= step:
+        raise RefusedMessage(
+            Reason.STEP, f"a gradient of step {message.step} came where step {step} is the next"
+        )
+
+
+def admit_bare(message: Message) -> None:
+    """Lets in a message that says nothing but its kind, and perhaps that something is final.
+
+    Raises:
+        RefusedMessage: it carries more.
+    """
+    if message.tensor is not None:
+        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
+    if message[1:6] != _BARE:
+        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
+
+
+def admitted_plan(message: Message) -> OptimizerPlan:
+    """Reads the plan of an optimiser.
+
+    Raises:
+        RefusedMessage: it is none that can be carried out.
+    """
+    record = unpack_json(payload(message))
+    try:
+        return OptimizerPlan.from_json(record)
+    except RequestError as error:
+        raise RefusedMessage(Reason.MALFORMED, str(error)) from None
+
+
+def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool) -> OptimizerPlan:
+    """Lets in the parameters to begin with; gives the plan of their optimiser.
+
+    Args:
+        plan: that has come before, if one has.
+        values: that were sent.
+        ready: whether there are parameters already.
+
+    Raises:
+        RefusedMessage: it is not their turn, they are no real numbers, or too few for the plan.
+    """
+    if plan is None or ready:
+        raise RefusedMessage(
+            Reason.ORDER, "initial parameters came " + ("a second time" if ready else "before the plan")
+        )
+    covered = plan.spans[-1].stop if plan.spans else 0
+    if not values.is_floating_point() or len(values) < covered:
+        raise RefusedMessage(
+            Reason.PAYLOAD,
+            f"{len(values)} initial parameters, {values.dtype}, came where {covered} are trained",
+        )
+    return plan
+
+
+def payload(message: Message) -> Tensor:
+    """Gives a message's tensor.
+
+    Raises:
+        RefusedMessage: it has none.
+    """
+    if message.tensor is None:
+        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
+    return message.tensor
