@@ -119,7 +119,11 @@ def prune(folder: Path, keep: int) -> None:
     """
     if keep < 1:
         raise ValueError(f"cannot keep {keep} checkpoints")
-    for path in [*checkpoints(folder)[keep:], *folder.glob(".step-*.partial")]:
+    for path in [
+        *checkpoints(folder)[keep:],
+        *folder.glob(".step-*.partial"),
+        *folder.glob(".best-*.partial"),
+    ]:
         path.unlink(missing_ok=True)
 
 

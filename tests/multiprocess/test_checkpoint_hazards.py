@@ -1,0 +1,135 @@
+"""Checkpoints and what may happen to them: a full disk, and kill -9 at every moment of writing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.jobs import blobs, make_job, result_of, resumed
+from polyrhythm.errors import RunError
+from polyrhythm.events import CheckpointSaved, Event, Notice
+from polyrhythm.launch.local import run_local
+from polyrhythm.roles.archive import FOLDER
+from polyrhythm.training import checkpoint
+from polyrhythm.training.checkpoint import (
+    checkpoint_path,
+    checkpoints,
+    load_checkpoint,
+    prune,
+    save_checkpoint,
+)
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
+
+
+@needs_root
+def test_on_a_full_disk_training_goes_on_and_the_last_good_checkpoint_stays(small_disk: Path) -> None:
+    job = make_job("synchronous", 2, dataset=blobs(train=200), folder=small_disk, checkpoints=1, epochs=8)
+    filler = small_disk / "filler"
+    said: list[Event] = []
+
+    def hear(event: Event) -> None:
+        said.append(event)
+        if isinstance(event, CheckpointSaved) and not filler.exists():
+            filler.write_bytes(bytes(7 * MEBIBYTE // 2))
+
+    run_local(job, hear, threads=1)
+    saved = [event.step for event in said if isinstance(event, CheckpointSaved)]
+    notices = [event.text for event in said if isinstance(event, Notice)]
+    assert notices
+    assert all(
+        text.startswith(f"cannot write checkpoint {small_disk}/{FOLDER}/step-")
+        and text.endswith(": No space left on device; older checkpoints are untouched, and training goes on")
+        for text in notices
+    )
+    assert len(saved) + len(notices) == 8
+    assert result_of(said)["epochs"] == 8
+    (path,) = (small_disk / FOLDER).iterdir()
+    assert load_checkpoint(path)[1]["step"] == saved[-1] < job.calendar.total_steps
+    filler.unlink()
+    said.clear()
+    run_local(resumed(job), said.append, threads=1)
+    assert checkpoints(small_disk / FOLDER) == [
+        checkpoint_path(small_disk / FOLDER, job.calendar.total_steps)
+    ]
+
+
+@needs_root
+def test_a_nearly_full_disk_keeps_room_for_the_log(small_disk: Path) -> None:
+    first, second = (checkpoint_path(small_disk, step) for step in (1, 2))
+    save_checkpoint(first, {"w": torch.zeros(MEBIBYTE // 4)}, {})
+    with pytest.raises(RunError, match="No space left on device; older checkpoints are untouched"):
+        save_checkpoint(
+            second, {"w": torch.zeros(9 * MEBIBYTE // 16)}, {}
+        )  # would fit, and leave less than 1 MiB
+    assert [path.name for path in small_disk.iterdir()] == [first.name]
+    (small_disk / "log").write_bytes(bytes(MEBIBYTE))
+    save_checkpoint(first, {"w": torch.zeros(9)}, {})
+    assert load_checkpoint(first)[0]["w"].shape == (9,)
+
+
+def _saves(folder: Path, moment: str, ready: multiprocessing.connection.Connection) -> None:
+    """Writes the second checkpoint, and stays for ever where it is to be killed."""
+
+    def stay(*_: object) -> None:
+        ready.send(moment)
+        signal.pause()
+
+    def half(file: object, *_: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        file.flush()  # type: ignore[attr-defined]
+        stay()
+
+    flush = checkpoint._flush
+    if moment == "written":
+        checkpoint.write_safetensors = half
+    elif moment == "file flushed":
+        checkpoint._flush = lambda path: (flush(path), stay())  # type: ignore[assignment,return-value]
+    elif moment == "renamed":
+        checkpoint._flush = lambda path: stay() if path.is_dir() else flush(path)
+    else:
+        checkpoint.os.replace = stay  # type: ignore[assignment]
+    save_checkpoint(checkpoint_path(folder, 2), {"w": torch.full((1000,), 2.0)}, {"step": 2})
+
+
+@pytest.mark.parametrize(
+    ("moment", "newest"), [("written", 1), ("file flushed", 1), ("to be renamed", 1), ("renamed", 2)]
+)
+def test_killed_at_any_moment_the_newest_checkpoint_is_whole(
+    tmp_path: Path, moment: str, newest: int
+) -> None:
+    save_checkpoint(checkpoint_path(tmp_path, 1), {"w": torch.full((1000,), 1.0)}, {"step": 1})
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    writer = context.Process(target=_saves, args=(tmp_path, moment, theirs))
+    writer.start()
+    assert ours.poll(30)
+    assert ours.recv() == moment
+    writer.kill()
+    writer.join()
+    tensors, facts = load_checkpoint(checkpoints(tmp_path)[0])
+    assert facts == {"step": newest}
+    assert torch.equal(tensors["w"], torch.full((1000,), float(newest)))
+    prune(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{newest:08d}.safetensors"]
