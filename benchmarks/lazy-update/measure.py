@@ -33,7 +33,8 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from ranks import on_hosts

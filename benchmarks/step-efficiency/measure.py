@@ -35,7 +35,8 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step, Strategy
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
 
 _SHAPES = {"mlp": ((1, 8, 8), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
 _CLASSES = 10

@@ -24,7 +24,9 @@ from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
 from polyrhythm.specs import build
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.strategy import Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes, time_shares
 from polyrhythm.training.optimizer import OptimizerConfig

@@ -15,7 +15,7 @@ from polyrhythm.roles import replica as replica_module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 STEPS = 8

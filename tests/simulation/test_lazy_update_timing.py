@@ -18,7 +18,8 @@ from polyrhythm.roles.pace import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

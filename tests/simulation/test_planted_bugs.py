@@ -14,7 +14,7 @@ from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
-from polyrhythm.strategies.strategy import ServerPart, ServerSetting
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from simulation.trying import trial
 
 SEEDS = range(300)

@@ -12,7 +12,7 @@ from polyrhythm.api.beginning import Beginning
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.replica import Replica
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

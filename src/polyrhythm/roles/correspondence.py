@@ -13,7 +13,8 @@ from polyrhythm.roles.formation import Formation, Muster
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.strategy import State, Strategy
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
 
 
 class Correspondence:

@@ -15,7 +15,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.stages import graded

@@ -25,7 +25,7 @@ from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.formation import NOTHING_DONE, Formation, broken_off
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.strategy import WorkerPart
+from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
 _VECTOR, _PART = "vector", "part."

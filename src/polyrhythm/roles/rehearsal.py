@@ -23,7 +23,9 @@ from polyrhythm.roles.stand_in import StandIn
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.strategy import Step, Strategy, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig

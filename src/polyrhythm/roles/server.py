@@ -23,7 +23,8 @@ from polyrhythm.communication.message import (
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
 
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4

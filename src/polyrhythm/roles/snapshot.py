@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from polyrhythm.roles.worker_state import WorkerState
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 
 @dataclass(frozen=True)

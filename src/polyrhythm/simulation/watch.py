@@ -14,14 +14,10 @@ from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
-from polyrhythm.strategies.strategy import (
-    ServerPart,
-    ServerSetting,
-    Step,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class Watch:

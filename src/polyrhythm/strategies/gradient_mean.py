@@ -9,7 +9,7 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

@@ -20,7 +20,7 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.strategies.bucket_size import measured_speed
 from polyrhythm.strategies.bucket_times import BucketTimes
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.transfer_order import Piece, Speed, cut, urgent_first
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 

@@ -12,7 +12,8 @@ from polyrhythm.roles.pace import DrawnPace, LivePace
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step, WorkerPart
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from polyrhythm.communication.message import Kind
 from polyrhythm.roles.snapshot import Snapshot
 from polyrhythm.roles.worker_state import Account, WorkerState, mean_buffers
-from polyrhythm.strategies.strategy import WorkerPart
+from polyrhythm.strategies.worker_part import WorkerPart
 
 
 class Part(WorkerPart):

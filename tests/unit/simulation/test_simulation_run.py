@@ -11,7 +11,8 @@ from polyrhythm.events import Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import Surroundings, simulate
 from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.strategy import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 FAST = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e30}
 

@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

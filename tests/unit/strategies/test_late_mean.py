@@ -10,7 +10,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.late_mean import LateMean
-from polyrhythm.strategies.strategy import Step
+from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 NUMBERS = (6, 40, 6)  # of the model's parameters, in its order: the fat one is cut

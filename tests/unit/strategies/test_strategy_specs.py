@@ -13,7 +13,8 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import ServerSetting, Strategy
+from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.strategies.strategy import Strategy
 
 NAMES = [name for family in FAMILIES for name in choices(family)]
 

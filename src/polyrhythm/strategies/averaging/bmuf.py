@@ -23,7 +23,10 @@ from torch import Tensor
 from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.strategy import Facts, Paper, State, WorkerPart, WorkerSetting
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 

@@ -23,7 +23,10 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.strategy import Facts, Paper, State, WorkerPart, WorkerSetting
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan

@@ -19,7 +19,9 @@ from typing import ClassVar
 from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.strategy import Facts, Paper, WorkerPart, WorkerSetting
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
 

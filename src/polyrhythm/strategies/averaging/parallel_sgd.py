@@ -16,7 +16,9 @@ from typing import ClassVar
 
 from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.strategy import Facts, Paper, WorkerPart, WorkerSetting
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ParallelSGD(Averaging):

@@ -22,9 +22,13 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions
-from polyrhythm.strategies.strategy import Facts, Paper, State, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

@@ -23,6 +23,7 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.company import KINDS, Host, Member
@@ -31,9 +32,13 @@ from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper
 from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.gossip.pairing.serving import serve
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ADPSGD(Strategy):

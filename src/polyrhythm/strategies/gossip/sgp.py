@@ -24,13 +24,18 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.mixed import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import Turns, remark
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class SGP(Strategy):

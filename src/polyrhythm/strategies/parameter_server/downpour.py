@@ -20,22 +20,18 @@ from pydantic import Field
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.sums import Sums
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.sums.server import SumServer
 from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import (
-    Facts,
-    Paper,
-    ServerPart,
-    ServerSetting,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

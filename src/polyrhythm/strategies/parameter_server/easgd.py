@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
 from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, PlainStep
-from polyrhythm.strategies.strategy import Facts, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerSetting
 
 
 class EASGD(ElasticAveraging):

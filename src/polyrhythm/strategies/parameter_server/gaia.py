@@ -21,22 +21,18 @@ from pydantic import Field
 
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import (
-    Facts,
-    Paper,
-    ServerPart,
-    ServerSetting,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

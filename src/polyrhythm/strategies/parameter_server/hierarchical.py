@@ -18,8 +18,10 @@ from typing import Annotated, ClassVar
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
@@ -29,15 +31,9 @@ from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import (
-    Facts,
-    Paper,
-    ServerPart,
-    ServerSetting,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.quantities import Count
 

@@ -21,9 +21,14 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.errors import RequestError
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.one_vector import OneVector
-from polyrhythm.strategies.strategy import Facts, Paper, State, Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class Hogwild(Strategy):

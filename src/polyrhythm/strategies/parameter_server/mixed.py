@@ -21,9 +21,11 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -40,16 +42,10 @@ from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import (
-    Facts,
-    Paper,
-    ServerPart,
-    ServerSetting,
-    Step,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class Mixed(Strategy):

@@ -18,6 +18,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
@@ -31,7 +33,6 @@ from polyrhythm.strategies.parameter_server.serving.served import (
     Served,
 )
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class ParameterServer(Served):

@@ -19,8 +19,10 @@ from typing import Annotated, ClassVar
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
@@ -28,15 +30,9 @@ from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
 from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import (
-    Facts,
-    Paper,
-    ServerPart,
-    ServerSetting,
-    Strategy,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
 
 Reply = tuple[int, Message]

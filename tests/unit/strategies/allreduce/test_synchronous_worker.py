@@ -8,7 +8,8 @@ from polyrhythm.communication.transports.simulated.transport import SimulatedClu
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

@@ -27,7 +27,8 @@ from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from simulation.trying import trial

@@ -12,7 +12,9 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.strategy import Step, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

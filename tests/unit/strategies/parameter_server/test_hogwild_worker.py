@@ -16,7 +16,8 @@ from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.parameter_server.hogwild import Hogwild
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from unit.simulation.clusters import cluster

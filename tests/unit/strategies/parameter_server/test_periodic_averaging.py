@@ -15,7 +15,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.strategy import ServerSetting
+from polyrhythm.strategies.server_part import ServerSetting
 from simulation.trying import trial
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
 

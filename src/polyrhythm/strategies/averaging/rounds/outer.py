@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 
 class Outer(Protocol):

@@ -19,7 +19,9 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage, LocalOptimizer
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.averaging.rounds.outer import Outer
-from polyrhythm.strategies.strategy import State, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 

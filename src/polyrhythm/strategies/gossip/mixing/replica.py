@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import FlatOptimizer
 
 _OPTIMIZER = "optimizer."

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
 

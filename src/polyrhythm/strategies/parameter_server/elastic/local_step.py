@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
 
 _OPTIMIZER = "optimizer."

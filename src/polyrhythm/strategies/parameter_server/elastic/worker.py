@@ -14,7 +14,9 @@ from torch import Tensor
 from polyrhythm.strategies.parameter_server.elastic.centre_link import CentreLink
 from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
-from polyrhythm.strategies.strategy import State, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ElasticWorker(WorkerPart):

@@ -17,7 +17,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.serving.admission import admitted_plan, payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

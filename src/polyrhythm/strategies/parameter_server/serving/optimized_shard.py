@@ -13,7 +13,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_initial,
     admitted_plan,
 )
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
 
 _PREFIX = "optimizer."

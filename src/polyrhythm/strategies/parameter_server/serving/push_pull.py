@@ -5,7 +5,8 @@ from __future__ import annotations
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import LetGo, PeerLost
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 
 

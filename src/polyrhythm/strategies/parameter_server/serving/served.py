@@ -22,7 +22,9 @@ from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.strategy import ServerPart, ServerSetting, Strategy, WorkerPart, WorkerSetting
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"

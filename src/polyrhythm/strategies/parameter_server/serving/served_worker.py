@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.strategy import State, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ServedWorker(WorkerPart):

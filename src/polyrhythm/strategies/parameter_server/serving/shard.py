@@ -18,7 +18,7 @@ from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER, _MERGER = "optimizer.", "merge."

@@ -34,7 +34,7 @@ from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_d
 from polyrhythm.strategies.parameter_server.serving.not_finite import NotFinite
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]

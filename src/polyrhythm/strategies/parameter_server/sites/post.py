@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 _PACKET = "packet."
 

@@ -20,7 +20,7 @@ from polyrhythm.strategies.parameter_server.serving.optimized_shard import Optim
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.parameter_server.sites.post import Post
 from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
 

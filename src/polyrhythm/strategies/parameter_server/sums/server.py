@@ -12,7 +12,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
-from polyrhythm.strategies.strategy import State
+from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.strategy import State, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

@@ -13,8 +13,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply
 from polyrhythm.strategies.gossip.pairing.place import place_of
-from polyrhythm.strategies.strategy import WorkerSetting
 from polyrhythm.strategies.topologies.ring import Ring
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

@@ -6,7 +6,8 @@ from torch import nn
 from polyrhythm.communication.message import Kind, Message, unpack_json
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.strategy import Step, WorkerSetting
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

@@ -1,0 +1,157 @@
+"""The worker's side of a strategy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.step import Step
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+@dataclass(frozen=True)
+class WorkerSetting:
+    """What a worker part works with.
+
+    Attributes:
+        network: all ranks of the run.
+        workers: the workers only; `workers.rank` is this worker's index.
+        cast: which ranks of `network` do what.
+        flat: the model's parameters and gradients.
+        plan: the user's optimiser.
+        steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
+    """
+
+    network: Communicator
+    workers: Communicator
+    cast: Cast
+    flat: FlatParameters
+    plan: OptimizerPlan
+    steps: int | None = None
+
+
+class WorkerPart:
+    """The worker's side.
+
+    The training loop calls it in this order:
+
+        start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
+              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go
+
+    Attributes:
+        staleness: how many gradients were applied at which staleness, where this side knows it.
+        replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+        hears_buckets: whether it wants `bucket_ready`; even then a loop may leave it out.
+        hears_use: whether it wants `before_use`; then it must be called, and `begin` with it.
+    """
+
+    replicated: ClassVar[bool] = False
+    hears_buckets: ClassVar[bool] = False
+    hears_use: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.staleness: Counter[int] = Counter()
+
+    def start(self, step: int) -> int:
+        """Agrees with the others on the parameters to start from.
+
+        Args:
+            step: where this worker would start (0, or what a checkpoint says).
+
+        Returns:
+            Where it must start: a server may know better than a checkpoint which gradients have been applied.
+        """
+        raise NotImplementedError
+
+    def begin(self, step: Step) -> None:
+        """A step begins. Nothing of it has been computed."""
+
+    def before_use(self, bucket: int) -> None:
+        """A layer with parameters of this bucket is about to run forward."""
+
+    def bucket_ready(self, bucket: int) -> None:
+        """The gradients of this bucket are final, while the backward pass goes on. Buckets come in order."""
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """All gradients are final: exchange and update.
+
+        Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
+
+        Args:
+            step: as it was given to `begin`; may weigh less if no bucket has been announced.
+            learning_rate: the one to update with.
+
+        Returns:
+            Whether this worker must stop after this step, because someone was asked to. Where workers go in step,
+            all get the same answer at the same step.
+        """
+        raise NotImplementedError
+
+    def next_step(self, step: int) -> int:
+        """Says which step comes after one that is over: not always the next, where the others did not wait.
+
+        Asked after every step. Steps that are left out are over for this worker; a user's own loop, which cannot skip,
+        computes them for nothing.
+        """
+        return step + 1
+
+    def settle(self) -> None:
+        """Finishes what is under way, so that the flat vector holds this worker's current model."""
+
+    def break_off(self) -> None:
+        """The workers' communicator has been revoked: gives up whatever is under way on it.
+
+        Afterwards nothing of that touches the flat vector or the gradients any more.
+        """
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
+
+        All members hold the same number of steps: those who had done fewer have been given another's flat vector and
+        `state`. Gradients are zero, in new memory, and nothing is under way. The step that nobody holds is begun again.
+
+        Args:
+            workers: those that go in step from now on; all of them are told at the same place.
+            members: their indices among all workers of the run, in the same order; worker 0 is always there.
+
+        Raises:
+            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+        """
+        raise NotImplementedError
+
+    def present(self) -> Tensor | None:
+        """An epoch is over: gives the model to be tested, where it is not worker 0's own.
+
+        Every worker is asked after every epoch but the last; after that, `end` leaves the model in the flat vector.
+        Training goes on from the flat vector as it is.
+
+        Returns:
+            `(size,)`, the run's model as it is now (a centre, a mean); None for that of worker 0.
+        """
+        return None
+
+    def catch_up(self) -> None:
+        """An epoch is over, and this worker may have been away to evaluate: takes what others did meanwhile.
+
+        Every worker is told after every epoch but the last.
+        """
+
+    def end(self) -> None:
+        """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
+
+    def let_go(self) -> None:
+        """All workers have left: lets the servers go. Called on worker 0 only, last of all."""
+
+    def state(self) -> State:
+        """Gives what a resumed worker needs beside the parameters."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; called before `start`."""
