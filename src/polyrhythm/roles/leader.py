@@ -170,6 +170,8 @@ class Leader:
                 self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
             if self._archivist is not None and self._found is not None:
                 self._archivist.tested(self._found.top1)
+        if self._archivist is not None:
+            self._archivist.wait()
         if stopped and self._too_few:
             raise self._ended_by_losses()
         outcome = "interrupted" if stopped else "done"
