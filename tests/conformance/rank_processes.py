@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from polyrhythm.communication.transports.torch_distributed.transport import (
-    Rank,
     TorchDistributedCommunicator,
     connect,
 )

@@ -10,9 +10,9 @@ import torch
 
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.two_hosts import two_hosts
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.communication.transports.torch_distributed.transport import (
-    Rank,
     TorchDistributedCommunicator,
     connect,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import isfinite
 from random import Random
 from statistics import NormalDist
 from typing import Any
@@ -122,3 +123,18 @@ def test_who_cannot_be_an_adversary_is_told_in_one_line(spec: str, fault: str, c
     [made] = parse_faults(fault)
     with pytest.raises(RequestError, match=complaint):
         made.check(layout)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_asynchronous_servers_let_one_go_that_sends_no_numbers(servers: int) -> None:
+    spec = f"parameter_server(servers={servers}, consistency=asynchronous, eject_after=3)"
+    job = make_job(spec, 3, epochs=6, batch_size=6, optimizer="sgd(lr=0.01)")
+    where = cluster({"count": 3 + servers, "cores": 4}, faults="byzantine(rank=2, attack=nan)")
+    layout = lay_out(where, 3, servers, job.strategy.server_placement)
+    events: list[Event] = []
+    simulate_on(layout, job, events.append)
+    result = result_of(events)
+    assert result["gradients_not_finite"] >= 3
+    assert result["workers_ejected"] >= 1
+    assert result["workers_lost"] == 1
+    assert isfinite(result["test_loss"])

@@ -16,7 +16,7 @@ from polyrhythm.api.final_model import share_final_model
 from polyrhythm.api.shard import Shard, batches_of
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.communication.message import Kind, unpack_json
-from polyrhythm.communication.transports.torch_distributed.transport import Rank
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import warn_of
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.meeting import FAILED_KEY

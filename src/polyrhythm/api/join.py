@@ -8,7 +8,8 @@ import traceback
 from typing import NoReturn
 
 from polyrhythm.api.group import Group
-from polyrhythm.communication.transports.torch_distributed.transport import Rank, connect
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import available_cores, use_threads

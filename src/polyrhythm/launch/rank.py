@@ -7,8 +7,9 @@ from collections.abc import Callable
 from polyrhythm.communication.around import RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.communication.transports.torch_distributed.transport import Rank, connect
+from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.watchdog import Post, Watchdog
