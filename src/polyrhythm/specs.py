@@ -187,7 +187,7 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         key = ".".join(str(part) for part in first["loc"])
         reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         raise RequestError(
-            f"{where}: {key} {reason} (given {first['input']!r})".replace(":  ", ": ")
+            f"{where}: {key} {reason} (given {first['input']!r:.200})".replace(":  ", ": ")
         ) from None
 
 

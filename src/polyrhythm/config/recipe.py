@@ -25,7 +25,11 @@ def read_recipe(path: Path) -> dict[str, Any]:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RequestError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # also of what cannot be a text, date or number
         raise RequestError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise RequestError(

@@ -132,7 +132,15 @@ def read_recording(folder: Path) -> Recording:
         )
     try:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OSError,
+    ) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RequestError(f"{path} is damaged ({what}): the run cannot be replayed") from None
 

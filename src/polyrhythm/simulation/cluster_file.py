@@ -57,7 +57,11 @@ def parse_cluster(text: str, where: str) -> Cluster:
     """
     try:
         read = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # dates and numbers that cannot be, endless nesting
         raise RequestError(f"cluster {where} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict):
         raise RequestError(
@@ -103,7 +107,7 @@ def _explained(error: ValidationError, where: str) -> RequestError:
         )
     cause = first.get("ctx", {}).get("error")
     reason = str(cause) if isinstance(cause, RequestError) else first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(cause, RequestError) else f" (given {first['input']!r})"
+    given = "" if isinstance(cause, RequestError) else f" (given {first['input']!r:.200})"
     return RequestError(f"cluster {where}: {path}: {reason.removeprefix('Input ')}{given}")
 
 
