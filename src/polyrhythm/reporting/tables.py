@@ -23,7 +23,10 @@ _LABELS = {
     "servers": "Servers",
     "workers_lost": "Workers lost",
     "workers_joined": "Successors of lost workers",
+    "workers_ejected": "Workers let go by servers",
     "images_not_seen": "Training images not seen",
+    "gradients_not_finite": "Gradients left out, not finite",
+    "messages_refused": "Messages refused",
     "epochs": "Epochs",
     "steps": "Steps",
     "seconds": "Time",
@@ -50,9 +53,17 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "train_loss": lambda value: f"{value:.4f}",
     "test_loss": lambda value: f"{value:.4f}",
     "bytes_sent_per_step": whole,
+    "messages_refused": lambda value: ", ".join(f"{count} {reason}" for reason, count in value.items()),
     "staleness": lambda value: f"mean {value['mean']:.2f}, largest {value['max']}",
 }
-_IF_NOT_ZERO = {"workers_lost", "workers_joined", "images_not_seen"}
+_IF_NOT_ZERO = {
+    "workers_lost",
+    "workers_joined",
+    "workers_ejected",
+    "images_not_seen",
+    "gradients_not_finite",
+    "messages_refused",
+}
 _ELSEWHERE = {"per_class", "confusion"}
 
 

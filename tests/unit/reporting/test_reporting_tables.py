@@ -104,3 +104,14 @@ def test_quantities_are_written_for_people():
         "nan",
     ]
     assert (counted(1, "server"), counted(1200, "worker")) == ("1 server", "1,200 workers")
+
+
+def test_what_servers_kept_out_is_said_where_there_was_any():
+    nothing = {"messages_refused": {}, "gradients_not_finite": 0, "workers_ejected": 0}
+    assert fact_rows(nothing) == []
+    some = {"messages_refused": {"payload": 3, "step": 1}, "gradients_not_finite": 5, "workers_ejected": 1}
+    assert fact_rows(some) == [
+        ("Workers let go by servers", "1"),
+        ("Gradients left out, not finite", "5"),
+        ("Messages refused", "3 payload, 1 step"),
+    ]
