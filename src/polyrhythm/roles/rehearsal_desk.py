@@ -24,7 +24,7 @@ from polyrhythm.events import (
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Formation, Muster
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
-from polyrhythm.roles.result import bytes_per_step, staleness_figures
+from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
 
@@ -260,5 +260,6 @@ class _Leader:
             "workers_joined": attendance.joined,
             "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": staleness_figures(accounts, reports),
+            **defence_figures(reports),
             "parameters_sha256": None,
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import (
@@ -76,18 +77,19 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         reporter.tell(control, at_last=False)
     outbox.flush()
     reporter.tell(control, at_last=True)
-    report = {
+    report = _last_words(part, world) | {"bytes_sent": bytes_sent, "refused": dict(refusals.counted)}
+    control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+
+
+def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
+    words = {
         "staleness": dict(part.staleness),
         "version": part.version,
         "steps": part.steps,
-        "bytes_sent": bytes_sent,
-        "refused": dict(refusals.counted),
         "not_finite": getattr(part, "not_finite", 0),  # only some look
         "ejected": getattr(part, "ejected", 0),
     }
-    if world.arrivals is not None:
-        report["arrivals"] = world.arrivals.to_json()
-    control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+    return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 
 
 def _hand_in_state(part: ServerPart, control: Communicator, source: int) -> None:
