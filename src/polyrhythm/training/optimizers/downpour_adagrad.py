@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
 from polyrhythm.training.quantities import Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ class DownpourAdagrad(OptimizerConfig):
         return DownpourAdagradOptimizer(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
 
-class DownpourAdagradOptimizer(torch.optim.Optimizer):
+class DownpourAdagradOptimizer(ParameterwiseOptimizer):
     """Adagrad without an epsilon; the rule is this module's.
 
     Args:
@@ -52,23 +53,6 @@ class DownpourAdagradOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes one step: changes the parameters and the state in place.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad, group)
-        return loss
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

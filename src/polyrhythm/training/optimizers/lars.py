@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig, apart
+from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import Tensor, nn
 
@@ -54,7 +55,7 @@ class LARS(OptimizerConfig):
         return LARSOptimizer(apart(list(parameters), of_vectors), **options)
 
 
-class LARSOptimizer(torch.optim.Optimizer):
+class LARSOptimizer(ParameterwiseOptimizer):
     """LARS; the rule is this module's.
 
     Args:
@@ -74,23 +75,6 @@ class LARSOptimizer(torch.optim.Optimizer):
         if unknown := options.keys() - keys.keys():
             raise TypeError(f"LARSOptimizer has no {sorted(unknown)[0]!r}")
         super().__init__(params, {"lr": lr, **keys, **options})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes one step: changes the parameters and the state in place.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad, group)
-        return loss
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
 from polyrhythm.training.quantities import Decay, Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ class TF1RMSProp(OptimizerConfig):
         return TF1RMSPropOptimizer(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
 
-class TF1RMSPropOptimizer(torch.optim.Optimizer):
+class TF1RMSPropOptimizer(ParameterwiseOptimizer):
     """TensorFlow 1's RMSProp; the rule is this module's.
 
     Args:
@@ -77,23 +78,6 @@ class TF1RMSPropOptimizer(torch.optim.Optimizer):
             "weight_decay": weight_decay,
         }
         super().__init__(params, keys)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes one step: changes the parameters and the state in place.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad, group)
-        return loss
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
