@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from polyrhythm.augmentation.chain import build_chain
+from polyrhythm.augmentation.chain import Chain, build_chain
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.objective import objective_from
@@ -67,27 +68,91 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
+    _check_together(config)
+    device = device_from(config.device)
+    Precision.choose(config.precision, device)
+    how = _Rules.of(config, strategy)
+    dataset = _data(config)
+    make_model = model_maker(config.model, dataset, config.weights, config.freeze)
+    _try_out(make_model, how.optimizer, strategy)
+    job = Job(
+        strategy=strategy,
+        workers=config.workers,
+        dataset=dataset,
+        make_model=make_model,
+        model_name=name_of(config.model),
+        learning=how.learning(config, dataset),
+        keeping=keeping,
+        losses=Losses(
+            min_workers=config.min_workers,
+            restarts=config.restarts,
+            rescale=config.on_loss == "rescale",
+            silence_s=config.silence_s,
+        ),
+        device=device,
+        ahead=_AHEAD if how.transform is not None or _is_slow(dataset) else 0,
+        timings=config.timings,
+    )
+    how.schedule.factor(0, job.length)
+    return job
+
+
+def _check_together(config: RunConfig) -> None:
+    """Refuses values that are right alone, and wrong together."""
     if config.min_workers > config.workers:
         raise RequestError(
             f"min_workers is {config.min_workers}, but there are only {config.workers} workers: ask for as many at most"
         )
     if config.keep_best and not config.keep_checkpoints:
         raise RequestError("keep_best wants a checkpoint kept, but keep_checkpoints is 0: ask for 1 at least")
-    device = device_from(config.device)
-    Precision.choose(config.precision, device)
     Targets(config.label_smoothing)
-    optimizer = _made(
-        "optimizer",
-        _default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer,
-        OPTIMIZERS,
-    )
-    schedule = _made("schedule", config.schedule, SCHEDULES)
-    assert isinstance(optimizer, OptimizerConfig)
-    warn_of(strategy, config.workers, optimizer.lr)
-    assert isinstance(schedule, Schedule)
-    batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
-    assert isinstance(batch_schedule, BatchSchedule)
-    transform = build_chain(config.augment)
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a configuration names by specs, and needs no data to be made."""
+
+    optimizer: OptimizerConfig
+    schedule: Schedule
+    batch_schedule: BatchSchedule
+    transform: Chain | None
+
+    @classmethod
+    def of(cls, config: RunConfig, strategy: Strategy) -> _Rules:
+        """Makes them, and logs what may go wrong with the strategy."""
+        chosen = config.optimizer
+        optimizer = _made(
+            "optimizer",
+            _default_optimizer(strategy, config.workers) if chosen is None else chosen,
+            OPTIMIZERS,
+        )
+        assert isinstance(optimizer, OptimizerConfig)
+        schedule = _made("schedule", config.schedule, SCHEDULES)
+        assert isinstance(schedule, Schedule)
+        warn_of(strategy, config.workers, optimizer.lr)
+        batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
+        assert isinstance(batch_schedule, BatchSchedule)
+        return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
+
+    def learning(self, config: RunConfig, dataset: Dataset) -> Learning:
+        """Gives how a replica learns from the data."""
+        transform = self.transform
+        return Learning(
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            epochs=config.epochs or dataset.default_epochs,
+            batch_size=config.batch_size,
+            batch_schedule=self.batch_schedule,
+            seed=config.seed,
+            objective=objective_from(config, dataset),
+            precision=config.precision,
+            weight_average=config.weight_average,
+            rate_decay=config.rate_decay,
+            transform=None if transform is None else transform.on(Tones(dataset.black, dataset.white)),
+        )
+
+
+def _data(config: RunConfig) -> Dataset:
     dataset = open_data(
         config.data,
         image_size=config.image_size,
@@ -98,41 +163,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         raise RequestError(
             f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"
         )
-    make_model = model_maker(config.model, dataset, config.weights, config.freeze)
-    _try_out(make_model, optimizer, strategy)
-    learning = Learning(
-        optimizer=optimizer,
-        schedule=schedule,
-        epochs=config.epochs or dataset.default_epochs,
-        batch_size=config.batch_size,
-        batch_schedule=batch_schedule,
-        seed=config.seed,
-        objective=objective_from(config, dataset),
-        precision=config.precision,
-        weight_average=config.weight_average,
-        rate_decay=config.rate_decay,
-        transform=None if transform is None else transform.on(Tones(dataset.black, dataset.white)),
-    )
-    job = Job(
-        strategy=strategy,
-        workers=config.workers,
-        dataset=dataset,
-        make_model=make_model,
-        model_name=name_of(config.model),
-        learning=learning,
-        keeping=keeping,
-        losses=Losses(
-            min_workers=config.min_workers,
-            restarts=config.restarts,
-            rescale=config.on_loss == "rescale",
-            silence_s=config.silence_s,
-        ),
-        device=device,
-        ahead=_AHEAD if transform is not None or _is_slow(dataset) else 0,
-        timings=config.timings,
-    )
-    schedule.factor(0, job.length)
-    return job
+    return dataset
 
 
 def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
