@@ -116,9 +116,10 @@ def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(s
 
 def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(start: Starter) -> None:
     """Each step stays the batch that it was; successors get parameters and momentum."""
-    undisturbed = start("synchronous", name="whole")
+    wide = ("--model", "mlp(hidden=8192)")  # whose steps take long enough for a successor to come
+    undisturbed = start("synchronous", *wide, name="whole")
     whole = undisturbed.result().figures
-    command = start("synchronous")
+    command = start("synchronous", *wide)
     command.wait_for(under_way)
     before = command.children()
     os.kill(before[1], signal.SIGKILL)
