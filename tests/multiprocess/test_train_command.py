@@ -133,7 +133,13 @@ class TestContract:
     def test_people_get_lines(self, session: Session) -> None:
         result = session.results["for people"]
         assert result.status == 0
-        assert [line.split()[0] for line in result.out.splitlines()] == ["test", "trained", "model", "report"]
+        assert [line.split()[0] for line in result.out.splitlines()] == [
+            "test",
+            "trained",
+            "held",
+            "model",
+            "report",
+        ]
 
     def test_evaluate_shows_every_class(self, session: Session) -> None:
         result = session.results["evaluate for people"]

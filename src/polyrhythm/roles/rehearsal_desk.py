@@ -66,7 +66,7 @@ class _Mail:
     def __init__(self, world: World) -> None:
         self._control = world.control()
         self._incarnation = world.incarnation
-        self._timings: Handle | None = None
+        self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
         self.side = MemberSide(self._control)
 
     def wait_with(self, regroup: Regroup) -> None:
@@ -80,13 +80,13 @@ class _Mail:
 
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
-        sending = self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
-        if isinstance(event, WorkerTimings):
-            self._timings = sending
+        self._leaving.append(
+            self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
+        )
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
-        if self._timings is not None:  # the last words are shorter, and would be there first
-            self._timings.wait()
+        for sending in self._leaving:  # the last words are shorter, and might be there first
+            sending.wait()
         self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))
 
 
