@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
 from polyrhythm.augmentation.draws import Draws
 from polyrhythm.augmentation.tones import UNIT, Tones
-from polyrhythm.augmentation.warp import Warp, warp
+from polyrhythm.augmentation.warp import Fill, Movement, Warp, warp
 from polyrhythm.specs import build
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Transform(Protocol):
 class Chain:
     """Augmentations that are applied in order.
 
-    Warps that follow each other with the same fill are put together and sample the images once.
+    Movements that follow each other with the same fill are put together and sample the images once.
 
     Attributes:
         transforms: the first to be applied first.
@@ -53,21 +52,24 @@ class Chain:
         Returns:
             (B, C, H, W) of the same dtype.
         """
+        draws = Draws(keys)
         together = max(1, _TOGETHER_PIXELS // max(1, images.shape[2] * images.shape[3]))
         if images.device.type != "cpu" or len(images) <= together:
-            return self._changed(images, keys)
-        parts = zip(images.split(together), keys.split(together), strict=True)
-        return torch.cat([self._changed(*part) for part in parts])
+            return self._changed(images, draws)
+        result = torch.empty_like(images)
+        for first in range(0, len(images), together):
+            part = slice(first, min(first + together, len(images)))
+            result[part] = self._changed(images[part], draws.of(part))
+        return result
 
-    def _changed(self, images: Tensor, keys: Tensor) -> Tensor:
-        draws = Draws(keys)
-        for fill, group in groupby(self.transforms, _fill):
-            if fill is None:
-                for transform in group:
-                    images = transform(images, draws, self.tones)
+    def _changed(self, images: Tensor, draws: Draws) -> Tensor:
+        for group in _groups(self.transforms):
+            if isinstance(group[0], Movement):
+                steps = [(kind, kind.drawn(draws)) for kind in cast("list[Movement]", group)]
+                images = warp(images, steps, next(iter(_fills(group)), "zero"))
             else:
-                warps = cast("Sequence[Warp]", tuple(group))
-                images = warp(images, [(kind, kind.drawn(draws)) for kind in warps], warps[0].fill)
+                (transform,) = group
+                images = transform(images, draws, self.tones)
         return images
 
     def on(self, tones: Tones) -> Chain:
@@ -91,6 +93,20 @@ def build_chain(specs: str) -> Chain | None:
     return Chain(tuple(cast("Transform", transform) for transform in transforms))
 
 
-def _fill(transform: Transform) -> str | None:
-    """Tells warps by what they fill with; None for everything else."""
-    return transform.fill if isinstance(transform, Warp) else None
+def _groups(transforms: Sequence[Transform]) -> list[list[Transform]]:
+    """Puts movements together that follow each other and fill with the same; everything else stands alone."""
+    groups: list[list[Transform]] = []
+    for transform in transforms:
+        if groups and _can_be_one([*groups[-1], transform]):
+            groups[-1].append(transform)
+        else:
+            groups.append([transform])
+    return groups
+
+
+def _can_be_one(transforms: Sequence[Transform]) -> bool:
+    return all(isinstance(each, Movement) for each in transforms) and len(_fills(transforms)) <= 1
+
+
+def _fills(transforms: Sequence[Transform]) -> set[Fill]:
+    return {each.fill for each in transforms if isinstance(each, Warp)}

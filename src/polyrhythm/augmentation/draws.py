@@ -10,6 +10,8 @@ easy as 1, 2, 3", SC 2011, for the idea; Steele, Lea, Flood, "Fast splittable ps
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -27,16 +29,21 @@ class Draws:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self._state = _mixed(keys)
+        self._stream = _Stream(keys)
+        self._samples = slice(len(keys))
+        self._given = 0
 
-    def __len__(self) -> int:
-        return len(self._state)
+    def of(self, samples: slice) -> Draws:
+        """Gives the draws of some of the samples, from the first number on; numbers are worked out once for all."""
+        part = copy(self)
+        part._samples, part._given = samples, 0
+        return part
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Gives (B,) float64 numbers, even between `low` (included) and `high`."""
-        self._state = self._state + _GOLDEN
-        fraction = _shifted(_mixed(self._state), 64 - _FRACTION_BITS).to(torch.float64)
-        return low + (high - low) * (fraction * 2.0**-_FRACTION_BITS)
+        fraction = self._stream.fraction(self._given)[self._samples]
+        self._given += 1
+        return low + (high - low) * fraction
 
     def integers(self, low: int, high: int) -> Tensor:
         """Gives (B,) int64 numbers, each from `low` to `high`, both included."""
@@ -45,6 +52,22 @@ class Draws:
     def chance(self, probability: float) -> Tensor:
         """Gives (B,) bool, true with a probability."""
         return self.uniform() < probability
+
+
+class _Stream:
+    """All samples' numbers, one after the other, each worked out when it is first asked for."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self._state = _mixed(keys)
+        self._fractions: list[Tensor] = []
+
+    def fraction(self, number: int) -> Tensor:
+        """Gives every sample's number of that place, (B,) float64 from 0 to below 1."""
+        while len(self._fractions) <= number:
+            self._state = self._state + _GOLDEN
+            bits = _shifted(_mixed(self._state), 64 - _FRACTION_BITS)
+            self._fractions.append(bits.to(torch.float64) * 2.0**-_FRACTION_BITS)
+        return self._fractions[number]
 
 
 def _mixed(numbers: Tensor) -> Tensor:

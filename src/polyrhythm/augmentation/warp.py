@@ -2,8 +2,10 @@
 
     out[b, :, p] = image[b, :, map_1(map_2(… p))]       the last warp's map comes first
 
-Warps that follow each other are put together into one map and the image is sampled once: quicker than one after the
-other, and blurred once. A sample that no warp moves is not sampled at all, so no strength means the same bits.
+A point is a complex number, x + iy in pixels from the centre. Warps that follow each other are put together into one
+map and the image is sampled once: quicker than one after the other, and blurred once; linear ones become one matrix
+before there are any points. Mirroring goes along, and by itself moves whole pixels. A sample that nothing moves is not
+sampled at all, so no strength means the same bits.
 """
 
 from __future__ import annotations
@@ -25,8 +27,38 @@ Fill = Literal["zero", "reflect", "border"]
 _PADDING = {"zero": "zeros", "reflect": "reflection", "border": "border"}
 
 
-class Warp(Config):
-    """An augmentation that moves pixels.
+class Movement(Config):
+    """What every augmentation that moves pixels can do: give `matrix`, or `source` where there is none."""
+
+    @abstractmethod
+    def drawn(self, draws: Draws) -> Tensor:
+        """Draws how to move each sample; (B, k) float, all zeros where it stays."""
+
+    def matrix(self, parameters: Tensor) -> Tensor | None:
+        """Gives the map as a matrix on (x, y), (B, 2, 2), of parameters (B, k); None: it is not linear."""
+        return None
+
+    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
+        """Maps points of the new image to those of the old one that they show.
+
+        Args:
+            points: (B, H, W) complex, x to the right and iy down, in pixels from the centre; not changed.
+            parameters: (B, k) float, as drawn.
+
+        Returns:
+            (B, H, W) complex.
+        """
+        matrix = self.matrix(parameters)
+        assert matrix is not None, "a movement has a matrix, or says where points come from"
+        return _mapped(points.real, points.imag, matrix)
+
+    def mirrored(self, parameters: Tensor) -> Tensor | None:
+        """Gives the axes, x and y, that are merely mirrored, (B, 2) bool; None: pixels come to lie between pixels."""
+        return None
+
+
+class Warp(Movement):
+    """An augmentation that shows what lies between pixels.
 
     Attributes:
         probability: of a sample to be moved.
@@ -41,74 +73,113 @@ class Warp(Config):
     def draw(self, draws: Draws) -> Tensor:
         """Draws the parameters of every sample, (B, k) float; all zeros leave a sample as it is."""
 
-    @abstractmethod
-    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
-        """Maps points of the new image to those of the old one that they show.
-
-        Args:
-            points: (B, H, W, 2), x to the right and y down, in pixels from the centre; not changed.
-            parameters: (B, k) float, as drawn.
-
-        Returns:
-            (B, H, W, 2).
-        """
-
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         """Moves the pixels of images (B, C, H, W) in a new tensor; see `warp`."""
         return warp(images, [(self, self.drawn(draws))], self.fill)
 
     def drawn(self, draws: Draws) -> Tensor:
-        """Draws whether to move each sample, and how; (B, k) float, zeros where it stays."""
+        """Draws whether to move each sample, and how; see `Movement.drawn`."""
         moved = draws.chance(self.probability)
         return torch.where(moved[:, None], self.draw(draws), 0.0)
 
 
-def warp(images: Tensor, steps: Sequence[tuple[Warp, Tensor]], fill: Fill = "zero") -> Tensor:
-    """Applies warps after each other, with one sampling (bilinear).
+Steps = Sequence[tuple[Movement, Tensor]]
+"""Movements in order, each with its parameters (B, k)."""
+
+
+def warp(images: Tensor, steps: Steps, fill: Fill = "zero") -> Tensor:
+    """Moves pixels several times after each other, with one sampling (bilinear), or none where they are only mirrored.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
-        steps: the warps in order, each with its parameters (B, k).
+        steps: the movements in order, each with its parameters (B, k).
         fill: what comes in from outside.
 
     Returns:
         (B, C, H, W) of the same dtype, on the same device; bytes are rounded.
     """
-    moved = torch.stack([(parameters != 0).any(1) for _, parameters in steps]).any(0)
-    if not bool(moved.any()):
-        return images
+    moved, flips = _moved_and_mirrored(len(images), steps)
+    if bool(moved.all()):
+        return _sampled(images, steps, fill)
+    for axis, dimension in enumerate((-1, -2)):
+        images = mirror(images, flips[:, axis] & ~moved, dimension)
     where = moved.nonzero().squeeze(1)
-    chosen = images.index_select(0, where.to(images.device))
-    real = torch.float64 if chosen.dtype == torch.float64 else torch.float32
-    points = pixel_points(chosen, real)
-    for kind, parameters in reversed(steps):
-        points = kind.source(points, parameters[where].to(chosen.device, real))
-    sampled = sample(chosen.to(real), points, fill)
-    if not chosen.is_floating_point():
-        sampled = sampled.round_().clamp_(0, 255)
-    sampled = sampled.to(chosen.dtype)
-    return sampled if len(where) == len(images) else images.index_copy(0, where.to(images.device), sampled)
+    if len(where) == 0:
+        return images
+    chosen = [(kind, parameters[where]) for kind, parameters in steps]
+    where = where.to(images.device)
+    return images.index_copy(0, where, _sampled(images.index_select(0, where), chosen, fill))
 
 
-def pixel_points(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gives the place of every pixel of images (B, C, H, W), as (B, H, W, 2): x and y in pixels from the centre."""
-    height, width = images.shape[2:]
-    y = torch.arange(height, dtype=dtype, device=images.device) - (height - 1) / 2
-    x = torch.arange(width, dtype=dtype, device=images.device) - (width - 1) / 2
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
-    return grid.expand(len(images), height, width, 2)
+def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
+    """Mirrors the images (B, C, H, W) whose `chosen` (B,) bool is true, along a dimension, in a new tensor."""
+    where = chosen.nonzero().squeeze(1).to(images.device)
+    if len(where) == 0:
+        return images
+    return images.index_copy(0, where, images.index_select(0, where).flip(dimension))
 
 
-def sample(images: Tensor, points: Tensor, fill: Fill) -> Tensor:
-    """Gives what images (B, C, H, W) show at points (B, H', W', 2), in pixels from the centre, bilinearly."""
-    height, width = images.shape[2:]
-    half = points.new_tensor([max(width - 1, 1) / 2, max(height - 1, 1) / 2])
-    return grid_sample(
-        images, points / half, mode="bilinear", padding_mode=_PADDING[fill], align_corners=True
-    )
+def distances(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Gives every pixel's distance from the centre in half diagonals, (H, W): corners have 1."""
+    x, y = _from_centre(width, dtype, device), _from_centre(height, dtype, device)
+    return (x.square() + y.square()[:, None]).sqrt_() / half_diagonal(height, width)
 
 
-def half_diagonal(points: Tensor) -> float:
-    """Gives the distance of a corner from the centre, in pixels, of an image whose points (B, H, W, 2) these are."""
-    height, width = points.shape[1:3]
+def half_diagonal(height: int, width: int) -> float:
+    """Gives the distance of a corner from the centre, in pixels."""
     return float(max(((height - 1) ** 2 + (width - 1) ** 2) ** 0.5 / 2, 1.0))
+
+
+def _moved_and_mirrored(samples: int, steps: Steps) -> tuple[Tensor, Tensor]:
+    """Tells which samples must be sampled, (B,), and along which axes others are mirrored, (B, 2)."""
+    moved, flips = torch.zeros(samples, dtype=torch.bool), torch.zeros(samples, 2, dtype=torch.bool)
+    for kind, parameters in steps:
+        axes = kind.mirrored(parameters)
+        if axes is None:
+            moved |= (parameters != 0).any(1)
+        else:
+            flips ^= axes
+    return moved, flips
+
+
+def _sampled(images: Tensor, steps: Steps, fill: Fill) -> Tensor:
+    real = torch.float64 if images.dtype == torch.float64 else torch.float32
+    there = [(kind, parameters.to(images.device, real)) for kind, parameters in steps]
+    points = _source_points(images, there, real)
+    sampled = grid_sample(
+        images.to(real),
+        torch.view_as_real(points),
+        mode="bilinear",
+        padding_mode=_PADDING[fill],
+        align_corners=True,
+    )
+    if not images.is_floating_point():
+        sampled = sampled.round_().clamp_(0, 255)
+    return sampled.to(images.dtype)
+
+
+def _source_points(images: Tensor, steps: Steps, dtype: torch.dtype) -> Tensor:
+    """Gives where pixels are taken from, (B, H, W) complex, from -1 - i (first row and column) to 1 + i (the last)."""
+    height, width = images.shape[2:]
+    x, y = _from_centre(width, dtype, images.device), _from_centre(height, dtype, images.device)[:, None]
+    unmoved = torch.eye(2, dtype=dtype, device=images.device).expand(len(images), 2, 2)
+    matrix = unmoved
+    for kind, parameters in reversed(steps):
+        linear = kind.matrix(parameters)
+        if linear is not None:
+            matrix = linear @ matrix
+            continue
+        points = kind.source(_mapped(x, y, matrix), parameters)
+        x, y, matrix = points.real, points.imag, unmoved
+    half = matrix.new_tensor([max(width - 1, 1) / 2, max(height - 1, 1) / 2])
+    return _mapped(x, y, matrix / half[:, None])
+
+
+def _mapped(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
+    """Applies matrices (B, 2, 2) to the points that x and y make together, (B, H, W) or what becomes that."""
+    columns = torch.complex(matrix[:, 0], matrix[:, 1])[:, :, None, None]
+    return columns[:, 0] * x + columns[:, 1] * y
+
+
+def _from_centre(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.arange(length, dtype=dtype, device=device) - (length - 1) / 2

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from pydantic import Field
 
 from polyrhythm.augmentation.tones import Tones
-from polyrhythm.specs import Config
+from polyrhythm.augmentation.warp import Movement, mirror
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from polyrhythm.augmentation.draws import Draws
 
 Axis = Literal["horizontal", "vertical"]
+_DIMENSIONS = {"horizontal": -1, "vertical": -2}
 
 
-class Flip(Config):
+class Flip(Movement):
     """Random flip.
 
     Attributes:
@@ -40,9 +42,20 @@ class Flip(Config):
         """Mirrors some of the images (B, C, H, W); the input is not changed."""
         return flip(images, draws.chance(self.probability), self.axis)
 
+    def drawn(self, draws: Draws) -> Tensor:
+        """Draws which to mirror, (B, 2): 1 for an axis, x or y, that is; see `Movement.drawn`."""
+        axes = torch.tensor([self.axis == "horizontal", self.axis == "vertical"])
+        return (draws.chance(self.probability)[:, None] & axes).float()
+
+    def matrix(self, parameters: Tensor) -> Tensor:
+        """Gives what turns an axis round; see `Movement.matrix`."""
+        return torch.diag_embed(1 - 2 * parameters)
+
+    def mirrored(self, parameters: Tensor) -> Tensor:
+        """Gives the axes that are mirrored; see `Movement.mirrored`."""
+        return parameters != 0
+
 
 def flip(images: Tensor, mirrored: Tensor, axis: Axis = "horizontal") -> Tensor:
     """Mirrors the images (B, C, H, W) whose `mirrored` (B,) bool is true, in a new tensor."""
-    where = mirrored.to(images.device).nonzero().squeeze(1)
-    chosen = images.index_select(0, where).flip(-1 if axis == "horizontal" else -2)
-    return images.index_copy(0, where, chosen)
+    return mirror(images, mirrored, _DIMENSIONS[axis])

@@ -38,9 +38,7 @@ class Rotation(Warp):
         """Draws every picture's angle, (B, 1) in radians."""
         return torch.deg2rad(draws.uniform(-self.strength, self.strength))[:, None]
 
-    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
-        """Turns the points about the centre; see `Warp.source`."""
-        angle = parameters[:, 0, None, None]
-        # as complex numbers, since torch multiplies those many times as fast as the two coordinates apart
-        turned = torch.view_as_complex(points) * torch.complex(angle.cos(), angle.sin())
-        return torch.view_as_real(turned)
+    def matrix(self, parameters: Tensor) -> Tensor:
+        """Gives the turn about the centre; see `Movement.matrix`."""
+        cos, sin = parameters[:, 0].cos(), parameters[:, 0].sin()
+        return torch.stack((torch.stack((cos, -sin), 1), torch.stack((sin, cos), 1)), 1)

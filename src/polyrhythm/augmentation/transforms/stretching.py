@@ -40,6 +40,6 @@ class Stretching(Warp):
         most = log1p(self.strength)
         return torch.stack((draws.uniform(-most, most), draws.uniform(-most, most)), 1)
 
-    def source(self, points: Tensor, parameters: Tensor) -> Tensor:
-        """Draws the points together; see `Warp.source`."""
-        return points * torch.exp(-parameters)[:, None, None, :]
+    def matrix(self, parameters: Tensor) -> Tensor:
+        """Gives what draws the points together; see `Movement.matrix`."""
+        return torch.diag_embed(torch.exp(-parameters))

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from polyrhythm.augmentation.tones import BYTES, Tones
-from polyrhythm.augmentation.warp import half_diagonal, pixel_points
+from polyrhythm.augmentation.warp import distances
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -
     where = (loss != 0).nonzero().squeeze(1)
     chosen = images.index_select(0, where.to(images.device))
     real = chosen.dtype if chosen.is_floating_point() else torch.float32
-    points = pixel_points(chosen[:1], real)
-    radius = (points.square().sum(-1).sqrt() / half_diagonal(points))[:, None]
+    height, width = chosen.shape[2:]
+    radius = distances(height, width, real, chosen.device)
     start, most = (values[where].to(chosen.device, real)[:, None, None, None] for values in (area, loss))
     darkened = 1 - most * ((radius - start) / (1 - start)).clamp_(0, 1).square_()
     if not chosen.is_floating_point():
