@@ -45,12 +45,9 @@ class LoyalServer(ShardServer):
     """Gives the answer that a dead worker is owed to its successor, as a queue by rank number would."""
 
     def on_loss(self, rank: int) -> list[Reply]:
-        index = self._pushers.index(rank)
         self._owed = {
             **getattr(self, "_owed", {}),
-            rank: Message(
-                Kind.PARAMETERS, self.values.clone(), version=self.version, step=self._steps[index]
-            ),
+            rank: Message(Kind.PARAMETERS, self.values.clone(), version=self.version, step=self.steps[rank]),
         }
         return super().on_loss(rank)
 

@@ -178,4 +178,4 @@ def test_servers_of_mixed_listen_to_the_groups_leaders_only():
     assert made.groups(5) == 3
     server = made.server(ServerSetting(0, Cast((0, 1, 2, 3, 4), (5, 6))))
     assert isinstance(server, ShardServer)
-    assert server._pushers == (0, 2, 4)
+    assert tuple(server.steps) == (0, 2, 4)

@@ -72,6 +72,13 @@ class Shard:
         self.trains = self._optimizer.inner is not None
         self._merger = handling.merge.merger()
         self._aggregator = handling.aggregator
+        self._copy: Tensor | None = None
+
+    def shown(self) -> Tensor:
+        """Gives a copy of the values, one for all who are answered with them: it leaves while updates go on."""
+        if self._copy is None:
+            self._copy = self.values.clone()
+        return self._copy
 
     def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> dict[int, int]:
         """Makes one update of one or more gradients.
@@ -102,7 +109,7 @@ class Shard:
             [weight * factor for _, weight, factor in chosen],
             distances,
         )
-        self._optimizer.step(gradient, _rate(weighty) * share)
+        self._step(gradient, _rate(weighty) * share)
         return Counter(age for age, weight in zip(staleness, weights, strict=True) if weight > 0)
 
     def state(self) -> State:
@@ -130,8 +137,13 @@ class Shard:
         weight = message.weight * factor
         gradient = self._aggregator.aggregate([self._corrected(entry)], [weight], distances)
         share = 1.0 if factor == 1.0 else weight / message.weight
-        self._optimizer.step(gradient, message.learning_rate * share)
+        self._step(gradient, message.learning_rate * share)
         return {age: 1}
+
+    def _step(self, gradient: Tensor, learning_rate: float) -> None:
+        if self.trains:
+            self._copy = None
+        self._optimizer.step(gradient, learning_rate)
 
     def _corrected(self, entry: Pushed) -> Tensor:
         gradient = payload(entry.message)

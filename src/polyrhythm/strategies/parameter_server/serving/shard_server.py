@@ -14,14 +14,11 @@ once it has all. From the first of its two on, a successor is told to leave.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_bare,
     admit_push,
@@ -30,27 +27,18 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision
+from polyrhythm.strategies.parameter_server.serving.held import Held
 from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.serving.losses import Losses
 from polyrhythm.strategies.parameter_server.serving.not_finite import NotFinite
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.readings import Readings
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
-
-
-@dataclass
-class _Reading:
-    """What a pusher has read last.
-
-    Attributes:
-        version: that it was, and since then one more for each gradient of its own that was applied.
-        values: `(n,)`, where the merge rule remembers them.
-    """
-
-    version: int = 0
-    values: Tensor | None = None
 
 
 class ShardServer:
@@ -67,7 +55,6 @@ class ShardServer:
         version: updates applied so far.
         staleness: how many gradients were applied at which staleness.
         dropped: gradients that came too late.
-        ejected: pushers that were let go, once each time.
     """
 
     def __init__(
@@ -81,30 +68,21 @@ class ShardServer:
         self.version = 0
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
-        self.ejected = 0
-        self._pushers = pushers
-        self._numbers = {rank: number for number, rank in enumerate(pushers)}
-        self._consistency = consistency
         self._handling = handling or Handling()
         self._gate = consistency.gate(len(pushers))
+        self._presence = Presence(pushers)
+        self._numbers = self._presence.numbers
+        self._losses = Losses(consistency.spares(len(pushers)), str(consistency))
         self._not_finite = NotFinite(len(pushers), self._handling.eject_after)
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
-        self._ejected: set[int] = set()
+        self._held = Held(len(pushers))
+        self._readings = Readings(len(pushers), remembers=self._handling.merge.remembers)
+        self._parts = Parts(servers, index)
+        self._undecided: tuple[list[Pushed], Decision] | None = None
         self._plan: OptimizerPlan | None = None
         self._shard: Shard | None = None
         self._resumed: State | None = None
-        self._held: dict[int, list[Pushed]] = {}
-        self._readings = [_Reading() for _ in pushers]
-        self._parts = Parts(servers, index)
-        self._undecided: tuple[list[Pushed], Decision] | None = None
-        self._asking: list[int] = []
-        self._final: int | None = None
-        self._finished = False
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
-        self._steps = [0] * len(pushers)
         self._stop = False
-        self._copy: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
@@ -117,14 +95,19 @@ class ShardServer:
         return self._not_finite.total
 
     @property
+    def ejected(self) -> int:
+        """How many pushers were let go, once each time."""
+        return self._losses.ejected
+
+    @property
     def done(self) -> bool:
         """Whether all pushers have left, and the one that asked for the final parameters has let the servers go."""
-        return self._finished
+        return self._presence.done
 
     @property
     def steps(self) -> dict[int, int]:
         """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
-        return dict(zip(self._pushers, self._steps, strict=True))
+        return dict(zip(self._presence.pushers, self._held.steps, strict=True))
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a rank and gives the replies.
@@ -140,7 +123,7 @@ class ShardServer:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
             admit_bare(message)
-            return self._leave(self._numbers[source])
+            return self._leave(source)
         if message.kind is Kind.CONFIGURE:
             self._configure(message)
             return []
@@ -158,30 +141,23 @@ class ShardServer:
         """
         if rank not in self._numbers:
             return []
-        if rank in self._asking:
-            self._asking.remove(rank)
-        if self._numbers[rank] not in self._left:
-            self._lost.add(rank)
-        self._check_losses()
-        return self._leave(self._numbers[rank])
+        if self._presence.is_there(rank):
+            self._losses.lose(rank)
+        self._losses.check()
+        return self._leave(rank)
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
         if self._shard is None:
             raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         tensors, facts = self._shard.state()
-        everything = [entry for entries in self._held.values() for entry in entries]
-        kept = [entry for entry in everything if entry.message.step < self._steps[entry.pusher]]
-        tensors |= {f"held.{number}": payload(entry.message) for number, entry in enumerate(kept)}
-        held = [[entry.pusher, *entry.message[2:6]] for entry in kept]  # version, step, weight, learning rate
-        staleness = {str(key): count for key, count in self.staleness.items()}
-        return tensors, {
+        held, held_facts = self._held.state()
+        return tensors | held, {
             "version": self.version,
-            "steps": list(self._steps),
-            "staleness": staleness,
+            "staleness": {str(key): count for key, count in self.staleness.items()},
             "dropped": self.dropped,
-            "held": held,
             "gate": self._gate.state(),
+            **held_facts,
             **facts,
         }
 
@@ -189,11 +165,9 @@ class ShardServer:
         """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
         tensors, facts = state
         self.version = facts["version"]
-        self._steps = list(facts["steps"])
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self.dropped = facts["dropped"]
-        for number, (pusher, *numbers) in enumerate(facts["held"]):
-            self._hold(Pushed(pusher, Message(Kind.PUSH, tensors[f"held.{number}"], *numbers)))
+        self._held.load_state(tensors, facts)
         self._gate.load_state(facts["gate"])
         self._resumed = state
 
@@ -210,73 +184,68 @@ class ShardServer:
         if self._resumed is not None:
             self._shard.load_state(self._resumed)
             self._resumed = None
-        asking, self._asking = self._asking, []
+        asking, self._presence.asking = self._presence.asking, []
         return [reply for source in asking for reply in self._ask(self._numbers[source])]
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
         admit_bare(message)
         if message.stop:  # the final parameters: only when nobody can change them any more
-            if source != self._pushers[0]:
+            if source != self._presence.pushers[0]:
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
-            self._final = source
+            self._presence.final = source
             return self._answer_final()
         pusher = self._numbers[source]
-        if pusher in self._left:  # a successor
-            if self._final is not None:  # who comes so late might change one shard and not another
+        if not self._presence.is_there(source):  # a successor
+            if not self._presence.enter(source):
                 return [(source, Message(Kind.LEAVE))]
-            self._left.remove(pusher)
-            self._lost.discard(source)
-            self._ejected.discard(pusher)
+            self._losses.replace(source)
             self._not_finite.forget(pusher)
             self._gate.join(pusher)
         if self._shard is None:
-            self._asking.append(source)
+            self._presence.asking.append(source)
             return []
         return self._ask(pusher)
 
     def _ask(self, pusher: int) -> list[Reply]:
-        return self._carry_out(self._gate.ask(pusher, self._steps[pusher]))
+        return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
 
     def _push(self, pusher: int, message: Message) -> list[Reply]:
         if self._shard is None:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
-        if pusher in self._ejected:
+        if self._losses.was_let_go(self._presence.pushers[pusher]):
             raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
-        admit_push(message, self._shard.values, self.version, self._steps[pusher])
+        due = self._held.steps[pusher]
+        admit_push(message, self._shard.values, self.version, due)
         self._stop |= message.stop
-        if message.step < self._steps[pusher]:
+        if message.step < due:
             return self._ask(pusher)
         if self._screens:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
-                return self._eject(pusher)
-        self._hold(Pushed(pusher, message, self._readings[pusher].values))
+                return self._eject(self._presence.pushers[pusher])
+        self._held.hold(Pushed(pusher, message, self._readings.values[pusher]))
         return self._carry_out(self._gate.arrive(pusher, message.step))
 
-    def _leave(self, pusher: int) -> list[Reply]:
-        if pusher in self._left:
-            self._finished |= self._final == self._pushers[pusher]
+    def _leave(self, rank: int) -> list[Reply]:
+        if not self._presence.leave(rank):
             return []
-        self._left.add(pusher)
-        self._readings[pusher] = _Reading()
+        pusher = self._numbers[rank]
+        self._readings.forget(pusher)
         return self._carry_out(self._gate.leave(pusher)) + self._answer_final()
 
-    def _eject(self, pusher: int) -> list[Reply]:
+    def _eject(self, rank: int) -> list[Reply]:
         """Lets a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
-        self.ejected += 1
-        self._ejected.add(pusher)
-        rank = self._pushers[pusher]
+        self._losses.let_go(rank)
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
     def _carry_out(self, decision: Decision) -> list[Reply]:
         for pusher in decision.drop:
-            self._take(pusher)
+            self._held.take(pusher)
             self.dropped += 1
-        taken = [self._take(pusher) for pusher in decision.apply]
-        for pusher in decision.answer + decision.acknowledge:  # what is held of them will not come again
-            self._count(self._held.get(pusher, ()))
-            self._steps[pusher] = max(self._steps[pusher], decision.step or 0)
-        self._count(taken)
+        taken = [self._held.take(pusher) for pusher in decision.apply]
+        for pusher in decision.answer + decision.acknowledge:
+            self._held.settle(pusher, decision.step)
+        self._held.count(taken)
         if self._handling.aggregator.whole and taken:
             self._undecided = taken, decision
             return self._parts.offer(_distances(taken)) + self._decide()
@@ -295,7 +264,8 @@ class ShardServer:
     ) -> list[Reply]:
         if taken:
             self._apply(taken, distances)
-        answers = [self._answer(self._pushers[pusher]) for pusher in decision.answer]
+        pushers = self._presence.pushers
+        answers = [self._answer(pushers[pusher]) for pusher in decision.answer]
         answers += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
         return answers
 
@@ -303,48 +273,27 @@ class ShardServer:
         assert self._shard is not None, "nobody pushes before having pulled"
         applied = self._shard.update(gradients, self.version, distances)
         if applied:
-            if self._shard.trains:
-                self._copy = None
             for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
                 self.staleness[age] += gradients_of_it
             self.version += 1
-            for entry in gradients:
-                self._readings[entry.pusher].version += entry.message.weight > 0
-
-    def _hold(self, entry: Pushed) -> None:
-        self._held.setdefault(entry.pusher, []).append(entry)
-
-    def _take(self, pusher: int) -> Pushed:
-        """Gives the oldest gradient that is held of a pusher, and holds it no more."""
-        return self._held[pusher].pop(0)
-
-    def _count(self, entries: Sequence[Pushed]) -> None:
-        """Counts steps that must not come again."""
-        for entry in entries:
-            self._steps[entry.pusher] = max(self._steps[entry.pusher], entry.message.step + 1)
+            self._readings.count(gradients)
 
     def _answer_final(self) -> list[Reply]:
-        if self._final is None or len(self._left) < len(self._pushers) or self._shard is None:
-            return []
-        return [self._answer(self._final)]
+        final = self._presence.ready_to_end
+        return [] if final is None or self._shard is None else [self._answer(final)]
 
     def _answer(self, source: int) -> Reply:
-        number = self._numbers[source]
-        shown = self._shown()
-        self._readings[number] = _Reading(self.version, shown if self._handling.merge.remembers else None)
-        step = self._steps[number]
+        assert self._shard is not None, "nobody is answered before there are parameters"
+        number, shown = self._numbers[source], self._shard.shown()
+        self._readings.note(number, self.version, shown)
+        step = self._held.steps[number]
         return source, Message(Kind.PARAMETERS, shown, version=self.version, step=step, stop=self._stop)
 
     def _acknowledgement(self, pusher: int) -> Reply:
         """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
-        version, step = self._readings[pusher].version, self._steps[pusher]
-        return self._pushers[pusher], Message(Kind.PARAMETERS, version=version, step=step, stop=self._stop)
-
-    def _shown(self) -> Tensor:
-        """Gives a copy of the values, one for all who are answered with this version: it leaves while updates go on."""
-        if self._copy is None:
-            self._copy = self.values.clone()
-        return self._copy
+        version, step = self._readings.versions[pusher], self._held.steps[pusher]
+        message = Message(Kind.PARAMETERS, version=version, step=step, stop=self._stop)
+        return self._presence.pushers[pusher], message
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
         heeded = self._handling.aggregator.whole and self._parts.knows(source)
@@ -355,15 +304,6 @@ class ShardServer:
             )
         self._parts.hear(source, message)
         return self._decide()
-
-    def _check_losses(self) -> None:
-        spare = self._consistency.spares(len(self._pushers))
-        if 0 < spare < len(self._lost):
-            ranks = ", ".join(map(str, sorted(self._lost)))
-            raise RunError(
-                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._consistency} can spare {spare}: "
-                "continue with --resume, or start anew with more spare ones"
-            )
 
 
 def _distances(taken: list[Pushed]) -> Tensor:

@@ -1,0 +1,43 @@
+"""What every pusher has read last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from polyrhythm.strategies.parameter_server.serving.shard import Pushed
+
+
+class Readings:
+    """One server's. Pushers are numbered from 0.
+
+    Args:
+        pushers: how many there are.
+        remembers: whether what was read is kept, and not its version alone.
+
+    Attributes:
+        versions: that pushers have read, and since then one more for each gradient of their own that was applied.
+        values: each `(n,)`, where they are kept.
+    """
+
+    def __init__(self, pushers: int, *, remembers: bool) -> None:
+        self.versions = [0] * pushers
+        self.values: list[Tensor | None] = [None] * pushers
+        self._remembers = remembers
+
+    def note(self, pusher: int, version: int, values: Tensor) -> None:
+        """A pusher is answered with these parameters, which must not change."""
+        self.versions[pusher] = version
+        if self._remembers:
+            self.values[pusher] = values
+
+    def count(self, applied: Sequence[Pushed]) -> None:
+        """An update has been made of these gradients."""
+        for entry in applied:
+            self.versions[entry.pusher] += entry.message.weight > 0
+
+    def forget(self, pusher: int) -> None:
+        """A pusher is gone."""
+        self.versions[pusher] = 0
+        self.values[pusher] = None
