@@ -154,7 +154,7 @@ def _sampled(images: Tensor, steps: Steps, fill: Fill) -> Tensor:
         align_corners=True,
     )
     if not images.is_floating_point():
-        sampled = sampled.round_().clamp_(0, 255)
+        sampled = sampled.round_()  # what lies between bytes is at most a rounding error beyond them
     return sampled.to(images.dtype)
 
 

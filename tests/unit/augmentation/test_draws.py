@@ -42,3 +42,10 @@ def test_chance_is_its_probability():
     assert not draws.chance(0.0).any()
     assert draws.chance(1.0).all()
     assert draws.chance(0.3).double().mean().item() == pytest.approx(0.3, abs=0.01)
+
+
+def test_the_draws_of_some_samples_are_those_of_all():
+    whole, keys = Draws(torch.arange(10)), torch.arange(10)
+    part = Draws(keys).of(slice(3, 7))
+    for _ in range(4):
+        assert torch.equal(part.uniform(-1, 2), whole.uniform(-1, 2)[3:7])

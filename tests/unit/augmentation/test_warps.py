@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy.ndimage import map_coordinates
 
+from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.augmentation.draws import Draws
-from polyrhythm.augmentation.tones import UNIT
+from polyrhythm.augmentation.tones import BYTES, UNIT
 from polyrhythm.augmentation.transforms.lens_distortion import LensDistortion
 from polyrhythm.augmentation.transforms.rotation import Rotation
 from polyrhythm.augmentation.transforms.stretching import Stretching
@@ -99,3 +100,32 @@ def test_probability_is_the_share_of_moved_images():
     moved = Rotation(probability=0.25)(images, Draws(torch.arange(2000)), UNIT)
     share = (moved != images).flatten(1).any(1).double().mean().item()
     assert share == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_flip_after_a_warp_is_mirrored_bit_for_bit_though_it_is_sampled_once(dtype):
+    images = torch.randint(0, 256, (8, 3, HEIGHT, WIDTH), dtype=torch.uint8).to(dtype)
+    keys = torch.arange(8)
+    for axis, dimension in (("horizontal", -1), ("vertical", -2)):
+        chain = f"rotation; stretching; flip(probability=1, axis={axis})"
+        turned = build_chain("rotation; stretching").on(BYTES)(images, keys)
+        assert torch.equal(build_chain(chain).on(BYTES)(images, keys), turned.flip(dimension))
+
+
+def test_a_flip_before_a_warp_is_what_the_warp_sees():
+    images, keys = torch.rand(8, 1, HEIGHT, WIDTH, dtype=torch.float64), torch.arange(8)
+    warped = build_chain("flip(probability=1); lens_distortion; stretching")(images, keys)
+    draws = Draws(keys)
+    draws.chance(1.0)  # the flip's
+    steps = [(kind, kind.drawn(draws)) for kind in (LensDistortion(), Stretching())]
+    torch.testing.assert_close(warped, warp(images.flip(-1), steps), atol=1e-12, rtol=0)
+
+
+def test_pictures_that_are_only_mirrored_keep_their_bits_beside_others_that_are_turned():
+    images, keys = torch.rand(64, 1, HEIGHT, WIDTH), torch.arange(64)
+    result = build_chain("flip; rotation(probability=0.5)")(images, keys)
+    draws = Draws(keys)
+    mirrored, turned = draws.chance(0.5), draws.chance(0.5)
+    assert torch.equal(result[mirrored & ~turned], images[mirrored & ~turned].flip(-1))
+    assert torch.equal(result[~mirrored & ~turned], images[~mirrored & ~turned])
+    assert 8 < int((mirrored & ~turned).sum()) < 32

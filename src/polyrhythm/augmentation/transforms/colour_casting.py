@@ -64,13 +64,11 @@ def cast_colour(images: Tensor, shifts: Tensor, tones: Tones = BYTES) -> Tensor:
     moved = (shifts != 0).any(1)
     if not bool(moved.any()):
         return images
+    if not images.is_floating_point():  # all of them, as no shift and no clipping leave bytes as they are
+        steps = shifts.to(images.device, torch.int16)[:, :, None, None]
+        return images.to(torch.int16).add_(steps).clamp_(0, 255).to(images.dtype)
     where = moved.nonzero().squeeze(1)
     chosen = images.index_select(0, where.to(images.device))
-    if chosen.is_floating_point():
-        black, white = tones.of(chosen)
-        steps = shifts[where].to(chosen.device, chosen.dtype)[:, :, None, None] * ((white - black) / 255)
-        shifted = (chosen + steps).clamp_(black, white)
-    else:
-        steps = shifts[where].to(chosen.device, torch.int16)
-        shifted = (chosen.to(torch.int16) + steps[:, :, None, None]).clamp_(0, 255).to(chosen.dtype)
-    return images.index_copy(0, where.to(images.device), shifted)
+    black, white = tones.of(chosen)
+    steps = shifts[where].to(chosen.device, chosen.dtype)[:, :, None, None] * ((white - black) / 255)
+    return images.index_copy(0, where.to(images.device), (chosen + steps).clamp_(black, white))
