@@ -72,6 +72,15 @@ def test_robust_aggregators_bear_two_of_eleven(aggregator: str) -> None:
     assert trained(aggregator, attacked_by(*ROBUST[aggregator])) >= clean() - 0.02
 
 
+def test_bulyan_bears_two_that_look_at_each_others_gradients() -> None:
+    faults = "byzantine(rank=3, allies=[7], attack=little_is_enough)"
+    assert trained("bulyan(f=2)", faults) >= clean() - 0.02
+
+
+def test_allies_attack_alike_though_they_do_not_collude() -> None:
+    assert trained("weighted_mean", "byzantine(rank=3, allies=[7], attack=sign_flip)") < clean() - 0.2
+
+
 def test_the_mean_fails_with_one_of_eleven() -> None:
     assert trained("weighted_mean", attacked_by("sign_flip(scale=20)")) < clean() - 0.2
 

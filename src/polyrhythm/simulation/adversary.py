@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from random import Random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -29,8 +30,22 @@ class Attack(Protocol):
 
 
 class Adversary(Config):
-    """A way to attack, and the maker of its attacks."""
+    """A way to attack, and the maker of its attacks.
+
+    Attributes:
+        colludes: whether those who attack together look at each other's gradients first, with `agree`.
+    """
+
+    colludes: ClassVar[bool] = False
 
     @abstractmethod
     def attack(self) -> Attack:
         """Makes an attack that has seen nothing yet."""
+
+    def agree(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Gives what all of several that attack together send, `(n,)`, where they collude.
+
+        Args:
+            gradients: of the same step, as they were computed, each `(n,)`; not changed.
+        """
+        raise NotImplementedError

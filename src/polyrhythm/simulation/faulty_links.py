@@ -27,12 +27,14 @@ class Passage:
         copies: how many of it arrive.
         delay_s: by which it is late.
         malformed: whether the receiver cannot read it.
+        held: whether it waits to be let go, with `FaultyLinks.let_go`.
     """
 
     parcel: Parcel
     copies: int = 1
     delay_s: float = 0.0
     malformed: bool = False
+    held: bool = False
 
 
 class MessageRule(Protocol):
@@ -86,6 +88,12 @@ class FaultyLinks:
         passage = Passage(parcel)
         for rule in self.rules:
             rule(passage)
+        if not passage.held:
+            self.let_go(passage)
+
+    def let_go(self, passage: Passage) -> None:
+        """Lets a message start on its way, as it is now."""
+        parcel = passage.parcel
         source, to = parcel.source, parcel.to
         arrive = partial(self._arrive, passage)
         if self.rules or self.cuts:

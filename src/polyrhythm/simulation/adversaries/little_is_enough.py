@@ -5,14 +5,16 @@ arXiv 1902.06156.
 
     sent_k = mean_k - z * deviation_k        of honest gradients, for each coordinate k
 
-z = z; for 24 attackers of 50 workers the paper's rule gives 1.4. Departure: there, the attackers estimate mean and
-deviation from each other's gradients of the same step; here, each from its own of all steps so far, since it sends
-before it could hear of others.
+z = z; for 24 attackers of 50 workers the paper's rule gives 1.4. As in the paper, attackers that are allies take mean
+and deviation of each other's gradients of the same step, and all send the same. Departure: one without allies takes
+those of its own gradients of all steps so far.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,11 +30,18 @@ class LittleIsEnough(Adversary):
         z: by how many standard deviations.
     """
 
+    colludes: ClassVar[bool] = True
+
     z: Positive = 1.5
 
     def attack(self) -> Attack:
         """Makes an attack that has seen nothing yet."""
         return _Hidden(self.z)
+
+    def agree(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Gives the mean less z deviations, coordinate by coordinate."""
+        seen = torch.stack(list(gradients))
+        return seen.mean(0) - self.z * seen.std(0, correction=0)
 
 
 class _Hidden:

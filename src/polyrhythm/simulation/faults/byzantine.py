@@ -1,4 +1,4 @@
-"""Byzantine: a worker pushes something else than its gradient."""
+"""Byzantine: workers push something else than their gradients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.adversaries.sign_flip import SignFlip
 from polyrhythm.simulation.adversary import ADVERSARIES, Adversary, Attack
+from polyrhythm.simulation.collusion import Collusion
 from polyrhythm.simulation.fault import Fault, Ground, check_rank
 from polyrhythm.simulation.faulty_links import Passage
 from polyrhythm.specs import chosen
@@ -23,16 +24,19 @@ if TYPE_CHECKING:
 
 
 class Byzantine(Fault):
-    """The gradients that a worker pushes to servers are changed on their way; what it holds itself stays right.
+    """The gradients that workers push to servers are changed on their way; what they hold themselves stays right.
 
     Attributes:
         rank: a worker's.
+        allies: ranks of others that attack in the same way; where the attack colludes, they look at each other's
+            gradients before any of them pushes.
         attack: what is pushed instead.
         from_s: virtual seconds.
         to_s: virtual seconds; default: to the end.
     """
 
     rank: int
+    allies: tuple[int, ...] = ()
     attack: Annotated[Adversary, chosen("attack", ADVERSARIES)] = SignFlip()
     from_s: NonNegative = 0.0
     to_s: float = Field(default=inf, gt=0)
@@ -43,13 +47,20 @@ class Byzantine(Fault):
             raise RequestError(
                 f"fault byzantine: to_s {self.to_s:g} must be later than from_s {self.from_s:g}"
             )
+        if len(set(self._ranks)) < len(self._ranks):
+            raise RequestError(f"fault {self}: a rank is named twice, and nobody is an ally of itself")
         return self
 
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        return (self.rank, *self.allies)
+
     def check(self, ground: Ground) -> None:
-        """Checks that the rank is a worker's, and that it pushes."""
-        check_rank(self, ground, self.rank)
-        if self.rank not in ground.cast.workers:
-            raise RequestError(f"fault {self}: rank {self.rank} is a server, which pushes no gradients")
+        """Checks that the ranks are workers', and that they push."""
+        for rank in self._ranks:
+            check_rank(self, ground, rank)
+            if rank not in ground.cast.workers:
+                raise RequestError(f"fault {self}: rank {rank} is a server, which pushes no gradients")
         if not ground.cast.servers:
             raise RequestError(
                 f"fault {self}: there is no server to push to, and collectives bear no adversary: choose a "
@@ -58,15 +69,21 @@ class Byzantine(Fault):
 
     def begin(self, scene: Scene, random: Random) -> None:
         """Adds its rule to the links."""
-        attacks: defaultdict[int, Attack] = defaultdict(self.attack.attack)
+        if self.allies and self.attack.colludes:
+            scene.links.rules.append(Collusion(scene, self._ranks, self.attack, self._concerns))
+            return
+        attacks: defaultdict[tuple[int, int], Attack] = defaultdict(self.attack.attack)
 
         def rule(passage: Passage) -> None:
             parcel = passage.parcel
             message = parcel.message
-            if parcel.source.rank != self.rank or message.kind is not Kind.PUSH or message.tensor is None:
-                return
-            if message.weight > 0 and self.from_s <= scene.time.now() < self.to_s:
-                changed = attacks[parcel.to.rank](message.tensor, random)
+            if self._concerns(passage, scene.time.now()) and message.tensor is not None:
+                changed = attacks[parcel.source.rank, parcel.to.rank](message.tensor, random)
                 parcel.message = message._replace(tensor=changed)
 
         scene.links.rules.append(rule)
+
+    def _concerns(self, passage: Passage, now_s: float) -> bool:
+        message = passage.parcel.message
+        pushes = passage.parcel.source.rank in self._ranks and message.kind is Kind.PUSH
+        return pushes and message.weight > 0 and self.from_s <= now_s < self.to_s
