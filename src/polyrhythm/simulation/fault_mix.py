@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from polyrhythm.data.seeding import seed_for
@@ -37,6 +38,18 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tupl
         if bounded and found[-1].name == Kill.name:
             spares -= 1
     return tuple(found)
+
+
+def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Fault:
+    """Draws when one of some ranks dies, without a successor.
+
+    Args:
+        ranks: who may die.
+        seed: of the draw.
+        length_s: about how long the run takes.
+    """
+    random = Random(seed_for("death", seed))
+    return Kill(rank=random.choice(ranks), at_s=_rounded(length_s * random.uniform(0.001, 1)))
 
 
 def _rounded(seconds: float) -> float:

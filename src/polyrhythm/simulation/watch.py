@@ -49,7 +49,8 @@ class Watch:
     def ended(self, steps: int) -> None:
         """Tells that the run is over, in which every worker had to take so many steps."""
         survivors = tuple(rank for rank in self._now.cast.workers if self._now.ranks[rank].alive)
-        event = Ended(self._now.time.now(), steps, survivors)
+        incarnations = {rank: self.incarnation(rank) for rank in survivors}
+        event = Ended(self._now.time.now(), steps, survivors, incarnations)
         for tell in self._on_end:
             tell(event)
 
@@ -126,7 +127,8 @@ class _WatchedWorker(_Wrapped):
         regrouped = None
         if self._regrouped is not None:
             regrouped = {member: self._watch.incarnation(member) for member in self._regrouped}
-        self._watch.stepped(Stepped(self._watch.now_s, rank, step.number, vector, regrouped))
+        incarnation = self._watch.incarnation(rank)
+        self._watch.stepped(Stepped(self._watch.now_s, rank, step.number, vector, regrouped, incarnation))
         return stop
 
 

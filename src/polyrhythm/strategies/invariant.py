@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -93,6 +93,7 @@ class Stepped:
         step: the step's number.
         vector: `(numbers,)`, its parameters now; changes later.
         regrouped: incarnations of the workers in step with it since they have regrouped, by rank; None before.
+        incarnation: how many have had the worker's rank before it.
     """
 
     time_s: float
@@ -100,6 +101,7 @@ class Stepped:
     step: int
     vector: Tensor
     regrouped: dict[int, int] | None = None
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,13 @@ class Ended:
         time_s: when.
         steps: that every worker had to take.
         survivors: ranks of the workers that have left of their own accord.
+        incarnations: by rank, how many have had each one's number before it.
     """
 
     time_s: float
     steps: int
     survivors: tuple[int, ...]
+    incarnations: dict[int, int] = field(default_factory=dict)
 
 
 class Invariant:

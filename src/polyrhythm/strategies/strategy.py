@@ -13,8 +13,10 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
+from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.progress import Progress
 from polyrhythm.strategies.invariants.versions import Versions
 from polyrhythm.strategies.paper import Paper
@@ -115,6 +117,10 @@ class Strategy(Config):
         """
         return False
 
+    def leaves_steps_out(self, workers: int) -> bool:
+        """Whether a worker that is late leaves steps out, to be where the others are (`WorkerPart.next_step`)."""
+        return False
+
     def updates_per_step(self, workers: int) -> int:
         """How many updates the parameters get while every worker takes one step."""
         raise NotImplementedError
@@ -130,6 +136,10 @@ class Strategy(Config):
     def reads_every_step(self, workers: int) -> bool:
         """Whether every step ends with the newest parameters there are, so that all steps send equally many bytes."""
         return True
+
+    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+        """Gives, for each rank that pushes gradients to servers, the indices of the workers whose mean it pushes."""
+        return {rank: (index,) for index, rank in enumerate(cast.workers)}
 
     def slices(self, workers: int) -> int:
         """Into how many pieces its messages cut a bucket; 1 if no message holds a piece of one.
@@ -152,7 +162,10 @@ class Strategy(Config):
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Makes what must hold after every event of a run."""
-        return [Progress(conditions.patience_s), Versions()]
+        workers = conditions.cast.workers
+        leaves_out, regroups = self.leaves_steps_out(len(workers)), self.regroups(len(workers))
+        every_step = EveryStep(workers, leaves_out=leaves_out, regroups=regroups)
+        return [Progress(conditions.patience_s), Versions(), every_step]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

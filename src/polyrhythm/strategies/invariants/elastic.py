@@ -22,11 +22,13 @@ class Elastic(Invariant):
         conditions: with or without known gradients; without them workers are not followed.
         alpha: share of the difference that each side moves by.
         plain: whether a worker's flat vector holds its parameters after a step.
+        pull: how far a worker is moved, in units of how far the centre is.
     """
 
-    def __init__(self, conditions: Conditions, alpha: float, *, plain: bool) -> None:
+    def __init__(self, conditions: Conditions, alpha: float, *, plain: bool, pull: float = 1.0) -> None:
         cast = conditions.cast
         self._alpha = alpha
+        self._pull = pull
         self._gradient = conditions.gradient if plain else None
         self._workers = cast.workers
         self._shards = dict(zip(cast.servers, shards(conditions.numbers, len(cast.servers)), strict=True))
@@ -76,7 +78,10 @@ class Elastic(Invariant):
             found = given.get(rank)
             if found is not None:
                 self._compare(
-                    event.server, event.time_s, f"the difference for rank {rank}", (difference, found)
+                    event.server,
+                    event.time_s,
+                    f"the difference for rank {rank}",
+                    (difference * self._pull, found),
                 )
             self._centre[event.server] += difference
 

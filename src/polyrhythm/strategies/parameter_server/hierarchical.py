@@ -104,9 +104,19 @@ class Hierarchical(Strategy):
         busy = self._busy(workers)
         return self.consistency.gathers(busy) if self.consistency.drops else busy
 
+    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+        """A leaf pushes the mean of its group."""
+        levels, index = Levels.of(cast, self.groups), {rank: index for index, rank in enumerate(cast.workers)}
+        groups = zip(levels.leaves, levels.groups, strict=True)
+        return {leaf: tuple(index[rank] for rank in members) for leaf, members in groups if members}
+
     def slices(self, workers: int) -> int:
         """One a root."""
         return self.servers
+
+    def leaves_steps_out(self, workers: int) -> bool:
+        """Where late gradients are dropped."""
+        return self.consistency.drops and not self.in_step(workers)
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Equal replicas inside each group; where all go in step, of all, and the sum of all gradients."""

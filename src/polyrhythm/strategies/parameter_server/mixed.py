@@ -21,6 +21,7 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -120,17 +121,26 @@ class Mixed(Strategy):
         groups = self.groups(workers)
         return self.consistency.gathers(groups) if self.consistency.drops else groups
 
+    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+        """The first of each group pushes its mean."""
+        indices = tuple(range(len(cast.workers)))
+        starts = indices[:: self.replicas]
+        return {cast.workers[start]: indices[start : start + self.replicas] for start in starts}
+
     def slices(self, workers: int) -> int:
         """One a replica of a group."""
         return min(self.replicas, workers)
+
+    def leaves_steps_out(self, workers: int) -> bool:
+        """Where late gradients are dropped."""
+        return self.consistency.drops and not self.in_step(workers)
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Those of servers, a group's leader pushing its mean; and equal replicas inside each group."""
         workers = conditions.cast.workers
         starts = range(0, len(workers), self.replicas)
         groups = [workers[start : start + self.replicas] for start in starts]
-        indices = tuple(range(len(workers)))
-        pushers = {workers[start]: indices[start : start + self.replicas] for start in starts}
+        pushers = self.contributors(conditions.cast)
         in_step, handling = self.in_step(len(workers)), Handling(self.merge)
         serving = serving_invariants(conditions, pushers, self.consistency, handling, in_step=in_step)
         return [

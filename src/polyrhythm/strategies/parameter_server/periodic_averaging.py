@@ -22,6 +22,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.invariants.elastic import Elastic
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
@@ -103,8 +104,10 @@ class PeriodicAveraging(Strategy):
         return 1
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every question is answered once, to who asked it."""
-        return [*super().invariants(conditions), Answers(conditions.cast)]
+        """Every question is answered once, to who asked it, and the mean moves by what is exchanged alone."""
+        alpha = self.rule(len(conditions.cast.workers)).alpha
+        elastic = Elastic(conditions, alpha, plain=True, pull=(1 - alpha) / alpha)
+        return [*super().invariants(conditions), Answers(conditions.cast), elastic]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

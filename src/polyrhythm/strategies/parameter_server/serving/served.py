@@ -95,11 +95,15 @@ class Served(Strategy):
         """Unless workers may be told to go on with their own copies."""
         return not self.rules()[0].own_updates
 
+    def leaves_steps_out(self, workers: int) -> bool:
+        """Where late gradients are dropped."""
+        return self.rules()[0].drops and not self.in_step(workers)
+
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Those of servers, each worker pushing its own gradients; and equal replicas where workers go in step."""
         workers = conditions.cast.workers
         consistency, handling = self.rules()
-        pushers = {rank: (index,) for index, rank in enumerate(workers)}
+        pushers = self.contributors(conditions.cast)
         in_step = consistency.in_step()
         found = super().invariants(conditions)
         found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)

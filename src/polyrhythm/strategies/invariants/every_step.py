@@ -1,0 +1,66 @@
+"""Every step: each worker's steps are taken one after the other, by it or by its successors, up to the last.
+
+A step of a worker is a batch, so every sample is accounted for: it is seen, or it belongs to a step that nobody took of
+a worker that was lost, from the step on that it had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from polyrhythm.strategies.invariant import Ended, Invariant, Stepped, Violation
+
+
+class EveryStep(Invariant):
+    """No step is left out, and none is taken twice by the same incarnation.
+
+    A successor may take again what had been its predecessor's, if its effect was lost. Each that was lost may have died
+    with one step of which only the gradient was seen. Where workers regroup, steps that somebody had finished are
+    handed on to the others, with their gradients in them.
+
+    Args:
+        workers: their ranks.
+        leaves_out: whether a worker may leave steps out to be where the others are.
+        regroups: whether workers regroup.
+    """
+
+    def __init__(self, workers: Collection[int], *, leaves_out: bool = False, regroups: bool = False) -> None:
+        self._leaves_out = leaves_out
+        self._regroups = regroups
+        self._reached = dict.fromkeys(workers, 0)
+        self._incarnations = dict.fromkeys(workers, 0)
+
+    def stepped(self, event: Stepped) -> None:
+        """Compares with the step before it."""
+        expected = self._reached[event.rank]
+        lost = event.incarnation - self._incarnations[event.rank]
+        first, last = (0 if lost else expected), expected + lost
+        bounded = not self._leaves_out and event.regrouped is None
+        if event.step < first or (event.step > last and bounded):
+            raise Violation(
+                "a step out of turn",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"step {first}" + (f" to {last}" if last > first else ""),
+                found=f"step {event.step}",
+            )
+        self._incarnations[event.rank] = event.incarnation
+        self._reached[event.rank] = event.step + 1
+
+    def ended(self, event: Ended) -> None:
+        """All who have left had taken their last step, or one of them where they regroup."""
+        if self._leaves_out:
+            return
+        missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}
+        if self._regroups:
+            missed = {rank: min(missed.values()) for rank in event.survivors}
+        for rank, count in missed.items():
+            lost = event.incarnations.get(rank, 0) - self._incarnations[rank]
+            if not 0 <= count <= lost:
+                raise Violation(
+                    "steps at the end",
+                    rank=rank,
+                    time_s=event.time_s,
+                    expected=event.steps,
+                    found=event.steps - count,
+                )
