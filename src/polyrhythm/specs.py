@@ -132,11 +132,17 @@ class Config(BaseModel):
 @cache
 def choices(package: str) -> dict[str, type[Config]]:
     """Lists a folder: the configuration class of every module directly inside `package`, by name."""
+    return {name: _config(f"{package}.{name}", name) for name in _names(package)}
+
+
+@cache
+def _names(package: str) -> tuple[str, ...]:
+    """Lists a folder without importing what is in it."""
     found = importlib.import_module(package)
-    names = [info.name for info in pkgutil.iter_modules(found.__path__) if not info.ispkg]
-    return {name: _config(f"{package}.{name}", name) for name in sorted(names)}
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(found.__path__) if not info.ispkg))
 
 
+@cache
 def _config(module: str, name: str) -> type[Config]:
     for key, value in vars(importlib.import_module(module)).items():
         if key.lower() == name.replace("_", "") and isinstance(value, type) and issubclass(value, Config):
@@ -156,10 +162,11 @@ def build(what: str, spec: str | Spec, *packages: str) -> Config:
         RequestError: unknown name or key, or a value out of its range.
     """
     parsed = _parsed(what, spec)
-    known = {name: kind for package in packages for name, kind in choices(package).items()}
-    if parsed.name not in known:
-        raise unknown(what, parsed.name, known)
-    return validated(f"{what} {parsed.name}", known[parsed.name], parsed.arguments)
+    homes = {name: package for package in packages for name in _names(package)}
+    if parsed.name not in homes:
+        raise unknown(what, parsed.name, homes)
+    kind = _config(f"{homes[parsed.name]}.{parsed.name}", parsed.name)  # the others need not be imported
+    return validated(f"{what} {parsed.name}", kind, parsed.arguments)
 
 
 def _parsed(what: str, spec: str | Spec) -> Spec:

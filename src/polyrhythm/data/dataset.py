@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.errors import RequestError
 
 OWN_EPOCHS = 10
@@ -51,6 +52,7 @@ class Dataset:
         skipped: files that were left out because they could not be read.
         black: the number of a black pixel, one for all channels or one for each.
         white: the same of a white one.
+        shown: the share of a picture's shorter side that the square in its middle has, of which images are made.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Dataset:
     skipped: tuple[str, ...] = ()
     black: tuple[float, ...] = (0.0,)
     white: tuple[float, ...] = (1.0,)
+    shown: float = CENTRAL_SHARE
 
 
 class TensorSplit:
@@ -92,10 +95,20 @@ class TensorSplit:
 
     def images(self, indices: Tensor) -> Tensor:
         """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
-        chosen = self._images.index_select(0, indices).to(torch.float32)
-        if (self._mean, self._std) == (0.0, 1.0):
-            return chosen
-        return chosen.sub_(self._mean).div_(self._std)
+        chosen = self._images.index_select(0, indices)
+        return chosen if self._is_finished else self.normalised(chosen)
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as they are kept: (B, C, H, W)."""
+        return self._images.index_select(0, indices)
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Gives (B, C, H, W) float32 in new memory, on the device of what was decoded."""
+        return torch.sub(decoded, self._mean).to(torch.float32).div_(self._std)
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._images.dtype == torch.float32 and (self._mean, self._std) == (0.0, 1.0)
 
 
 class TorchSplit:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.data.images import UnreadableImage, read_pixels, read_whole, suffixes
+from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels, read_whole, suffixes
 from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
 
@@ -28,18 +28,30 @@ class ImageFileSplit:
         labels: (n,) int64.
         image_size: in pixels, of the square that is made of each.
         pixels: how they are normalised.
+        shown: the share of the shorter side that this square has in a picture.
+
+    Attributes:
+        files: as given.
+        image_size: as given.
+        shown: as given.
     """
 
     def __init__(
-        self, files: Sequence[str], labels: Tensor, image_size: int, pixels: Pixels = "imagenet"
+        self,
+        files: Sequence[str],
+        labels: Tensor,
+        image_size: int,
+        pixels: Pixels = "imagenet",
+        shown: float = CENTRAL_SHARE,
     ) -> None:
-        self._files = files
+        self.files = files
+        self.image_size = image_size
+        self.shown = shown
         self._labels = labels
-        self._size = image_size
-        self._normalised = NORMALIZATIONS[pixels]
+        self._normalization = NORMALIZATIONS[pixels]
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     @property
     def labels(self) -> Tensor:
@@ -52,10 +64,23 @@ class ImageFileSplit:
         Raises:
             RequestError: a file cannot be read.
         """
+        return self.normalised(self.decoded(indices))
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Gives the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
         if len(indices) == 0:
-            return torch.empty(0, 3, self._size, self._size)
-        pixels = self._decoded(indices, partial(read_pixels, image_size=self._size))
-        return self._normalised(torch.from_numpy(np.stack(pixels)))
+            return torch.empty(0, self.image_size, self.image_size, 3, dtype=torch.uint8)
+        return torch.from_numpy(
+            np.stack(self._read(indices, partial(read_pixels, image_size=self.image_size, share=self.shown)))
+        )
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Gives (B, 3, size, size) float32 in new memory."""
+        return self._normalization(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Gives the whole images of `indices`, each (3, H, W) float32 with a shorter side of so many pixels.
@@ -63,11 +88,11 @@ class ImageFileSplit:
         Raises:
             RequestError: a file cannot be read.
         """
-        pixels = self._decoded(indices, partial(read_whole, shorter_side=shorter_side))
-        return [self._normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+        pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
+        return [self._normalization(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
-    def _decoded(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
-        files = [self._files[index] for index in indices.tolist()]
+    def _read(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
+        files = [self.files[index] for index in indices.tolist()]
         with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
             return list(threads.map(partial(_pixels, decode=decode), files))
 

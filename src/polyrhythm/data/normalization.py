@@ -32,7 +32,8 @@ class Normalization:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Gives bytes (B, H, W, 3) as (B, 3, H, W) float32 in new memory."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        return images.sub_(self._channels(self.mean)).div_(self._channels(self.std))
+        mean, std = (self._channels(numbers).to(images.device) for numbers in (self.mean, self.std))
+        return images.sub_(mean).div_(std)
 
     def of_tone(self, tone: float) -> tuple[float, ...]:
         """Gives what a grey of `tone`, in bytes, becomes, by channel."""

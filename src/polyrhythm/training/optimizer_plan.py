@@ -204,7 +204,8 @@ class FlatOptimizer:
             self._show(gradient, self._optimizer.param_groups)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = learning_rate if rate == self._rate else learning_rate * rate / self._rate
-        self._step(self._optimizer)
+        with torch.no_grad():
+            self._step(self._optimizer)
 
     def _show(self, gradient: Tensor, groups: list[dict[str, Any]]) -> None:
         """Makes a vector the gradient, which it nearly always is already."""
@@ -274,12 +275,15 @@ def _make(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def _bare_step(optimizer: torch.optim.Optimizer | None) -> Callable[[Any], Any]:
-    """Gives the method `step` without torch's wrapper for hooks and profilers.
+    """Gives the method `step` without torch's wrappers for hooks and profilers, and for compiled code; call without grad.
 
-    Nobody can hook an optimiser that no one else sees, and for a small model the wrapper takes longer than the update.
+    Nobody can hook an optimiser that no one else sees, and for a small model the wrappers take longer than the update.
+    That for compiled code imports the compiler first.
     """
     step: Any = type(optimizer).step if optimizer is not None else None
-    bare: Callable[[Any], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    while (wrapped := getattr(step, "__wrapped__", None)) is not None:
+        step = wrapped
+    bare: Callable[[Any], Any] = step
     return bare
 
 
