@@ -25,6 +25,7 @@ _LABELS = {
     "workers_joined": "Successors of lost workers",
     "workers_ejected": "Workers let go by servers",
     "images_not_seen": "Training images not seen",
+    "gradients_dropped": "Gradients dropped, too late",
     "gradients_not_finite": "Gradients left out, not finite",
     "messages_refused": "Messages refused",
     "epochs": "Epochs",
@@ -61,6 +62,7 @@ _IF_NOT_ZERO = {
     "workers_joined",
     "workers_ejected",
     "images_not_seen",
+    "gradients_dropped",
     "gradients_not_finite",
     "messages_refused",
 }

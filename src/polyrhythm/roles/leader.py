@@ -284,7 +284,9 @@ class Leader:
     def _images_not_seen(self) -> int:
         if self._job.strategy.regroups(self._job.workers):
             return result.images_left_out(self._job, self._others.history)
-        return result.images_not_seen(self._job, self._steps_done())
+        reports = list(self._others.reports.values())
+        not_applied = result.images_not_applied(self._job, self._world.cast, reports)
+        return result.images_not_seen(self._job, self._steps_done()) + not_applied
 
     def _steps_done(self) -> dict[int, int]:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""

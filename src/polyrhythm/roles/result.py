@@ -12,6 +12,7 @@ from torch import Tensor
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.worker_state import Account
+from polyrhythm.strategies.cast import Cast
 
 
 def digest(vector: Tensor) -> str:
@@ -49,6 +50,7 @@ def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
         refused.update(report["refused"])
     return {
         "messages_refused": {reason: refused[reason] for reason in sorted(refused)},
+        "gradients_dropped": sum(report["dropped"] for report in reports),
         "gradients_not_finite": sum(report["not_finite"] for report in reports),
         "workers_ejected": sum(report["ejected"] for report in reports),
     }
@@ -83,6 +85,26 @@ def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
         for worker, done in steps_done.items()
         for step in range(done, calendar.total_steps)
     )
+
+
+def images_not_applied(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> int:
+    """Counts the training images of gradients that servers left out: late, not finite, or never computed to catch up.
+
+    Args:
+        job: that is over.
+        cast: of its ranks.
+        reports: the servers'; each speaks of its shard, and a gradient that one of S left out counts an S-th.
+    """
+    behind, calendar = job.strategy.contributors(cast), job.calendar
+    images = sum(
+        calendar.images(step, worker)
+        for report in reports
+        for rank, stretches in report["left_out"].items()
+        for first, after in stretches
+        for step in range(first, min(after, calendar.total_steps))
+        for worker in behind[int(rank)]
+    )
+    return round(images / max(1, job.strategy.shard_count))
 
 
 def images_left_out(job: Job, history: list[tuple[int, tuple[int, ...]]]) -> int:

@@ -77,7 +77,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
         reporter.tell(control, at_last=False)
     outbox.flush()
     reporter.tell(control, at_last=True)
-    report = _last_words(part, world) | {"bytes_sent": bytes_sent, "refused": dict(refusals.counted)}
+    report = _last_words(part, world) | {"bytes_sent": bytes_sent, "refused": dict(refusals.counted + world.refused)}
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
 
 
@@ -88,6 +88,8 @@ def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
         "steps": part.steps,
         "not_finite": getattr(part, "not_finite", 0),  # only some look
         "ejected": getattr(part, "ejected", 0),
+        "dropped": getattr(part, "dropped", 0),
+        "left_out": getattr(part, "left_out", {}),
     }
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 

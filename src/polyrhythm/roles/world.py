@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.clock import Clock
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.timed import Blocked, TimedCommunicator
+from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.pace import FORWARD_SHARE, LivePace, Pace
 from polyrhythm.roles.step_timer import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
@@ -20,15 +22,29 @@ LEADER = 0
 """The rank that evaluates, saves and speaks for the run: always a worker."""
 
 
+class Departed(RunError):
+    """This worker was asked to leave between two steps; the others go on without it."""
+
+
 class StopWish:
-    """Whether someone outside (a signal) wants this run to stop; read before every step."""
+    """Whether someone outside (a signal) wants this run to stop, or this worker to leave; read at every step.
+
+    Attributes:
+        wished: whether the run must stop.
+        leaves: whether this worker must leave, and the others go on; worker 0 never is asked to.
+    """
 
     def __init__(self) -> None:
         self.wished = False
+        self.leaves = False
 
     def wish(self) -> None:
-        """Asks to stop."""
+        """Asks the run to stop."""
         self.wished = True
+
+    def leave(self) -> None:
+        """Asks this worker to leave."""
+        self.leaves = True
 
 
 def goes_on_without(rank: int, cast: Cast, strategy: Strategy) -> bool:
@@ -54,6 +70,7 @@ class World:
         incarnation: how many ranks have had this number before, and were lost.
         activity: what this rank is doing, for its watchdog.
         timer: is told where a worker's steps go.
+        refused: links and bytes at this rank that nobody of ours sends, by reason.
     """
 
     network: Communicator
@@ -65,6 +82,7 @@ class World:
     incarnation: int = 0
     activity: Activity = field(default_factory=Activity)
     timer: Timer = field(default_factory=NoTimer)
+    refused: Counter[str] = field(default_factory=Counter)
 
     @property
     def rejoins(self) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.serving.admission import payload
+from polyrhythm.strategies.parameter_server.serving.left_out import LeftOut
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 
 
@@ -20,10 +21,12 @@ class Held:
 
     Attributes:
         steps: for each pusher, how many of its gradients need not be pushed again: applied, held for good, or over.
+        left_out: which of these were not applied.
     """
 
     def __init__(self, pushers: int) -> None:
         self.steps = [0] * pushers
+        self.left_out = LeftOut()
         self._entries: dict[int, list[Pushed]] = {}
 
     def hold(self, entry: Pushed) -> None:
@@ -46,6 +49,7 @@ class Held:
     def settle(self, pusher: int, step: int | None) -> None:
         """A pusher is answered: what is held of it will not come again, nor steps before the one it goes on with."""
         self.count(self.of(pusher))
+        self.left_out.add(pusher, self.steps[pusher], step or 0)
         self.steps[pusher] = max(self.steps[pusher], step or 0)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,10 +58,11 @@ class Held:
         kept = [entry for entry in everything if entry.message.step < self.steps[entry.pusher]]
         tensors = {f"held.{number}": payload(entry.message) for number, entry in enumerate(kept)}
         held = [[entry.pusher, *entry.message[2:6]] for entry in kept]  # version, step, weight, learning rate
-        return tensors, {"steps": list(self.steps), "held": held}
+        return tensors, {"steps": list(self.steps), "held": held, "left_out": self.left_out.state()}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes back what `state` gave."""
         self.steps = list(facts["steps"])
+        self.left_out.load_state(facts.get("left_out", {}))
         for number, (pusher, *numbers) in enumerate(facts["held"]):
             self.hold(Pushed(pusher, Message(Kind.PUSH, tensors[f"held.{number}"], *numbers)))

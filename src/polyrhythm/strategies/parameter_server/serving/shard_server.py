@@ -109,6 +109,12 @@ class ShardServer:
         """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
         return dict(zip(self._presence.pushers, self._held.steps, strict=True))
 
+    @property
+    def left_out(self) -> dict[int, list[list[int]]]:
+        """For each rank, the stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
+        pushers = self._presence.pushers
+        return {pushers[number]: found for number, found in self._held.left_out.by_pusher.items()}
+
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a rank and gives the replies.
 
@@ -223,6 +229,8 @@ class ShardServer:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
                 return self._eject(self._presence.pushers[pusher])
+            if message.weight == 0:
+                self._held.left_out.add(pusher, due, due + 1)
         self._held.hold(Pushed(pusher, message, self._readings.values[pusher]))
         return self._carry_out(self._gate.arrive(pusher, message.step))
 
@@ -243,9 +251,9 @@ class ShardServer:
             self._held.take(pusher)
             self.dropped += 1
         taken = [self._held.take(pusher) for pusher in decision.apply]
+        self._held.count(taken)
         for pusher in decision.answer + decision.acknowledge:
             self._held.settle(pusher, decision.step)
-        self._held.count(taken)
         if self._handling.aggregator.whole and taken:
             self._undecided = taken, decision
             return self._parts.offer(_distances(taken)) + self._decide()

@@ -1,0 +1,87 @@
+"""What late and broken gradients cost: the images that no update has seen are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.jobs import batch, make_job, result_of, simulated
+from polyrhythm.roles.job import Job
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import Surroundings, simulate_on
+from polyrhythm.strategies.parameter_server.serving.shard import Shard
+from unit.simulation.clusters import cluster
+
+Applied = list[tuple[int, int, int]]
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> Applied:
+    """Gives a list that fills with (shard, pusher, step) of every gradient that goes into an update."""
+    found: Applied = []
+    shards: list[Shard] = []
+    inner = Shard.update
+
+    def update(self: Shard, pushed: Any, *others: Any) -> Any:
+        if not any(self is shard for shard in shards):
+            shards.append(self)
+        number = next(number for number, shard in enumerate(shards) if shard is self)
+        found.extend(
+            (number, entry.pusher, entry.message.step) for entry in pushed if entry.message.weight > 0
+        )
+        return inner(self, pushed, *others)
+
+    monkeypatch.setattr(Shard, "update", update)
+    return found
+
+
+def not_seen(job: Job, applied: Applied, replicas: int = 1) -> float:
+    """Counts the images that are in no gradient of the list, in the mean over shards."""
+    per_epoch = job.steps_per_epoch
+    seen = sum(
+        len(batch(job, step // per_epoch, step % per_epoch, worker, job.workers)[1])
+        for _, pusher, step in applied
+        for worker in range(pusher * replicas, min((pusher + 1) * replicas, job.workers))
+    )
+    return job.learning.epochs * len(job.dataset.train) - seen / job.strategy.shard_count
+
+
+def one_is_slow(worker: int) -> float:
+    return 0.01 * (1 + 0.07 * worker) if worker != 1 else 0.034
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas"),
+    [
+        ("backup_workers(spare=1)", 1),
+        ("backup_workers(spare=2, servers=2)", 1),
+        ("mixed(replicas=2, consistency=backup(spare=1))", 2),
+        ("hierarchical(groups=3, consistency=backup(spare=1))", 2),
+    ],
+)
+def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, applied: Applied) -> None:
+    job = make_job(spec, 6, epochs=3, batch_size=2)
+    result = simulated(job, Surroundings(step_s=one_is_slow)).result
+    expected = not_seen(job, applied, replicas)
+    assert expected > 0
+    assert result["images_not_seen"] == round(expected)
+    assert result["gradients_dropped"] > 0
+
+
+@pytest.mark.parametrize("spec", ["softsync(n=2)", "ssp", "backup_workers(spare=0)"])
+def test_who_drops_nothing_has_seen_everything(spec: str, applied: Applied) -> None:
+    job = make_job(spec, 4, epochs=2)
+    result = simulated(job, Surroundings(step_s=one_is_slow)).result
+    assert not_seen(job, applied) == 0
+    assert (result["images_not_seen"], result["gradients_dropped"]) == (0, 0)
+
+
+def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Applied) -> None:
+    job = make_job("parameter_server(consistency=asynchronous, eject_after=50)", 3, optimizer="sgd(lr=0.01)")
+    where = cluster({"count": 4, "cores": 4}, faults="byzantine(rank=2, attack=nan, from_s=1, to_s=4)")
+    events: list[Any] = []
+    simulate_on(lay_out(where, 3, 1, job.strategy.server_placement), job, events.append)
+    result = result_of(events)
+    assert result["gradients_not_finite"] > 0
+    assert result["images_not_seen"] == not_seen(job, applied) > 0
