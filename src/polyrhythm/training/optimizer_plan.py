@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optimizer_state
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
 from polyrhythm.training.optimizers.lamb import LAMBOptimizer
@@ -162,6 +162,23 @@ class OptimizerPlan:
         return FlatOptimizer(self, vector)
 
 
+def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int) -> None:
+    """Refuses to cut a model into shards that the optimiser cannot work on, before anything starts.
+
+    Args:
+        optimizer: over the model's own parameters.
+        model: its parameters become views of one vector.
+        count: of the shards.
+
+    Raises:
+        RequestError: there are fewer numbers than shards, or the optimiser looks at whole layers and a shard cuts one.
+    """
+    flat = FlatParameters(model)
+    plan = OptimizerPlan.of(optimizer, flat)
+    for shard in shards(flat.size, count):
+        plan.part(shard.start, shard.stop)
+
+
 class FlatOptimizer:
     """An ordinary `torch.optim` optimiser over one vector, or over a few long slices of it.
 
@@ -275,10 +292,10 @@ def _make(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def _bare_step(optimizer: torch.optim.Optimizer | None) -> Callable[[Any], Any]:
-    """Gives the method `step` without torch's wrappers for hooks and profilers, and for compiled code; call without grad.
+    """Gives the method `step` without torch's wrappers; to be called where no gradients are recorded.
 
     Nobody can hook an optimiser that no one else sees, and for a small model the wrappers take longer than the update.
-    That for compiled code imports the compiler first.
+    The one that keeps it out of compiled code imports the compiler first.
     """
     step: Any = type(optimizer).step if optimizer is not None else None
     while (wrapped := getattr(step, "__wrapped__", None)) is not None:

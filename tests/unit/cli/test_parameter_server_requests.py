@@ -34,3 +34,14 @@ def test_an_unknown_attack_is_refused(refused: Callable[..., str]) -> None:
         "simulate", *TINY, "--cluster", "office", "--strategy", "parameter_server", "--faults", fault
     )
     assert "unknown attack 'sign_flop': did you mean sign_flip?" in complaint
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_an_optimiser_of_whole_layers_is_refused_where_a_shard_cuts_one(
+    optimizer: str, refused: Callable[..., str]
+) -> None:
+    complaint = refused("train", *TINY, "--strategy", "parameter_server(servers=2)", "--optimizer", optimizer)
+    assert (
+        "looks at whole layers, and a server's shard cuts one: use one server, or a strategy whose"
+        in complaint
+    )
