@@ -50,17 +50,14 @@ class Chain:
             keys: (B,) int64 on the CPU. A sample's changes depend on its key and on nothing else of the batch.
 
         Returns:
-            (B, C, H, W) of the same dtype.
+            (B, C, H, W) of the same dtype; a window makes H and W its own.
         """
         draws = Draws(keys)
         together = max(1, _TOGETHER_PIXELS // max(1, images.shape[2] * images.shape[3]))
         if images.device.type != "cpu" or len(images) <= together:
             return self._changed(images, draws)
-        result = torch.empty_like(images)
-        for first in range(0, len(images), together):
-            part = slice(first, min(first + together, len(images)))
-            result[part] = self._changed(images[part], draws.of(part))
-        return result
+        parts = [slice(first, first + together) for first in range(0, len(images), together)]
+        return torch.cat([self._changed(images[part], draws.of(part)) for part in parts])
 
     def _changed(self, images: Tensor, draws: Draws) -> Tensor:
         for group in _groups(self.transforms):

@@ -17,6 +17,7 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF"
 # The centre that a network sees is 224 of 256 pixels of the shorter side, at whatever size.
 SHORTER_SIDE = 256
 CENTRE = 224
+CENTRAL_SHARE = CENTRE / SHORTER_SIDE
 
 
 class UnreadableImage(Exception):
@@ -35,17 +36,20 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def read_pixels(path: str | Path | IO[bytes], image_size: int) -> NDArray[np.uint8]:
+def read_pixels(
+    path: str | Path | IO[bytes], image_size: int, share: float = CENTRAL_SHARE
+) -> NDArray[np.uint8]:
     """Reads an image, upright as its EXIF orientation says, and cuts out and scales its centre.
 
-    The square in the centre that is 224/256 of the shorter side is scaled to `image_size` (bilinear,
-    antialiased). That is scaling the shorter side to image_size * 256/224 and cropping the centre, but for
+    The square in the centre that is a share of the shorter side is scaled to `image_size` (bilinear,
+    antialiased). That is scaling the shorter side to image_size / share and cropping the centre, but for
     rounding at the edges, and without making the pixels that are cropped away.
     The first frame counts; transparency is dropped.
 
     Args:
         path: of the file, or one that is open.
         image_size: in pixels.
+        share: of the shorter side, above 0 and at most 1.
 
     Returns:
         (image_size, image_size, 3) uint8, RGB.
@@ -53,9 +57,9 @@ def read_pixels(path: str | Path | IO[bytes], image_size: int) -> NDArray[np.uin
     Raises:
         UnreadableImage: it cannot be decoded, is cut short, or is too large to be true.
     """
-    upright = _upright(path, round(image_size * SHORTER_SIDE / CENTRE))
+    upright = _upright(path, round(image_size / share))
     size = (image_size, image_size)
-    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size)))
+    return np.asarray(upright.resize(size, Image.Resampling.BILINEAR, box=_centre(*upright.size, share)))
 
 
 def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.uint8]:
@@ -90,8 +94,8 @@ def _upright(path: str | Path | IO[bytes], shorter_side: int) -> Image.Image:
         raise UnreadableImage(_reason(error)) from error
 
 
-def _centre(width: int, height: int) -> tuple[float, float, float, float]:
-    side = min(width, height) * CENTRE / SHORTER_SIDE
+def _centre(width: int, height: int, share: float) -> tuple[float, float, float, float]:
+    side = min(width, height) * share
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.shard_split import Streamed
 from polyrhythm.data.sharding import dealt, epoch_order, steps_per_epoch
+from polyrhythm.data.windows import Uncut
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -77,10 +79,13 @@ class Loader:
     """Makes a worker's batches, each a pure function of the split, the share, the transform, epoch and step.
 
     Args:
-        split: where images come from.
+        split: where images come from; of one that shows windows, a transform cuts them.
         share: which of them are this worker's.
         transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
         ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
+
+    Attributes:
+        side: pixels that pictures are scaled to at last; None: as they are.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Loader:
         self.share = share
         self.transform = transform
         self.ahead = ahead
+        self.side: int | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -124,10 +130,14 @@ class Loader:
         indices = dealt(order, step, share.worker, share.workers, share.step_images)
         if isinstance(self.split, Streamed):
             indices, images = self.split.read(indices)
+        elif isinstance(self.split, Uncut) and self.transform is not None:
+            images = self.split.uncut(indices)
         else:
             images = self.split.images(indices)
         if self.transform is not None:
             images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))
+        if self.side is not None:
+            images = scaled(images, self.side)
         return Batch(epoch, step, images, self.split.labels[indices])
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.manifest import SUFFIXES
 from polyrhythm.data.resized import resized
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.data.sources.manifest import Manifest
 from polyrhythm.data.sources.tar_shards import TarShards
+from polyrhythm.data.windows import windowed
 from polyrhythm.errors import unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
@@ -29,6 +31,7 @@ def open_data(
     source: str | object,
     *,
     image_size: int | None = None,
+    scale: int | None = None,
     skip_unreadable: bool = False,
     pixels: str | None = None,
 ) -> Dataset:
@@ -40,6 +43,8 @@ def open_data(
             of a manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a `Source`; or objects, see
             `dataset.from_objects`. A known name wins over a folder of that name: write `./digits`.
         image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
+        scale: pixels a side that pictures are scaled to, the whole square in their middle, for windows of `image_size`
+            (None: 224/256 of the scale) to be cut out of; None: images show 224/256 of that square.
         skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
             Only image files can be such.
         pixels: how image files are normalised; None: as ImageNet's. Other data are as they are.
@@ -48,6 +53,8 @@ def open_data(
         RequestError: unknown data, or data that cannot be used; says why and what to do.
     """
     found = _source(source) if isinstance(source, str | Path) else source
+    if scale is not None:
+        return _windows(found, scale, image_size, skip_unreadable=skip_unreadable, pixels=pixels)
     if isinstance(found, Config) and "pixels" in type(found).model_fields:
         wanted = {"image_size": image_size, "skip_unreadable": skip_unreadable or None, "pixels": pixels}
         given = {key: value for key, value in wanted.items() if value is not None}
@@ -56,6 +63,13 @@ def open_data(
         return cast("Source", filled).load()
     dataset = found.load() if isinstance(found, Source) else from_objects(found)
     return dataset if image_size is None else resized(dataset, image_size)
+
+
+def _windows(found: object, scale: int, image_size: int | None, **options: Any) -> Dataset:
+    if isinstance(found, Config) and "shown" in type(found).model_fields:
+        name = found.name.replace("_", "-")
+        found = validated(f"data {name}", type(found), {**found.model_dump(), "shown": 1.0})
+    return windowed(open_data(found, image_size=scale, **options), image_size or round(CENTRAL_SHARE * scale))
 
 
 def _source(given: str | Path) -> Source:

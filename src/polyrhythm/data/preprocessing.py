@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from polyrhythm.data.image_folder import unreadable
-from polyrhythm.data.images import UnreadableImage, read_pixels
+from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Preprocessing:
         image_shape: (C, H, W).
         black: the number of a black pixel, one for all channels or one for each.
         white: the same of a white one.
+        shown: the share of a picture's shorter side that the square in its middle has, of which the image is made.
 
     Raises:
         RequestError: pictures of so many channels are none that a file could hold.
@@ -38,6 +39,7 @@ class Preprocessing:
     image_shape: tuple[int, int, int]
     black: tuple[float, ...]
     white: tuple[float, ...]
+    shown: float = CENTRAL_SHARE
 
     def __post_init__(self) -> None:
         if self.image_shape[0] not in _MODES:
@@ -48,7 +50,7 @@ class Preprocessing:
     @classmethod
     def of(cls, dataset: Dataset) -> Preprocessing:
         """Gives that of a data set."""
-        return cls(dataset.image_shape, dataset.black, dataset.white)
+        return cls(dataset.image_shape, dataset.black, dataset.white, dataset.shown)
 
     def read(self, path: Path) -> Tensor:
         """Reads a picture's bytes as (C, H, W) uint8 of the network's size; see `read_pixels`.
@@ -58,7 +60,7 @@ class Preprocessing:
         """
         channels, height, width = self.image_shape
         try:
-            pixels = Image.fromarray(read_pixels(path, max(height, width)))
+            pixels = Image.fromarray(read_pixels(path, max(height, width), self.shown))
         except UnreadableImage as error:
             raise unreadable(str(path), str(error)) from None
         fitted = pixels.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)

@@ -40,14 +40,20 @@ class ResizedSplit:
 
     def images(self, indices: Tensor) -> Tensor:
         """Gives the images of `indices`, (B,) int64, as (B, C, size, size) float32."""
-        images = self._split.images(indices)
-        if len(images) == 0:
-            return images.new_empty(0, images.shape[1], self._size, self._size)
-        return interpolate(images, (self._size, self._size), mode="bilinear", antialias=True)
+        return scaled(self._split.images(indices), self._size)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Gives the whole images of `indices`; see `whole_pictures`."""
         return whole_pictures(self._split, indices, shorter_side)
+
+
+def scaled(images: Tensor, side: int) -> Tensor:
+    """Gives images (B, C, H, W) as (B, C, side, side), bilinear and antialiased; as they are if they are so already."""
+    if images.shape[2:] == (side, side):
+        return images
+    if len(images) == 0:
+        return images.new_empty(0, images.shape[1], side, side)
+    return interpolate(images, (side, side), mode="bilinear", antialias=True)
 
 
 def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.data.images import UnreadableImage, read_pixels
+from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels
 from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.data.stream_order import stream_order
 from polyrhythm.data.tar_index import Record
@@ -46,12 +46,14 @@ class Reading:
         pixels: how they are normalised.
         buffer: of the shuffle, in records.
         bad_records: how many may be skipped in training; None: any number.
+        shown: the share of the shorter side that the square has in a picture.
     """
 
     image_size: int
     pixels: Pixels = "imagenet"
     buffer: int = 1000
     bad_records: int | None = 100
+    shown: float = CENTRAL_SHARE
 
 
 class ShardSplit:
@@ -140,7 +142,7 @@ class ShardSplit:
             with self._shards[record.shard].open("rb") as file:
                 file.seek(record.offset)
                 content = file.read(record.size)
-            return read_pixels(BytesIO(content), self._reading.image_size)
+            return read_pixels(BytesIO(content), self._reading.image_size, self._reading.shown)
         except UnreadableImage as error:
             return str(error)
         except OSError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.data.images import CENTRE, SHORTER_SIDE
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.resized import whole_pictures
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.dense import DenseNetwork, NotConvertible, to_dense
@@ -95,7 +95,7 @@ class ViewedClassifier:
         self._device = device
         self.method = ""
         side = min(image_shape[1:])
-        larger = round(side * SHORTER_SIDE / CENTRE) if views.dense or views.ten_crop else None
+        larger = round(side / CENTRAL_SHARE) if views.dense or views.ten_crop else None
         self._scales: tuple[int | None, ...] = views.scales or (larger,)
         if views.scales and min(views.scales) < side:
             raise RequestError(

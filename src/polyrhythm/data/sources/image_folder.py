@@ -11,6 +11,7 @@ from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.hold_out import held_out
 from polyrhythm.data.image_checks import find_unreadable
 from polyrhythm.data.image_folder import ImageFileSplit, list_images, unreadable
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
@@ -28,12 +29,14 @@ class ImageFolder(Config):
         image_size: in pixels, of the square that every image becomes.
         skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
         pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: the share of a picture's shorter side that this square has in its middle.
     """
 
     folder: str
     image_size: int = Field(default=224, ge=1)
     skip_unreadable: bool = False
     pixels: Pixels = "imagenet"
+    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """Lists and checks the images; they are decoded later, batch by batch.
@@ -76,10 +79,12 @@ class ImageFolder(Config):
                 raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
         shape = (3, self.image_size, self.image_size)
         learn, check = (
-            ImageFileSplit(files, labels, self.image_size, self.pixels) for files, labels in parts
+            ImageFileSplit(files, labels, self.image_size, self.pixels, self.shown) for files, labels in parts
         )
         black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
-        return Dataset(self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white)
+        return Dataset(
+            self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white, self.shown
+        )
 
 
 def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:

@@ -19,6 +19,7 @@ from polyrhythm.data.duplicates import duplicates
 from polyrhythm.data.hold_out import held_out
 from polyrhythm.data.image_checks import find_unreadable
 from polyrhythm.data.image_folder import ImageFileSplit, unreadable
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.manifest import Row, read_manifest
 from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError, unknown
@@ -46,6 +47,7 @@ class Manifest(Config):
         image_size: in pixels, of the square that every image becomes.
         skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
         pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: the share of a picture's shorter side that this square has in its middle.
     """
 
     file: str
@@ -56,6 +58,7 @@ class Manifest(Config):
     image_size: int = Field(default=224, ge=1)
     skip_unreadable: bool = False
     pixels: Pixels = "imagenet"
+    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """Reads the table and checks its images.
@@ -153,6 +156,7 @@ class Manifest(Config):
                 torch.tensor([classes.index(label) for _, label in part], dtype=torch.int64),
                 self.image_size,
                 self.pixels,
+                self.shown,
             )
             for part in (train, test)
         )
@@ -168,6 +172,7 @@ class Manifest(Config):
             skipped,
             black,
             white,
+            self.shown,
         )
 
 

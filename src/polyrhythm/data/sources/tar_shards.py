@@ -16,6 +16,7 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.hold_out import held_out
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.data.shard_split import Reading, ShardSplit
 from polyrhythm.data.tar_index import Record, TarIndex, index_shards
@@ -38,6 +39,7 @@ class TarShards(Config):
         image_size: in pixels, of the square that every picture becomes.
         skip_unreadable: skip bad records without end.
         pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: the share of a picture's shorter side that this square has in its middle.
     """
 
     files: str
@@ -47,6 +49,7 @@ class TarShards(Config):
     image_size: int = Field(default=224, ge=1)
     skip_unreadable: bool = False
     pixels: Pixels = "imagenet"
+    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """Lists the records, which are decoded later, batch by batch, and leaves out broken test pictures.
@@ -87,7 +90,11 @@ class TarShards(Config):
         number = {name: place for place, name in enumerate(classes)}
         labels = torch.tensor([number[record.label] for record in records], dtype=torch.int64)
         reading = Reading(
-            image_size=self.image_size, pixels=self.pixels, buffer=self.buffer, bad_records=most
+            image_size=self.image_size,
+            pixels=self.pixels,
+            buffer=self.buffer,
+            bad_records=most,
+            shown=self.shown,
         )
         return ShardSplit(shards, records, labels, reading)
 
@@ -99,7 +106,7 @@ class TarShards(Config):
             )
         shape = (3, self.image_size, self.image_size)
         black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
-        return Dataset(str(self), train, test, classes, shape, DEFAULT_EPOCHS, (), black, white)
+        return Dataset(str(self), train, test, classes, shape, DEFAULT_EPOCHS, (), black, white, self.shown)
 
 
 def _found(pattern: str) -> list[Path]:

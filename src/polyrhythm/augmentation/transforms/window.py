@@ -1,0 +1,65 @@
+"""Random windows: a network sees a part of a larger picture, in every epoch another one.
+
+Papers: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural Networks", NIPS
+2012; R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
+section 3.3.
+
+    out[b, :, y, x] = image[b, :, top[b] + y, left[b] + x],    top[b], left[b] ~ uniform{0, …, S - size}
+
+S is the side of the picture. Deep Image counts (512 - 224)^2 = 82,944 places, which leaves out the last row and column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from polyrhythm.augmentation.tones import Tones
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polyrhythm.augmentation.draws import Draws
+
+
+class Window(Config):
+    """Random windows. `--scale` puts one before all other changes.
+
+    Attributes:
+        size: pixels a side.
+    """
+
+    size: int = Field(ge=1)
+
+    def combinations(self, side: int) -> int:
+        """Counts the places in a square picture as the paper does, but for the last row and column of places."""
+        return (side - self.size) ** 2
+
+    def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
+        """Cuts a window out of every image.
+
+        Args:
+            images: (B, C, H, W), not changed.
+            draws: give the places.
+            tones: mean nothing here.
+
+        Returns:
+            (B, C, size, size), of the same dtype.
+
+        Raises:
+            RequestError: the images are smaller.
+        """
+        height, width = images.shape[2:]
+        if self.size > min(height, width):
+            raise RequestError(
+                f"a window of {self.size} pixels does not fit into pictures of {height} by {width}: give a smaller one"
+            )
+        top, left = draws.integers(0, height - self.size), draws.integers(0, width - self.size)
+        # All windows at once, as a view; picking one an image is the only copy.
+        windows = images.unfold(2, self.size, 1).unfold(3, self.size, 1)
+        numbers = torch.arange(len(images), device=images.device)
+        return windows[numbers, :, top.to(images.device), left.to(images.device)]

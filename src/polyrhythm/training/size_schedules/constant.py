@@ -1,0 +1,13 @@
+"""Pictures of one size throughout."""
+
+from __future__ import annotations
+
+from polyrhythm.training.size_schedule import SizeSchedule
+
+
+class Constant(SizeSchedule):
+    """Keys of the constant size schedule: none."""
+
+    def side(self, epoch: int, epochs: int, image_size: int) -> int:
+        """Gives the image size."""
+        return image_size
