@@ -115,6 +115,23 @@ class WorkerTimings(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheUsed(Event):
+    """Where a worker's training images came from, since its last such event; said only where decoded ones are kept.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        images: that were asked for; a few more than it has learned from, where batches are prepared ahead.
+        hits: of these, how many were kept.
+        kept_bytes: that its cache holds now; ranks of one host may share it.
+    """
+
+    worker: int
+    images: int
+    hits: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerProgress(Event):
     """What one server has done since its last such event.
 
@@ -233,6 +250,7 @@ _KINDS: dict[str, type[Event]] = {
         RunStarted,
         WorkerProgress,
         WorkerTimings,
+        CacheUsed,
         ServerProgress,
         Evaluated,
         CheckpointSaved,

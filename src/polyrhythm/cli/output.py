@@ -37,6 +37,14 @@ def say_timings(figures: dict[str, Any]) -> None:
         print("", *timing_lines(figures["timings"]), remark(figures["timings"]), "", sep="\n")
 
 
+def say_cache(figures: dict[str, Any]) -> None:
+    """Prints where training images came from, if the run's figures say so."""
+    from polyrhythm.reporting.cache_figures import cache_line
+
+    if "cache" in figures:
+        print(f"cache       {cache_line(figures['cache'])}")
+
+
 def percent(fraction: float) -> str:
     """Writes a fraction for people."""
     return f"{100 * fraction:.2f} %"

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing import Self
 
 AUTO, NONE = "auto", "none"
 FREE_SHARE = 0.5
@@ -25,19 +32,37 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
 
 
-def parse_limit(text: str) -> int | None:
-    """Reads `auto` (None), `none` (0), or a size such as `4GB`, `500 MB` or `1.5GiB`, in bytes.
+@dataclass(frozen=True)
+class CacheLimit:
+    """What all caches of one host, or of one GPU, may take together.
 
-    Raises:
-        RequestError: it is none of these.
+    Attributes:
+        size_bytes: so much; None: a share of what is free when the cache is made.
     """
-    wanted = text.strip().lower()
-    if wanted in (AUTO, NONE):
-        return None if wanted == AUTO else 0
-    found = _SIZE.fullmatch(wanted)
-    if found is None or found[2] not in _UNITS:
-        raise RequestError(f"cache {text!r} is no size: give auto, none, or bytes such as 500MB or 4GB")
-    return int(float(found[1]) * _UNITS[found[2]])
+
+    size_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `auto`, `none`, or a size such as `4GB`, `500 MB` or `1.5GiB`.
+
+        Raises:
+            RequestError: it is none of these.
+        """
+        wanted = text.strip().lower()
+        if wanted in (AUTO, NONE):
+            return cls(None if wanted == AUTO else 0)
+        found = _SIZE.fullmatch(wanted)
+        if found is None or found[2] not in _UNITS:
+            raise RequestError(f"cache {text!r} is no size: give auto, none, or bytes such as 500MB or 4GB")
+        return cls(int(float(found[1]) * _UNITS[found[2]]))
+
+    def on(self, device: torch.device) -> int:
+        """Gives the bytes for a device's memory."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
+        return int(free * FREE_SHARE)
 
 
 def free_bytes(system: Path = Path("/")) -> int:

@@ -14,33 +14,33 @@ a cache was made fill it together: each image has a place of its own, and whoeve
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyrhythm.data.cache_limit import CacheLimit
+from polyrhythm.data.dataset import Split
 from polyrhythm.data.decoding import Decoding
 from polyrhythm.data.resized import whole_pictures
 
+_CPU = torch.device("cpu")
 _KEPT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """What a cache may take, and where.
+    """What a cache may take.
 
     Attributes:
-        limit_bytes: of all processes of this host that train, together.
+        limit: of all processes that train on this host, together.
         processes: how many these are.
-        device: where decoded images are kept.
-        shared: whether processes that are forked from this one may fill one cache together.
+        shared: whether processes that are forked from this one fill one cache together.
     """
 
-    limit_bytes: Callable[[], int]
+    limit: CacheLimit
     processes: int = 1
-    device: torch.device = torch.device("cpu")
     shared: bool = False
 
 
@@ -64,12 +64,14 @@ class CachedSplit:
 
     Args:
         split: gives what is not there yet.
-        plan: how much may be kept, and where.
+        plan: how much may be kept.
+        device: where.
     """
 
-    def __init__(self, split: Decoding, plan: CachePlan) -> None:
+    def __init__(self, split: Decoding, plan: CachePlan, device: torch.device = _CPU) -> None:
         self._split = split
         self._plan = plan
+        self._device = device
         self._images = self._hits = 0
         self._rows: Tensor | None = None
         self._kept = torch.empty(0, dtype=torch.uint8)
@@ -92,6 +94,12 @@ class CachedSplit:
         """Gives the whole images of `indices`, which are not kept; see `whole_pictures`."""
         return whole_pictures(self._split, indices, shorter_side)  # type: ignore[arg-type]
 
+    def on(self, device: torch.device) -> CachedSplit:
+        """Gives the same split with its cache on a device: this one, if that is where it is."""
+        if device == self._device:
+            return self
+        return CachedSplit(self._split, replace(self._plan, shared=False), device)
+
     def use(self) -> CacheUse:
         """Says what was asked for since the last call."""
         images, self._images = self._images, 0
@@ -100,21 +108,13 @@ class CachedSplit:
         return CacheUse(images, hits, int(self._kept.sum(dtype=torch.int64)) * row_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is not a fork of this one makes a cache of its own, when it first needs it.
-        plan = self._plan
-        alone = CachePlan(limit_bytes=plan.limit_bytes, processes=plan.processes, device=plan.device)
-        return {
-            "_split": self._split,
-            "_plan": alone,
-            "_images": 0,
-            "_hits": 0,
-            "_rows": None,
-            "_kept": self._kept[:0],
-        }
+        # A process that is no fork of this one makes a cache of its own, when it first needs it.
+        alone = {"_plan": replace(self._plan, shared=False), "_rows": None, "_kept": self._kept[:0]}
+        return self.__dict__ | alone | {"_images": 0, "_hits": 0}
 
     def _decoded(self, indices: Tensor) -> Tensor:
         """Gives what `indices` are decoded to, on the cache's device."""
-        device = self._plan.device
+        device = self._device
         if self._rows is None:
             self._make(
                 self._split.decoded(indices[:1])
@@ -149,7 +149,7 @@ class CachedSplit:
     def _make(self, example: Tensor) -> None:
         """Makes room for images like an example, (1, …)."""
         plan = self._plan
-        limit = plan.limit_bytes() // (1 if plan.shared else plan.processes)
+        limit = plan.limit.on(self._device) // (1 if plan.shared else plan.processes)
         room = min(len(self._split), limit // max(1, example.nbytes))
         shape = (room, *example.shape[1:])
         if plan.shared and room:
@@ -157,10 +157,15 @@ class CachedSplit:
             self._rows = _common(room * example[0].numel(), example.dtype).view(shape)
         else:
             self._kept = torch.zeros(room, dtype=torch.uint8)
-            self._rows = torch.empty(shape, dtype=example.dtype, device=plan.device)
+            self._rows = torch.empty(shape, dtype=example.dtype, device=self._device)
 
 
 def _common(numbers: int, dtype: torch.dtype) -> Tensor:
     """Gives zeros that this process and those forked from it share; pages are taken when they are first written."""
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return torch.frombuffer(mmap.mmap(-1, numbers * dtype.itemsize, flags=flags), dtype=dtype)
+
+
+def placed(split: Split, device: torch.device) -> Split:
+    """Gives a split whose cache, if it has one, is on a device."""
+    return split.on(device) if isinstance(split, CachedSplit) else split

@@ -3,9 +3,9 @@
     FOLDER/<key>/checksums          a CRC-32 of each image, 4 bytes each
                  00000.pixels …     the images' bytes, one after the other, up to 256 MiB a file
 
-The key stands for every file's path, size and time of change, for the size that images are scaled to, and for what decodes
-them; so whatever changes makes a new one. A folder appears whole or not at all. An image whose bytes are not those of its
-checksum is decoded anew.
+The key stands for every file's path, size and time of change, for the size that images are scaled to, and for what
+decodes them; so whatever changes makes a new one. A folder appears whole or not at all. An image whose bytes are not
+those of its checksum is decoded anew.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ class DecodedFiles:
         """Reads an image; gives whether it is sound, which is looked at once in a process."""
         number, place = divmod(index, _images_a_file(self._files.image_size))
         try:
-            got = os.preadv(self._descriptor(number), [row.reshape(-1)], place * row.nbytes)
+            got = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
         except OSError:
             return False
         if got == row.nbytes and not self._sound[index]:
-            self._sound[index] = zlib.crc32(row.reshape(-1)) == int(self._checksums[index])
+            self._sound[index] = zlib.crc32(row.data) == int(self._checksums[index])
         return got == row.nbytes and bool(self._sound[index])
 
     def _descriptor(self, number: int) -> int:
@@ -163,7 +163,7 @@ def _write(part: Path, split: ImageFileSplit) -> None:
             with open(part / _file_name(number), "wb") as file:
                 for pixels in threads.map(partial(_pixels, split), pieces):
                     file.write(pixels.data)
-                    checksums += [zlib.crc32(row.reshape(-1)) for row in pixels]
+                    checksums += [zlib.crc32(row.data) for row in pixels]
     np.array(checksums, dtype="<u4").tofile(part / _CHECKSUMS)
 
 

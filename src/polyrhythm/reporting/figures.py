@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from polyrhythm.events import (
+    CacheUsed,
     CheckpointSaved,
     Evaluated,
     Event,
@@ -18,6 +19,7 @@ from polyrhythm.events import (
     WorkerProgress,
     WorkerTimings,
 )
+from polyrhythm.reporting.cache_figures import CacheFigures
 from polyrhythm.reporting.resumption import as_one_run
 from polyrhythm.reporting.server_load import ServerLoad
 from polyrhythm.reporting.staleness import Staleness
@@ -42,6 +44,7 @@ class RunFigures:
         staleness_of: the staleness at every server, by its index.
         server_loads: how busy every server was, by its index.
         timings: what the time of workers' steps went into, where they tell.
+        cache: where training images came from, where decoded ones are kept.
         evaluations: all tests of the model, in order.
         absent: workers that are lost, and whose successors have not come.
         notices: all that the user should know, in order; losses of workers among it.
@@ -59,6 +62,7 @@ class RunFigures:
         self.staleness_of: dict[int, Staleness] = {}
         self.server_loads: dict[int, ServerLoad] = {}
         self.timings = Timings()
+        self.cache = CacheFigures()
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
@@ -84,6 +88,8 @@ class RunFigures:
             case WorkerTimings():
                 present = self.started.workers - len(self.absent) if self.started else 1
                 self.timings.add(event, present)
+            case CacheUsed():
+                self.cache.add(event)
             case ServerProgress():
                 self.versions[event.server] = event.version
                 self.staleness_of.setdefault(event.server, Staleness()).add(event.staleness)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.cache_figures import cache_line
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
@@ -91,6 +92,7 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _classes(class_rows(known.get("per_class", []))),
         _section("What held it back", _held_back(figures)),
         _section(HEADING, _timings(figures)),
+        _section("Where training images came from", _cache(figures)),
         _section("Notices", _notices(figures)),
         _section("Figures of the run", _fact_table(fact_rows(known))),
         _section("How to repeat it", _repeat(folder, config, known) if config else ""),
@@ -203,6 +205,10 @@ def _held_back(figures: RunFigures) -> str:
         return ""
     loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
     return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "")
+
+
+def _cache(figures: RunFigures) -> str:
+    return f"<p>{cache_line(figures.cache.to_json())}</p>" if figures.cache else ""
 
 
 def _timings(figures: RunFigures) -> str:

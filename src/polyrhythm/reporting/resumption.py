@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyrhythm.events import (
+    CacheUsed,
     CheckpointSaved,
     Evaluated,
     Event,
@@ -57,7 +58,7 @@ def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
             return event.step <= checkpoint.step
         case Evaluated():
             return event.epoch <= checkpoint.epoch
-        case ServerProgress():
+        case ServerProgress() | CacheUsed():
             return event.time_s <= checkpoint.time_s
         case RunStarted() | RunEnded():
             return False

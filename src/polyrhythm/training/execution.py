@@ -106,7 +106,7 @@ def _check_compiler(device: torch.device) -> None:
         found = _compiled(_double)(numbers + 1)
     except RequestError as error:
         raise RequestError(
-            f"compile does not work here: {error.args[0]}; install a C++ compiler (on a GPU triton), or leave compile out"
+            f"compile does not work here: {error.args[0]} (it needs a C++ compiler, on a GPU also triton)"
         ) from None
     assert bool((found == 2).all())
 

@@ -1,9 +1,9 @@
 """Optimisers that are made without importing torch's compiler, which takes nearly as long as importing torch.
 
-torch keeps some methods of its optimisers out of compiled code, and imports the compiler to do so when the first of them
-is called. Nothing here compiles a function that makes an optimiser or asks for its state, so there is nothing to be kept
-out of. This is the one place that knows how torch 2.13 does it; where another torch does it otherwise, nothing
-happens, and the compiler is imported after all.
+torch keeps some methods of its optimisers out of compiled code, and imports the compiler to do so when the first of
+them is called. Nothing here compiles a function that makes an optimiser or asks for its state, so there is nothing to
+be kept out of. This is the one place that knows how torch 2.13 does it; where another torch does it otherwise,
+nothing happens, and the compiler is imported after all.
 """
 
 from __future__ import annotations
