@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.config.trained import Trained, load_trained
+from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import greedy_selection, log_probabilities
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode
@@ -57,7 +58,13 @@ def evaluate(
     trained = [load_trained(path, data=data, model=model, device=device, **options) for path in paths]
     _check_together(trained)
     classifiers = [
-        ViewedClassifier(each.model, each.dataset.test, views, each.dataset.image_shape, each.device)
+        ViewedClassifier(
+            each.model,
+            each.dataset.test,
+            _at_own_scale(views, each.dataset),
+            each.dataset.image_shape,
+            each.device,
+        )
         for each in trained
     ]
     with in_evaluation_mode(*(each.model for each in trained)):
@@ -91,6 +98,13 @@ class _Tested:
 def _views(options: dict[str, Any]) -> Views:
     given = {key: options.pop(key) for key in _ASKED if key in options}
     return Views(**{**given, "scales": tuple(given.get("scales") or ())})
+
+
+def _at_own_scale(views: Views, dataset: Dataset) -> Views:
+    """Gives the views, larger ones at the scale that the network was trained at where none is asked for."""
+    if views.scales or not (views.dense or views.ten_crop):
+        return views
+    return replace(views, scales=(round(min(dataset.image_shape[1:]) / dataset.shown),))
 
 
 def _one(tested: _Tested) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from polyrhythm.config.model import device_from, name_of
 from polyrhythm.config.trained import facts_of, load_trained, weights_file
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.preprocessing import Normalized, Preprocessing
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
@@ -78,6 +79,7 @@ def _preprocessing(path: Path, told: dict[str, str]) -> Preprocessing:
         black, white = (
             tuple(float(number) for number in told[tone].split(",")) for tone in ("black", "white")
         )
+        shown = float(told.get("shown", CENTRAL_SHARE))
     except ValueError:
         raise RequestError(f"{path} does not say of what size its pictures were: give --data") from None
-    return Preprocessing((channels, height, width), black, white)
+    return Preprocessing((channels, height, width), black, white, shown)

@@ -57,7 +57,7 @@ def load_trained(
         model: the network; None: the run's.
         device: `cpu`, `cuda` or `auto`.
         dataset: opened already, instead of `data`; the network may have been trained at another size.
-        **options: `image_size` and `skip_unreadable`, as for `train`.
+        **options: `image_size`, `scale` and `skip_unreadable`, as for `train`.
 
     Raises:
         RequestError: there are no such weights, or they do not say what they were trained with.
@@ -75,6 +75,7 @@ def load_trained(
         dataset = open_data(
             data,
             image_size=size,
+            scale=options.get("scale") or known.get("scale"),
             skip_unreadable=bool(options.get("skip_unreadable")),
             pixels=known.get("pixels"),
         )

@@ -74,6 +74,7 @@ class Presentation:
             "data": dataset.name,
             "classes": "\n".join(dataset.classes),
             "image_shape": ",".join(map(str, dataset.image_shape)),
+            "shown": str(dataset.shown),
             "black": ",".join(map(str, dataset.black)),
             "white": ",".join(map(str, dataset.white)),
         }
