@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from polyrhythm.events import Event
 
+LOG_FILE = "events.jsonl"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
