@@ -13,6 +13,7 @@ from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
 from polyrhythm.data.decoding import Decoding
 from polyrhythm.data.image_folder import ImageFileSplit
+from polyrhythm.data.windows import WindowSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.spokesman import started_by_torchrun
 
@@ -30,28 +31,40 @@ def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Da
         RequestError: there is nothing to keep of such data, or no room for it.
     """
     if config.decoded is not None:
-        dataset = replace(
-            dataset,
-            train=_on_disk(dataset.train, config.decoded, dataset.name),
-            test=_on_disk(dataset.test, config.decoded, dataset.name),
+        train, test = (
+            _on_disk(split, config.decoded, dataset.name) for split in (dataset.train, dataset.test)
         )
+        dataset = replace(dataset, train=train, test=test)
     limit = CacheLimit.parse(config.cache)
     if limit.size_bytes == 0:
         return dataset
-    train, needless = dataset.train, _needless(dataset.train, device)
+    decoding = _inmost(dataset.train)
+    needless = _needless(decoding, device)
     if needless and limit.size_bytes is None:
         return dataset
-    if needless or not isinstance(train, Decoding):
+    if needless or not isinstance(decoding, Decoding):
         raise RequestError(f"cache {config.cache}: the images of {dataset.name} {needless}: leave cache out")
-    return replace(dataset, train=CachedSplit(train, _plan(limit, config.workers, device)))
+    cached = CachedSplit(decoding, _plan(limit, config.workers, device))
+    return replace(dataset, train=_instead(dataset.train, cached))
 
 
-def _on_disk(split: Split, folder: str, name: str) -> DecodedFiles:
-    if not isinstance(split, ImageFileSplit):
+def _inmost(split: Split) -> Split:
+    """Gives what windows are cut out of, or the split itself."""
+    return split.larger if isinstance(split, WindowSplit) else split
+
+
+def _instead(split: Split, inmost: Split) -> Split:
+    """Gives a split with another one in the place of its inmost."""
+    return split.over(inmost) if isinstance(split, WindowSplit) else inmost
+
+
+def _on_disk(split: Split, folder: str, name: str) -> Split:
+    files = _inmost(split)
+    if not isinstance(files, ImageFileSplit):
         raise RequestError(
             f"decoded keeps what image files hold, and {name} is not made of them: leave it out"
         )
-    return keep_decoded(split, folder)
+    return _instead(split, keep_decoded(files, folder))
 
 
 def _needless(split: Split, device: torch.device) -> str:

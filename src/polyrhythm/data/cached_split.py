@@ -24,6 +24,7 @@ from polyrhythm.data.cache_limit import CacheLimit
 from polyrhythm.data.dataset import Split
 from polyrhythm.data.decoding import Decoding
 from polyrhythm.data.resized import whole_pictures
+from polyrhythm.data.windows import WindowSplit
 
 _CPU = torch.device("cpu")
 _KEPT = 1
@@ -168,4 +169,13 @@ def _common(numbers: int, dtype: torch.dtype) -> Tensor:
 
 def placed(split: Split, device: torch.device) -> Split:
     """Gives a split whose cache, if it has one, is on a device."""
+    if isinstance(split, WindowSplit):
+        return split.over(placed(split.larger, device))
     return split.on(device) if isinstance(split, CachedSplit) else split
+
+
+def use_of(split: Split) -> CacheUse | None:
+    """Says what a split's cache was asked for since the last call; None where it has none."""
+    if isinstance(split, WindowSplit):
+        return use_of(split.larger)
+    return split.use() if isinstance(split, CachedSplit) else None

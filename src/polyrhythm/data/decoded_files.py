@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrhythm.data.image_folder import ImageFileSplit
-from polyrhythm.data.images import CENTRE, SHORTER_SIDE
 from polyrhythm.errors import RequestError
 
 _FORMAT = 1
@@ -189,7 +188,7 @@ def _size(path: Path) -> int:
 
 
 def _key(split: ImageFileSplit) -> str:
-    digest = sha256(repr((_FORMAT, split.image_size, CENTRE, SHORTER_SIDE, PIL.__version__)).encode())
+    digest = sha256(repr((_FORMAT, split.image_size, split.shown, PIL.__version__)).encode())
     for path in split.files:
         status = os.stat(path)
         digest.update(
