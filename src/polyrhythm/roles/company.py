@@ -94,14 +94,17 @@ class Company:
         self._regroup.mend()  # out here, where the error no longer holds what was under way
         return None
 
-    def look(self) -> None:
-        """Breaks off if somebody waits to be let in; called between steps.
+    def look(self, step: int) -> None:
+        """Breaks off if somebody waits to be let in; called before a step.
+
+        Args:
+            step: its number.
 
         Raises:
             PeerLost: so it is.
         """
         if self._regroup is not None:
-            self._regroup.look()
+            self._regroup.look(step)
 
     def end(self) -> None:
         """Ends the part; with those who are left, if some are lost meanwhile."""

@@ -9,7 +9,7 @@ from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress, from_json
 from polyrhythm.roles.attendance import Attendance
-from polyrhythm.roles.formation import Formation, Muster
+from polyrhythm.roles.formation import Done, Formation, Muster
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
@@ -65,12 +65,17 @@ class Correspondence:
         """Since which step which workers have gone in step."""
         return self._muster.history
 
-    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+    @property
+    def missed(self) -> list[tuple[int, int]]:
+        """After how many steps of the others which workers were missed."""
+        return self._muster.missed
+
+    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
         """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
         self.read_until(lambda: self._muster.complete(self._staying()))
         if any(state.account.stopped and state.account.final for state in self.states.values()):
             self._world.stop.wish()  # who has stopped after a step that the others must take again
-        formation = self._muster.form(step, self._staying(), over=over)
+        formation = self._muster.form(done, self._staying(), over=over)
         for worker in formation.workers[1:]:
             self._send(self._world.cast.workers[worker], formation.message())
         return formation

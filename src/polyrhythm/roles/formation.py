@@ -4,8 +4,8 @@
     successor of a lost one  ─▶ JOIN ──────────────────────┼─▶ muster: all that are there have said so ─▶ formation
     worker is lost, or has left ───────────────────────────┘
 
-Steps done differ by one at most: whoever has finished an all-reduce waits for all others in the next. So the update of
-a step is held by somebody, who hands it on, or by nobody, and the step is taken again.
+Whoever has met the others waits for all of them at the next meeting, which is every step or seldom. So what a meeting
+came to is held by somebody, who hands it on, or by nobody, and they meet again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,23 @@ from polyrhythm.roles.world import LEADER
 _TAG = 2
 """Nothing else that the leader sends a worker can be taken for a formation."""
 
+
+@dataclass(frozen=True, order=True)
+class Done:
+    """How far a worker has come.
+
+    Attributes:
+        meetings: of all workers that it has been at; see `WorkerPart.meetings`.
+        steps: that it has done.
+    """
+
+    meetings: int
+    steps: int
+
+
 NOTHING_DONE = -1
-"""Steps of a worker that holds no parameters yet."""
+"""Steps of a worker that holds no parameters yet, and meetings."""
+_NOTHING = Done(NOTHING_DONE, NOTHING_DONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +47,9 @@ class Formation:
         round: how many formations there have been before.
         workers: their indices among all workers of the run, in order; worker 0 leads.
         incarnations: how many have had each one's number before it.
-        step: steps that all have done, once those who are behind have caught up.
-        newest: the worker that has done so many, and hands on what it holds.
-        behind: those who have not.
+        step: steps that the newest has done.
+        newest: the worker that has come furthest, and hands on what it holds.
+        behind: those who have not met the others so often.
         over: whether nothing is left to do but to leave.
     """
 
@@ -63,14 +78,14 @@ class Formation:
         return cls(**told | {name: tuple(told[name]) for name in ("workers", "incarnations", "behind")})
 
 
-def broken_off(round_: int, step: int) -> Message:
+def broken_off(round_: int, done: Done) -> Message:
     """Tells the leader that a step cannot be finished.
 
     Args:
         round_: of the formation that broke.
-        step: steps that this worker has done.
+        done: how far this worker has come.
     """
-    return Message(Kind.BROKEN, pack_json({"round": round_, "step": step}))
+    return Message(Kind.BROKEN, pack_json({"round": round_, "meetings": done.meetings, "steps": done.steps}))
 
 
 class Muster:
@@ -82,12 +97,14 @@ class Muster:
     Attributes:
         formation: the present one.
         history: since which step which workers have gone in step, oldest first.
+        missed: after how many steps of the others which workers were missed, be they replaced or not.
     """
 
     def __init__(self, workers: int) -> None:
         self.formation = Formation(round=0, workers=tuple(range(workers)))
         self.history = [(0, self.formation.workers)]
-        self._waiting: dict[int, int] = {}
+        self.missed: list[tuple[int, int]] = []
+        self._waiting: dict[int, Done] = {}
         self._incarnations: dict[int, int] = {}
 
     @property
@@ -97,14 +114,14 @@ class Muster:
 
     def hear(self, worker: int, message: Message) -> None:
         """Notes that a worker has broken a step off; what it said of an earlier formation counts no more."""
-        assert message.tensor is not None, "a worker says how many steps it has done"
+        assert message.tensor is not None, "a worker says how far it has come"
         told = unpack_json(message.tensor)
         if told["round"] == self.formation.round:
-            self._waiting[worker] = int(told["step"])
+            self._waiting[worker] = Done(int(told["meetings"]), int(told["steps"]))
 
     def enter(self, worker: int, incarnation: int) -> None:
         """Notes that a successor wants to take part."""
-        self._waiting[worker] = NOTHING_DONE
+        self._waiting[worker] = _NOTHING
         self._incarnations[worker] = incarnation
 
     def lose(self, worker: int) -> None:
@@ -115,26 +132,28 @@ class Muster:
         """Whether all of these wait; the leader need not say so to itself."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
-    def form(self, step: int, awaited: Collection[int], *, over: bool) -> Formation:
+    def form(self, leader: Done, awaited: Collection[int], *, over: bool) -> Formation:
         """Makes the next formation of the leader and of those who wait.
 
         Args:
-            step: steps that the leader has done.
+            leader: how far it has come.
             awaited: who is there and has not left.
             over: whether the leader has done all that there was to do.
         """
-        done = {worker: self._waiting.get(worker, NOTHING_DONE) for worker in awaited} | {LEADER: step}
+        done = {worker: self._waiting.get(worker, _NOTHING) for worker in awaited} | {LEADER: leader}
         most = max(done.values())
         workers = tuple(sorted(done))
+        gone = [worker for worker in self.formation.workers if done.get(worker, _NOTHING) == _NOTHING]
+        self.missed += [(most.steps, worker) for worker in gone]
         self.formation = Formation(
             round=self.formation.round + 1,
             workers=workers,
             incarnations=tuple(self._incarnations.get(worker, 0) for worker in workers),
-            step=most,
+            step=most.steps,
             newest=next(worker for worker in workers if done[worker] == most),
-            behind=tuple(worker for worker in workers if done[worker] < most),
+            behind=tuple(worker for worker in workers if done[worker].meetings < most.meetings),
             over=over,
         )
-        self.history.append((most, workers))
+        self.history.append((most.steps, workers))
         self._waiting.clear()
         return self.formation

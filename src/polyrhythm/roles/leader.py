@@ -283,7 +283,11 @@ class Leader:
 
     def _images_not_seen(self) -> int:
         if self._job.strategy.regroups(self._job.workers):
-            return result.images_left_out(self._job, self._others.history)
+            part = self._replica.part
+            lost = 0
+            if not part.replicated:  # workers that hold the same take a step that broke again, with all its images
+                lost = result.images_of_broken_rounds(self._job, self._others.missed, part.meetings)
+            return lost + result.images_left_out(self._job, self._others.history)
         reports = list(self._others.reports.values())
         not_applied = result.images_not_applied(self._job, self._world.cast, reports)
         return result.images_not_seen(self._job, self._steps_done()) + not_applied

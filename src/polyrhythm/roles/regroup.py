@@ -3,10 +3,10 @@
     worker                               leader (worker 0)
       a collective breaks                  one breaks, or a worker says so, or a successor has come
       revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for breaks
-      BROKEN(round, steps done) ─────────▶ waits for this word of everyone who is there
+      BROKEN(round, how far it has come) ▶ waits for this word of everyone who is there
       ◀──────────── formation(workers, steps, who is newest, who is behind)
       the newest ─▶ those who are behind: parameters, and the state of its part
-      all: their parts go on with the new communicator; the step that nobody holds is taken again
+      all: their parts go on with the new communicator; a step that broke is begun again
 
 After Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability", IJHPCA
 2013 (revoke, shrink, agree), with the leader in place of the agreement, since its loss ends the run anyway.
@@ -23,7 +23,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.roles.formation import NOTHING_DONE, Formation, broken_off
+from polyrhythm.roles.formation import NOTHING_DONE, Done, Formation, broken_off
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -39,12 +39,12 @@ class Side(Protocol):
     def due(self) -> bool:
         """Whether somebody else waits for one."""
 
-    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
         """Waits until everyone who is there has said what it has done.
 
         Args:
             round_: of the formation that broke.
-            step: steps that this worker has done.
+            done: how far this worker has come.
             over: whether this worker has done all that there was to do.
 
         Raises:
@@ -68,9 +68,9 @@ class MemberSide:
         """Waits for a successor's first one; that it is there has been said."""
         return Formation.receive(self._control)
 
-    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
         """Tells the leader, and waits for its word."""
-        self._control.send(LEADER, broken_off(round_, step))
+        self._control.send(LEADER, broken_off(round_, done))
         return Formation.receive(self._control)
 
 
@@ -115,18 +115,24 @@ class Regroup:
         self._round = 0
         self._in_vain = 0
 
-    def look(self) -> None:
-        """Breaks a step off if somebody waits for the next formation; called between steps.
+    def look(self, step: int) -> None:
+        """Breaks off if somebody waits for the next formation; called before a step.
+
+        Only a step with a meeting is broken off: to any other the rest would come late, each at its next meeting.
+
+        Args:
+            step: its number.
 
         Raises:
             PeerLost: so it is.
         """
         self._in_vain = 0
-        if self._side.due:
+        part = self._member.part
+        if part.meetings(step + 1) > part.meetings(step) and self._side.due:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def mend(self) -> None:
-        """Goes on with whoever is there; returns when all have done the same steps, which may be one more than before.
+        """Goes on with whoever is there; returns when all have met equally often.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
@@ -138,7 +144,7 @@ class Regroup:
                 raise RunError(f"workers have regrouped {_MOST_IN_VAIN} times, and no step came of it")
             self._workers.revoke()
             self._member.part.break_off()
-            if self._took_place(self._side.next_formation(self._round, self.step, over=self.over)):
+            if self._took_place(self._side.next_formation(self._round, self._done, over=self.over)):
                 return
 
     def enter(self) -> None:
@@ -149,6 +155,12 @@ class Regroup:
         """
         if not self._took_place(MemberSide(self._world.control()).first_formation()):
             self.mend()
+
+    @property
+    def _done(self) -> Done:
+        if self.step == NOTHING_DONE:
+            return Done(NOTHING_DONE, NOTHING_DONE)
+        return Done(self._member.part.meetings(self.step), self.step)
 
     def _took_place(self, formation: Formation) -> bool:
         try:
@@ -169,8 +181,7 @@ class Regroup:
         elif member.worker in formation.behind:
             message = self._workers.receive(workers.index(formation.newest))[1]
             assert message.tensor is not None, "the newest hands on what it holds"
-            self._take_over(message.tensor)
-        self.step = formation.step
+            self._take_over(message.tensor, formation.step)
         member.flat.renew_gradients()  # the library may still write into the old ones
         member.part.regroup(self._workers, workers)
         member.takes_place(workers.index(member.worker), len(workers))
@@ -180,9 +191,8 @@ class Regroup:
         named = {_PART + name: value for name, value in tensors.items()} | {_VECTOR: self._member.flat.vector}
         return Message(Kind.STATE, pack_tensors(named, facts))
 
-    def _take_over(self, payload: Tensor) -> None:
+    def _take_over(self, payload: Tensor, step: int) -> None:
         tensors, facts = unpack_tensors(payload)
         self._member.flat.vector.copy_(tensors.pop(_VECTOR))
-        self._member.part.load_state(
-            ({name.removeprefix(_PART): value for name, value in tensors.items()}, facts)
-        )
+        newest = {name.removeprefix(_PART): value for name, value in tensors.items()}
+        self.step = self._member.part.take_over((newest, facts), self.step, step)

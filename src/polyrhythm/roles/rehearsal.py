@@ -203,7 +203,7 @@ class _Rehearser:
             if epoch_over:
                 self._part.present()
                 self._part.catch_up()
-            self._company.look()
+            self._company.look(done)
         return done, stop
 
     def _step(self, number: int) -> bool:

@@ -22,7 +22,7 @@ from polyrhythm.events import (
     from_json,
 )
 from polyrhythm.roles.attendance import Attendance
-from polyrhythm.roles.formation import Formation, Muster
+from polyrhythm.roles.formation import Done, Formation, Muster
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.worker_state import Account
@@ -118,11 +118,11 @@ class _Leader:
     def ask_to_enter(self) -> None:
         """Never: the leader has no successor."""
 
-    def next_formation(self, round_: int, step: int, *, over: bool) -> Formation:
+    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
         """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
         while not self._muster.complete(self._staying()):
             self._hear(wait=True)
-        formation = self._muster.form(step, self._staying(), over=over)
+        formation = self._muster.form(done, self._staying(), over=over)
         for worker in formation.workers[1:]:
             with suppress(PeerLost):  # as will be heard
                 self._control.send(self._world.cast.workers[worker], formation.message())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -123,6 +124,27 @@ def images_left_out(job: Job, history: list[tuple[int, tuple[int, ...]]]) -> int
         for step in range(start, end)
         for worker in set(range(job.workers)) - set(present)
     )
+
+
+def images_of_broken_rounds(job: Job, missed: list[tuple[int, int]], meetings: Callable[[int], int]) -> int:
+    """Counts the training images of what lost workers had done since they had last met the others, or would have.
+
+    Args:
+        job: that is over.
+        missed: after how many steps of the others which workers were missed.
+        meetings: gives how often workers have met in so many steps.
+    """
+    found = 0
+    for reached, worker in missed:
+        step = reached - 1
+        if meetings(reached + 1) > meetings(reached) and not job.losses.rescale:
+            step = min(
+                reached, job.calendar.total_steps - 1
+            )  # at whose end they meet again, with what they had
+        while step >= 0 and meetings(step) == meetings(reached):
+            found += job.calendar.images(step, worker)
+            step -= 1
+    return found
 
 
 def train_loss(accounts: list[Account]) -> float:

@@ -227,7 +227,7 @@ class _Shift:
             if outcome.stop or step != expected:
                 break
             if step < last:  # else whoever waits is heard at the epoch's end
-                self._company.look()
+                self._company.look(step)
             self._timer.begin()
         return step, outcome.stop
 

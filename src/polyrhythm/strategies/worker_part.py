@@ -114,8 +114,8 @@ class WorkerPart:
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
 
-        All members hold the same number of steps: those who had done fewer have been given another's flat vector and
-        `state`. Gradients are zero, in new memory, and nothing is under way. The step that nobody holds is begun again.
+        All members have met equally often: those who had less often have been given another's flat vector and `state`
+        (`take_over`). Gradients are zero, in new memory, and nothing is under way. A step that broke is begun again.
 
         Args:
             workers: those that go in step from now on; all of them are told at the same place.
@@ -125,6 +125,30 @@ class WorkerPart:
             PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
         """
         raise NotImplementedError
+
+    def meetings(self, step: int) -> int:
+        """Says how many times all workers have met, none going on before all had come, in so many steps.
+
+        Who has met less often than another is behind it; others need not have done equally many steps to regroup.
+
+        Args:
+            step: steps done.
+        """
+        return step
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Takes what the newest worker holds, where this one is behind it; its flat vector has been copied already.
+
+        Args:
+            newest: what `state` gives there.
+            done: steps that this worker has done; negative: it has just come.
+            step: steps that the newest has done.
+
+        Returns:
+            Steps that this worker has done now.
+        """
+        self.load_state(newest)
+        return step
 
     def present(self) -> Tensor | None:
         """An epoch is over: gives the model to be tested, where it is not worker 0's own.

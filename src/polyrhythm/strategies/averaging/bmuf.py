@@ -20,9 +20,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
@@ -53,6 +54,7 @@ class BMUF(Averaging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, with many workers: momentum makes up for what the mean smooths away",
+        when_a_worker_dies=MEET_AGAIN,
     )
 
     steps: Count = 16

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
@@ -56,6 +57,7 @@ class DiLoCo(Averaging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="machines far from each other, which can meet only every few hundred steps",
+        when_a_worker_dies=MEET_AGAIN,
     )
     plain_alone: ClassVar[bool] = False
 

@@ -19,12 +19,13 @@ from typing import ClassVar
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds, every
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.meetings import Meetings
+from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -49,8 +50,8 @@ class HierarchicalAveraging(Averaging):
         bytes_per_step="2M(R-1)/(RH) + 2M(N-1)/(NK)",
         staleness="0",
         use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
+        when_a_worker_dies=MEET_AGAIN,
     )
-    sums_gradients: ClassVar[bool] = True
 
     group: int = Field(default=2, ge=2)
     steps: Count = 2
@@ -83,8 +84,10 @@ class HierarchicalAveraging(Averaging):
         """Beside that, replicas of a group are equal whenever it meets."""
         workers = conditions.cast.workers
         groups = [workers[start : start + self.group] for start in range(0, len(workers), self.group)]
-        inside = Replicas(conditions, groups, alone=False)
-        return [*super().invariants(conditions), Meetings(inside, every(self.steps))]
+        # Groups may leave a mean out while they regroup.
+        inside = Undisturbed(Meetings(Replicas(conditions, groups, alone=False), every(self.steps)))
+        whole = Undisturbed(Meetings(Replicas(conditions, [workers], alone=True), self.meet(conditions)))
+        return [*super().invariants(conditions), inside, whole]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
@@ -41,8 +43,10 @@ class LocalSGD(Averaging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="even machines on a slow network: H times less traffic than at every step",
+        when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
+    offers: ClassVar[Offer] = Offer.MODELS
 
     steps: Count = 8
     optimizer_state: AtAverage = "keep"

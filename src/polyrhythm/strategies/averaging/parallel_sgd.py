@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -35,6 +36,7 @@ class ParallelSGD(Averaging):
         bytes_per_step="0",
         staleness="0",
         use_it="next to no network, and a model that is nearly convex; a baseline for everything else",
+        when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
 

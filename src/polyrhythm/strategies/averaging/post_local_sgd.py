@@ -18,10 +18,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds, every
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions
@@ -49,6 +51,7 @@ class PostLocalSGD(Averaging):
         bytes_per_step="2M(N-1)/N, later 2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, where the model must be as good as that of small batches",
+        when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
 
@@ -114,6 +117,8 @@ class PostLocalWorker(WorkerPart):
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()
         self._first = rounds.first
+        self._flat = setting.flat
+        self._collective = rounds.collective
         self._mean = GradientMean(setting.workers, setting.flat, rounds.collective)
         self._rounds = RoundsWorker(setting, rounds)
         self.staleness = self._rounds.staleness
@@ -151,6 +156,24 @@ class PostLocalWorker(WorkerPart):
     def end(self) -> None:
         """Ends the round under way, if there is one."""
         self._rounds.end()
+
+    def break_off(self) -> None:
+        """Gives up the sums under way."""
+        self._mean.break_off()
+
+    def meetings(self, step: int) -> int:
+        """Counts synchronous steps, and rounds."""
+        return self._rounds.meetings(step)
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Averages over others from now on."""
+        self._mean = GradientMean(workers, self._flat, self._collective)
+        self._mean.prepare()
+        self._rounds.regroup(workers, members)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begins as the newest is, or takes the mean that it has missed."""
+        return self._rounds.take_over(newest, done, step)
 
     def state(self) -> State:
         """Gives this worker's own model and optimiser."""

@@ -18,9 +18,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyrhythm.strategies.averaging.rounds.averaging import Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
@@ -50,6 +51,7 @@ class SlowMo(Averaging):
         bytes_per_step="2M(N-1)/(NH)",
         staleness="0",
         use_it="as local SGD, where its model falls behind that of synchronous training",
+        when_a_worker_dies=MEET_AGAIN,
     )
     plain_alone: ClassVar[bool] = False
 

@@ -23,3 +23,21 @@ class Meetings(Invariant):
         """Passes it on, if they have met."""
         if self._meet(event.step):
             self._inner.stepped(event)
+
+
+class Undisturbed(Invariant):
+    """Lets another invariant see only what happens before workers regroup for the first time.
+
+    Args:
+        inner: the other invariant, which looks at steps.
+    """
+
+    def __init__(self, inner: Invariant) -> None:
+        self._inner = inner
+        self._over = False
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on, if nobody has regrouped."""
+        self._over |= event.regrouped is not None
+        if not self._over:
+            self._inner.stepped(event)

@@ -8,11 +8,15 @@ from typing import Annotated, ClassVar
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.averaging.rounds.rounds_worker import every
+from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.local_models import LocalModels
 from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.strategy import Strategy
+
+MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
+"""What happens when a worker dies."""
 
 
 class Averaging(Strategy):
@@ -35,6 +39,14 @@ class Averaging(Strategy):
         """Only if every step ends with a mean."""
         return self.round_steps(workers) == 1 or workers == 1
 
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping."""
+        return self.regroups(workers)
+
+    def regroups(self, workers: int) -> bool:
+        """If there is more than one worker."""
+        return workers > 1
+
     def updates_per_step(self, workers: int) -> int:
         """One: each model gets its own worker's."""
         return 1
@@ -44,9 +56,11 @@ class Averaging(Strategy):
         return workers
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """At the end of a round all replicas are equal."""
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=self.sums_gradients)
-        return [*super().invariants(conditions), Meetings(replicas, self.meet(conditions))]
+        """At the end of a round all replicas are equal, and the mean of all models that plain SGD has made."""
+        meet = self.meet(conditions)
+        replicas = Meetings(Replicas(conditions, [conditions.cast.workers], alone=False), meet)
+        made = [LocalModels(conditions, meet)] if self.sums_gradients else []
+        return [*super().invariants(conditions), replicas, *made]
 
     def meet(self, conditions: Conditions) -> Callable[[int], bool]:
         """Gives what tells, from a step's number, whether all replicas are equal after it."""

@@ -24,16 +24,12 @@ class LocalOptimizer:
         plan: of the optimiser.
         flat: what it updates.
         at_average: what becomes of its state.
-        mean: averages it, if asked.
     """
 
-    def __init__(
-        self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage, mean: ModelMean
-    ) -> None:
+    def __init__(self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage) -> None:
         self._plan = plan
         self._flat = flat
         self._at_average = at_average
-        self._mean = mean
         self._optimizer = plan.build(flat.vector)
         self._sizes: dict[str, int] | None = None
 
@@ -41,12 +37,49 @@ class LocalOptimizer:
         """Updates the flat vector with the flat gradients."""
         self._optimizer.step(self._flat.gradients, learning_rate)
 
-    def models_averaged(self) -> None:
-        """Treats the state as asked; all members must call it together."""
+    def mean_state(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
+        """Gives the mean of all members' states, packed, if it is wanted; all must call it together.
+
+        Args:
+            mean: takes it.
+            weight: of this member.
+            total: of all.
+        """
+        if self._at_average != "average" or mean.size == 1 or total == 0:
+            return None
+        parts = self._parts()
+        if not parts:  # plain SGD remembers nothing
+            return None
+        packed = torch.cat([part.reshape(-1) for part in parts.values()])
+        mean.average(packed, weight, total)
+        return packed
+
+    def models_averaged(self, mean_state: Tensor | None) -> None:
+        """Treats the state as asked.
+
+        Args:
+            mean_state: what `mean_state` gave.
+        """
         if self._at_average == "reset":
             self._optimizer = self._plan.build(self._flat.vector)
-        elif self._at_average == "average" and self._mean.size > 1:
-            self._average()
+        elif mean_state is not None:
+            parts = self._parts()
+            for part, value in zip(
+                parts.values(), mean_state.split([part.numel() for part in parts.values()]), strict=True
+            ):
+                part.copy_(value.view(part.shape))
+
+    def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Models have been averaged without this worker's hearing of it.
+
+        Args:
+            newest: tensors of the state of a worker that has, which may have gone on since.
+            facts: the rest of that state.
+        """
+        if self._at_average == "average":
+            self.load_state(newest, facts)
+        else:
+            self.models_averaged(None)
 
     def state(self) -> State:
         """Gives all that a resumed optimiser needs."""
@@ -56,21 +89,18 @@ class LocalOptimizer:
         """Takes back what `state` gave."""
         self._optimizer.load_state(tensors, facts)
 
-    def _average(self) -> None:
+    def _parts(self) -> dict[str, Tensor]:
+        """Gives the tensors of the state that a mean makes sense of; they change with the state where it has them.
+
+        Who has sat out every step so far has no state yet: it takes part with zeros.
+        """
         if self._sizes is None:
             self._sizes = _sizes_of(self._plan, self._flat.vector)
-        if not self._sizes:  # plain SGD remembers nothing
-            return
-        own = self._optimizer.state()[0]
-        # Who has sat out every step so far has no state yet: it takes part with zeros.
-        parts = {
+        own = self._optimizer.state()[0] if self._sizes else {}
+        return {
             name: own[name] if name in own else self._flat.vector.new_zeros(size)
             for name, size in self._sizes.items()
         }
-        packed = torch.cat([part.reshape(-1) for part in parts.values()])
-        self._mean.average(packed)
-        for part, mean in zip(parts.values(), packed.split([*self._sizes.values()]), strict=True):
-            part.copy_(mean.view(part.shape))
 
 
 def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:

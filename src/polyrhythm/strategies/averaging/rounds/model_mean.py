@@ -1,6 +1,8 @@
-"""The plain mean of a group's models."""
+"""The mean of a group's models."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -10,10 +12,27 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
-class ModelMean:
-    """Averages the members' flat vectors: every model counts the same, whatever its batches were.
+@dataclass(frozen=True)
+class Mean:
+    """What a group's models come to.
 
-    The vector's tail tells of wishes to stop, so all members hear of one at the same step.
+    Attributes:
+        vector: `(size,)`, in memory of its own; this member's own model if nobody's counts.
+        weight: how many models count.
+        wished: whether any member wants to stop.
+    """
+
+    vector: Tensor
+    weight: float
+    wished: bool
+
+
+class ModelMean:
+    """Averages the members' flat vectors: every model that counts does so equally, whatever its batches were.
+
+    A mean is taken in memory of its own, so one that breaks changes nobody's model, and can be taken again by those
+    who are left. The vector's tail tells how many models count and of wishes to stop, so all members hear of one at
+    the same step.
 
     Args:
         group: who takes part; all must call at the same steps.
@@ -34,31 +53,38 @@ class ModelMean:
         if self.size > 1:
             self._sum.prepare()
 
-    def take(self, wish: bool) -> bool:
-        """Overwrites every member's vector with the mean.
+    def take(self, wish: bool, weight: float = 1.0) -> Mean:
+        """Gives the mean of all models as they are, which stay as they are.
 
         Args:
             wish: whether this member wants to stop.
-
-        Returns:
-            Whether any member does.
+            weight: 0 if this member's model is somebody else's, else 1.
         """
-        return wish if self.size == 1 else self._average(self._flat.vector_and_tail, wish)
-
-    def look(self, wish: bool) -> tuple[Tensor, bool]:
-        """Gives the mean, `(size,)`, as a vector of its own, and whether any member wants to stop."""
-        whole = self._flat.vector_and_tail.clone()
-        wished = wish if self.size == 1 else self._average(whole, wish)
-        return whole[: self._flat.size], wished
-
-    def average(self, tensor: Tensor) -> None:
-        """Overwrites a tensor of the same shape on all members with its mean."""
-        if self.size > 1:
-            self._sum.run(tensor)
-            tensor.div_(self.size)
-
-    def _average(self, whole: Tensor, wish: bool) -> bool:
-        whole[-1] = float(wish)
+        whole, size = self._flat.vector_and_tail.clone(), self._flat.size
+        vector, tail = whole[:size], whole[size:]
+        if self.size == 1:
+            return Mean(vector, weight, wish)
+        if weight != 1.0:
+            vector.mul_(weight)
+        tail.copy_(tail.new_tensor([weight, float(wish)]))
         self._sum.run(whole)
-        whole[: self._flat.size].div_(self.size)
-        return bool(whole[-1] > 0)
+        total, wishes = tail.tolist()
+        if total > 0:
+            vector.div_(total)
+        else:
+            vector.copy_(self._flat.vector)
+        return Mean(vector, total, wishes > 0)
+
+    def average(self, tensor: Tensor, weight: float, total: float) -> None:
+        """Overwrites a tensor of the same shape on all members with its mean.
+
+        Args:
+            tensor: changed in place.
+            weight: of this member.
+            total: of all; more than 0.
+        """
+        if self.size > 1:
+            if weight != 1.0:
+                tensor.mul_(weight)
+            self._sum.run(tensor)
+            tensor.div_(total)

@@ -5,53 +5,29 @@
                                    └ all meet, and hear who wants to stop
 
 When a run ends in the middle of a round, that round is over too.
+
+A lost worker is missed at a meeting. Those who are left have all taken their steps, and meet again: the mean is theirs,
+and what the lost one did in the round is gone. If the mean broke for some only, the others hand on what it came to.
+A successor gets the newest worker's model, which counts once in the next mean and not twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.communication.collective import Collective
-from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage, LocalOptimizer
-from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.averaging.rounds.outer import Outer
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.strategies.averaging.rounds.local_optimizer import LocalOptimizer
+from polyrhythm.strategies.averaging.rounds.meeting_places import MeetingPlaces
+from polyrhythm.strategies.averaging.rounds.model_mean import Mean
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
-
-
-def every(steps: int) -> Callable[[int], bool]:
-    """Gives a rhythm: tells whether a round of so many steps ends with a step; with 0 none does."""
-    return lambda step: steps > 0 and (step + 1) % steps == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """How a worker spends its rounds.
-
-    Attributes:
-        steps: of a round; 0: the whole run is one.
-        first: the step with which the first round begins.
-        collective: how models are added up.
-        optimizer_state: what becomes of the local optimiser's state at a mean of all.
-        outer: what is made of the mean; None: it is the new model.
-        group: neighbouring workers that average among themselves more often; 1: none do.
-        group_steps: between two means inside a group.
-    """
-
-    steps: int
-    collective: Collective
-    first: int = 0
-    optimizer_state: AtAverage = "keep"
-    outer: Outer | None = None
-    group: int = 1
-    group_steps: int = 0
+_NEVER = -1
 
 
 class RoundsWorker(WorkerPart):
@@ -67,12 +43,15 @@ class RoundsWorker(WorkerPart):
         self._workers = setting.workers
         self._flat = setting.flat
         self._rounds = rounds
-        self._all = ModelMean(setting.workers, setting.flat, rounds.collective)
-        self._group = _group_of(setting, rounds)
-        self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state, self._all)
-        self._ends = every(rounds.steps)
-        self._group_ends = every(rounds.group_steps)
+        self._worker = setting.workers.rank
+        members = tuple(range(setting.workers.size))
+        self._places = MeetingPlaces(setting.workers, members, setting.flat, rounds)
+        self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
         self._apart = False
+        self._weight = 1.0
+        self._beginning: Tensor | None = None
+        self._done = 0
+        self._updated = _NEVER
         self._wish = False
         self._heard = False
         self._rate = 0.0
@@ -80,28 +59,33 @@ class RoundsWorker(WorkerPart):
 
     def start(self, step: int) -> int:
         """Takes worker 0's parameters, or those of its own that a checkpoint held."""
+        self._done = step
         if self._resumed is not None:
             self._flat.vector.copy_(self._resumed)
+            self._resumed = None
         else:
+            if self._worker == 0:  # before anything can break
+                self._start_outer()
             self._workers.broadcast(self._flat.vector)
-            if self._rounds.outer is not None:
-                self._rounds.outer.start(self._flat.vector)
-        self._all.prepare()
-        if self._group is not None:
-            self._group.prepare()
+            if self._worker > 0:
+                self._start_outer()
+        self._places.prepare()
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Updates this worker's own model, and averages where a round is over."""
-        self.update(step.weight, learning_rate)
+        if self._updated != step.number:  # else only the meeting broke
+            self._go_apart()
+            self.update(step.weight, learning_rate)
+            self._updated = step.number
+        self._rate = learning_rate
         self._wish |= step.stop
-        self._apart = True
-        if self._ends(step.number - self._rounds.first):
-            self._heard |= self._all.take(self._wish)
+        if self._rounds.ends(step.number):
             self._end_round()
-        elif self._group is not None and self._group_ends(step.number):
-            self._group.take(False)
-        return self._heard or (self._wish and self._workers.size == 1)
+        elif self._places.meets_group(step.number):
+            self._meet_group(step.number)
+        self._done = step.number + 1
+        return self._heard or (self._wish and self._places.all.size == 1)
 
     def update(self, weight: float, learning_rate: float) -> None:
         """Takes a step with the flat gradients, unless they weigh nothing (an empty batch)."""
@@ -114,51 +98,106 @@ class RoundsWorker(WorkerPart):
         """Gives the mean of all models as they are; in passing, all hear who wants to stop."""
         if not self._apart:
             return self._rounds.outer.model() if self._rounds.outer is not None else None
-        shown, self._heard = self._all.look(self._wish)
-        return shown
+        return self._mean_of_all().vector if self._places.presents(self._done) else None
 
     def end(self) -> None:
         """Ends the round under way, and leaves the run's model in the flat vector, on all workers."""
         if self._apart:
-            self._all.take(False)
             self._end_round()
         model = self._rounds.outer.model() if self._rounds.outer is not None else None
         if model is not None:
             self._flat.vector.copy_(model)
+
+    def meetings(self, step: int) -> int:
+        """Counts rounds, and the steps before the first."""
+        return self._rounds.meetings(step)
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Meets others from now on."""
+        self._heard = self._places.move(workers, members, heard=self._heard)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begins as the newest is, or hears of the mean that it has missed, and goes on behind it."""
+        if done < 0:
+            self.load_state(newest)
+            self._resumed, self._places.group_met = None, step - 1
+        else:
+            self._take_missed_mean(newest, local=done >= self._rounds.first)
+            step = done + 1
+        self._done = step
+        return step
 
     def state(self) -> State:
         """Gives this worker's own model and optimiser, and the outer rule's state."""
         tensors, facts = self._optimizer.state()
         named = {"vector": self._flat.vector} | _below(_OPTIMIZER, tensors)
         noted: dict[str, Any] = {"apart": self._apart, "rate": self._rate, "optimizer": facts}
+        noted |= {"worker": self._worker, "weight": self._weight, "updated": self._updated}
+        if self._apart and self._beginning is not None:
+            named["beginning"] = self._beginning
         if self._rounds.outer is not None:
             tensors, noted["outer"] = self._rounds.outer.state()
             named |= _below(_OUTER, tensors)
         return named, noted
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Takes back what `state` gave; another worker's steps will not count twice."""
         tensors, facts = state
         self._resumed = tensors["vector"]
-        self._apart, self._rate = facts["apart"], facts["rate"]
+        self._apart, self._rate, self._updated = facts["apart"], facts["rate"], facts["updated"]
+        self._weight = facts["weight"] if facts["worker"] == self._worker or not self._apart else 0.0
+        self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
         self._optimizer.load_state(_above(_OPTIMIZER, tensors), facts["optimizer"])
+        self._load_outer(state)
+
+    def _start_outer(self) -> None:
         if self._rounds.outer is not None:
-            self._rounds.outer.load_state((_above(_OUTER, tensors), facts["outer"]))
+            self._rounds.outer.start(self._flat.vector)
+
+    def _load_outer(self, state: State) -> None:
+        if self._rounds.outer is not None:
+            self._rounds.outer.load_state((_above(_OUTER, state[0]), state[1]["outer"]))
+
+    def _go_apart(self) -> None:
+        """Keeps what a round begins with for those who miss the mean before it."""
+        if not self._apart and self._workers.size > 1:
+            self._beginning = self._flat.vector.clone()
+        self._apart = True
+
+    def _mean_of_all(self) -> Mean:
+        mean = self._places.all.take(self._wish, self._weight)
+        self._heard |= mean.wished
+        return mean
 
     def _end_round(self) -> None:
+        mean = self._mean_of_all()
+        state = self._optimizer.mean_state(self._places.all, self._weight, mean.weight)
+        self._flat.vector.copy_(mean.vector)  # from here on nothing can break
         if self._rounds.outer is not None:
             self._rounds.outer.step(self._flat.vector, self._rate)
-        self._optimizer.models_averaged()
-        self._apart = False
+        self._optimizer.models_averaged(state)
+        self._apart, self._weight, self._beginning = False, 1.0, None
 
+    def _meet_group(self, step: int) -> None:
+        assert self._places.group is not None, "a group that meets is there"
+        mean = self._places.group.take(wish=False, weight=self._weight)
+        self._flat.vector.copy_(mean.vector)
+        if mean.weight > 0:
+            self._weight = 1.0
+        self._places.group_met = step
 
-def _group_of(setting: WorkerSetting, rounds: Rounds) -> ModelMean | None:
-    if rounds.group == 1:
-        return None
-    number, size = setting.workers.rank // rounds.group, setting.workers.size
-    members = range(number * rounds.group, min((number + 1) * rounds.group, size))
-    group = setting.workers.subgroup(f"averaging group {number}", members)
-    return ModelMean(group, setting.flat, rounds.collective)
+    def _take_missed_mean(self, newest: State, *, local: bool) -> None:
+        """Takes the beginning of the newest worker's round, as it has the optimiser that all have, or keeps its own."""
+        tensors, facts = newest
+        if facts["apart"]:
+            self._flat.vector.copy_(tensors["beginning"])
+        of_optimizer = _above(_OPTIMIZER, tensors), facts["optimizer"]
+        if local:
+            self._optimizer.missed_average(*of_optimizer)
+        else:
+            self._optimizer.load_state(*of_optimizer)
+        self._load_outer(newest)
+        self._apart, self._weight, self._beginning = False, 1.0, None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

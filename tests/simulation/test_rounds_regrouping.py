@@ -1,0 +1,210 @@
+"""Workers that average models in rounds lose some of their number: the mean is theirs who are left."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
+from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.data.sharding import dealt, epoch_order
+from polyrhythm.simulation.trials import play, try_seeds
+from polyrhythm.strategies.averaging.rounds.meeting_places import MeetingPlaces
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
+from polyrhythm.strategies.invariant import Violation
+from polyrhythm.training.flat_parameters import FlatParameters
+from simulation.test_lost_workers import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
+from simulation.trying import trial
+
+ROUND = 4
+WHOLE_S = 0.2
+MOMENTS = [round(WHOLE_S * number / 8, 5) for number in range(8)]
+IN_ROUND_TWO_S = 0.1  # during step 5 of workers that take 10, 13.7 and 17.4 ms a step
+AVERAGING = [
+    f"local_sgd(steps={ROUND})",
+    "post_local_sgd(after=4, steps=2)",
+    "hierarchical_averaging(group=2, steps=1, steps_between=3)",
+    "parallel_sgd",
+    "bmuf(steps=2, nesterov=True, optimizer_state=average)",
+    "slowmo(steps=2, optimizer_state=reset)",
+    f"diloco(steps={ROUND})",
+]
+
+
+def job_of(spec, optimizer="sgd"):
+    return make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, optimizer=optimizer)
+
+
+def trained(spec, kills, successors=(), optimizer="sgd"):
+    """Runs a job; gives its events and its final parameters."""
+    job, models = job_of(spec, optimizer), []
+
+    def make():
+        models.append(job.make_model())
+        return models[-1]
+
+    events = events_of(replace(job, make_model=make), kills, successors)
+    return events, torch.cat([value.detach().flatten() for value in models[0].parameters()])
+
+
+class Plain:
+    """One worker of the reference, in plain torch."""
+
+    def __init__(self, job):
+        torch.manual_seed(job.learning.seed)
+        self.job = job
+        self.model = perceptron()
+        self.optimizer = job.learning.optimizer.create(self.model.parameters())
+
+    def step(self, number, place, present):
+        data = self.job.dataset.train
+        order = epoch_order(IMAGES, number // LENGTH, self.job.learning.seed)
+        seen = dealt(order, number % LENGTH, place, present, WORKERS * BATCH_SIZE)
+        for group in self.optimizer.param_groups:
+            group["lr"] = cosine(self.job, number, STEPS)
+        self.optimizer.zero_grad()
+        functional.cross_entropy(self.model(data.images(seen)), data.labels[seen]).backward()
+        self.optimizer.step()
+
+    @property
+    def vector(self):
+        return torch.cat([value.detach().flatten() for value in self.model.parameters()])
+
+    def put(self, vector):
+        torch.nn.utils.vector_to_parameters(vector.clone(), self.model.parameters())
+
+
+class Outer:
+    """DiLoCo's outer optimiser in plain torch; without one, the mean is the model."""
+
+    def __init__(self, vector, used):
+        self.model = torch.nn.Parameter(vector.clone())
+        self.optimizer = torch.optim.SGD([self.model], lr=0.7, momentum=0.9, nesterov=True) if used else None
+
+    def step(self, mean):
+        if self.optimizer is None:
+            return mean
+        self.model.grad = self.model.detach() - mean
+        self.optimizer.step()
+        return self.model.detach().clone()
+
+
+def reference(job, *, comes_back):
+    """Trains as a run in which worker 1 is lost in the second round, and comes back before its end or never."""
+    workers = [Plain(job) for _ in range(WORKERS)]
+    outer = Outer(workers[0].vector, used="diloco" in str(job.strategy))
+    there, counting = [0, 1, 2], [0, 1, 2]
+    for number in range(STEPS):
+        if number == 2 * ROUND - 1:  # the second round's last step, in which worker 1's successor takes part
+            counting = [0, 2]
+            if comes_back:
+                workers[1] = copy.deepcopy(workers[0])
+        if number == 2 * ROUND and not comes_back:
+            there = counting = [0, 2]
+        for place, worker in enumerate(there):
+            workers[worker].step(number, place, len(there))
+        if (number + 1) % ROUND == 0 or number + 1 == STEPS:
+            mean = outer.step(torch.stack([workers[worker].vector for worker in counting]).mean(0))
+            for worker in workers:
+                worker.put(mean)
+            counting = there
+    return workers[0].vector
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adamw(lr=0.01)"])
+@pytest.mark.parametrize("spec", [f"local_sgd(steps={ROUND})", f"diloco(steps={ROUND})"])
+def test_recovery_takes_the_way_of_plain_torch(spec, optimizer, comes_back):
+    """What the lost worker did in its round is gone; its successor counts from the mean on."""
+    successors = [(IN_ROUND_TWO_S + 0.002, 1)] if comes_back else []
+    events, vector = trained(spec, [(IN_ROUND_TWO_S, 1)], successors, optimizer)
+    result = result_of(events)
+    assert (result["steps"], result["workers_lost"], result["workers_joined"]) == (STEPS, 1, int(comes_back))
+    plain = reference(job_of(spec, optimizer), comes_back=comes_back)
+    assert torch.allclose(vector, plain, atol=1e-6)
+    shares = [len(dealt(torch.arange(IMAGES), step % LENGTH, 1, 3, 12)) for step in range(ROUND, 2 * ROUND)]
+    assert result["images_not_seen"] == sum(shares)
+
+
+@pytest.mark.parametrize("pause_s", [None, 0.0005, 0.03])
+@pytest.mark.parametrize("spec", AVERAGING)
+def test_the_others_go_on_whenever_a_worker_dies(spec, pause_s):
+    for at_s in MOMENTS:
+        successors = [(at_s + pause_s, 1)] if pause_s is not None and at_s + pause_s < WHOLE_S else []
+        events, vector = trained(spec, [(at_s, 1)], successors)
+        assert (events[-1].outcome, result_of(events)["steps"]) == ("done", STEPS)
+        assert torch.isfinite(vector).all()
+
+
+def test_all_but_the_leader_may_be_lost_and_come_back():
+    kills = [(0.03, 1), (0.031, 2), (0.06, 1), (0.09, 2)]
+    events, _ = trained("local_sgd(steps=2)", kills, [(0.05, 1), (0.031, 2), (0.0601, 1)])
+    assert (events[-1].outcome, result_of(events)["steps"]) == ("done", STEPS)
+    assert result_of(events)["workers_lost"] >= 3
+    assert result_of(events)["workers_joined"] >= 2
+
+
+@pytest.mark.parametrize(
+    "spec", ["local_sgd(steps=4)", "post_local_sgd(after=2, steps=3)", "local_sgd(steps=1)"]
+)
+def test_every_update_counts_once_under_many_seeds(spec):
+    tried = try_seeds(trial(spec, steps=8), range(100, 112))
+    assert (tried.seeds, tried.failures) == (12, ())
+
+
+def steps_twice(self, step, learning_rate):
+    self._updated = -1
+    return BEFORE[0](self, step, learning_rate)
+
+
+def counts_a_copy(self, state):
+    BEFORE[1](self, state)
+    self._weight = 1.0
+
+
+BEFORE = (RoundsWorker.gradients_ready, RoundsWorker.load_state)
+
+
+@pytest.mark.parametrize(
+    ("method", "planted"), [("gradients_ready", steps_twice), ("load_state", counts_a_copy)]
+)
+def test_a_planted_bug_is_found(method, planted, monkeypatch):
+    kill = "kill(rank=1, at_s=0.05, restart_after_s=0.001)"
+    tried = trial("local_sgd(steps=4)", steps=8, faults=kill)
+    play(tried, 0, lambda event: None)
+    monkeypatch.setattr(RoundsWorker, method, planted)
+    with pytest.raises(Violation, match="the sum of all workers' mean gradients"):
+        play(tried, 0, lambda event: None)
+
+
+def test_a_worker_that_missed_a_mean_of_its_group_leaves_it_out():
+    """Without it, those who meet in their group once more and those who do not would wait for each other, or mix."""
+    told = []
+
+    class Group:
+        rank, size = 1, 4
+
+        def subgroup(self, name, ranks):
+            told.append((name, list(ranks)))
+            return self
+
+        def all_reduce(self, tensor):
+            tensor[0], tensor[4], tensor[5] = (
+                9,
+                4,
+                6,
+            )  # worker 0 has been presented; groups have met after 3 and 5
+
+    flat = FlatParameters(perceptron())
+    rounds = Rounds(steps=8, collective=Ring(), group=2, group_steps=2)
+    places = MeetingPlaces(Group(), (0, 1, 2, 3), flat, rounds)
+    assert places.meets_group(3)
+    assert not places.move(Group(), (0, 1, 4, 5), heard=False)
+    assert told.count(("averaging group 0", [0, 1])) == 2
+    assert [places.meets_group(step) for step in (3, 5, 6, 7)] == [False, False, False, True]
+    assert [places.presents(done) for done in (5, 8, 9)] == [False, False, True]
