@@ -11,8 +11,8 @@ from typing import Any
 from polyrhythm.api import run_folder
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, RunEnded
-from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.events import Event, Notice, RunEnded
+from polyrhythm.reporting.event_log import LOG_FILE, EventLog
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.observer import Observer
@@ -28,11 +28,13 @@ class Run:
         folder: all that it left.
         outcome: `done` or `interrupted`.
         figures: as `train --json` prints them.
+        preempted: whether it was interrupted because its host is taken away.
     """
 
     folder: Path
     outcome: str
     figures: dict[str, Any]
+    preempted: bool = False
 
 
 @contextmanager
@@ -46,8 +48,11 @@ def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iter
     """
     folder = job.keeping.folder
     assert folder is not None
+    begun = (folder / LOG_FILE).exists()
     run_folder.create(folder, config, job)
-    with told_in(folder, config, observers, resumed=job.keeping.resume) as told:
+    with told_in(folder, config, observers, resumed=begun or job.keeping.resume) as told:
+        if begun and not job.keeping.resume:
+            told.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
         yield told
 
 
@@ -79,7 +84,7 @@ class Told:
         self._folder = folder
         self._last: Event | None = None
         self._figures = RunFigures()
-        self._observers: list[Observer] = [EventLog(folder / "events.jsonl"), *observers]
+        self._observers: list[Observer] = [EventLog(folder / LOG_FILE), *observers]
         if config.tensorboard:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
 
@@ -115,6 +120,8 @@ class Told:
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         found = held_back(self._figures)
         figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
+        if self._figures.cache:
+            figures["cache"] = self._figures.cache.to_json()
         if self._figures.timings:
             figures["timings"] = self._figures.timings.to_json()
         return Run(self._folder, self._last.outcome, figures)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from polyrhythm.api import run_folder
+from polyrhythm.api import resuming, run_folder
+from polyrhythm.api.entering import entrance_of
 from polyrhythm.api.thawing import train_thawing
 from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
@@ -26,8 +27,8 @@ from polyrhythm.launch.local import run_local
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
-from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
 
 def train(
@@ -68,12 +69,12 @@ def train(
         keeping = Keeping(
             folder=folder,
             checkpoints=config.keep_checkpoints,
-            resume=resume is not None,
+            resume=resume is not None and not resuming.died_young(folder, config),
             best=config.keep_best,
         )
         job = assemble(config, keeping)
-        if resume is not None:
-            _check_resumable(job)
+        if keeping.resume:
+            resuming.check_unfinished(job)
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
@@ -119,14 +120,6 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
     return Path(resume)
 
 
-def _check_resumable(job: Job) -> None:
-    snapshot = Archive(job).load()
-    if snapshot.epoch >= job.learning.epochs:
-        raise RequestError(
-            f"{job.keeping.folder} has done its {snapshot.epoch} epochs: ask for more with --epochs to go on"
-        )
-
-
 def _check_port(port: int) -> None:
     """Finds out before anything is written; the store will listen there a moment later."""
     with socket.socket() as probe:
@@ -140,11 +133,19 @@ def _check_port(port: int) -> None:
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
-    with told_run(job, config, observers) as told:
+    with told_run(job, config, observers) as told, entrance_of(job, config) as entrance:
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
-        run_local(job, told.on_event, port=config.port, threads=config.threads, start_method=method)
-    return told.run()
+        preempted = run_local(
+            job,
+            told.on_event,
+            port=config.port,
+            threads=config.threads,
+            start_method=method,
+            entrance=entrance,
+        )
+    run = told.run()
+    return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 
 
 def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
@@ -174,5 +175,6 @@ def _say_notices(event: Event) -> None:
 
 
 def prepare_process() -> None:
-    """Keeps this process to one compute thread, so that workers can be forked from it safely."""
+    """Keeps this process to one compute thread, so that workers can be forked from it safely, and starts soon."""
     torch.set_num_threads(1)
+    make_optimizers_quickly()

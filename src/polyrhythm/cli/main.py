@@ -13,6 +13,7 @@ from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.export import export
+from polyrhythm.cli.join import join
 from polyrhythm.cli.predict import predict
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
@@ -21,6 +22,7 @@ from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
 from polyrhythm.errors import PolyrhythmError, RequestError
+from polyrhythm.launch.preemption import PREEMPTED, Preempted
 from polyrhythm.launch.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
@@ -34,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(join)
 app.command()(evaluate)
 app.command()(predict)
 app.command()(export)
@@ -64,7 +67,10 @@ def polyrhythm(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs a verb and leaves with its status: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted."""
+    """Runs a verb and leaves with its status.
+
+    0 done, 1 the run failed, 2 the request was wrong, 75 preempted (start it again), 130 interrupted.
+    """
     status = _status(arguments)
     if status and started_by_torchrun():
         # A rank that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.
@@ -94,6 +100,8 @@ def _said(error: Exception) -> int:
         return _fail(f"{text}; see polyrhythm --help", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+    if isinstance(error, Preempted):
+        return _fail(str(error), PREEMPTED)
     if isinstance(error, PolyrhythmError):
         return _fail(str(error), REQUEST_WRONG if isinstance(error, RequestError) else RUN_FAILED)
     if not isinstance(error, BrokenPipeError):  # whoever read our output has gone

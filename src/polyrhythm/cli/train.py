@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings
+from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_cache, say_timings
+from polyrhythm.launch.preemption import PREEMPTED
 
 INTERRUPTED = 130
 
@@ -41,6 +42,9 @@ def train(
         observer.close()
     if run is None:
         return
+    if run.preempted:
+        print(f"preempted; continue with: polyrhythm train --resume {run.folder}", file=sys.stderr)
+        raise typer.Exit(PREEMPTED)
     if run.outcome == "interrupted":
         print(f"interrupted; continue with: polyrhythm train --resume {run.folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
@@ -55,6 +59,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     if figures["held_back"]:
         print(f"held back   by {figures['held_back']['text']}")
+    say_cache(figures)
     say_timings(figures)
     print(f"model       {folder}/model.safetensors")
     print(f"report      {folder}/report.html")

@@ -22,6 +22,8 @@ from polyrhythm.errors import RunError
 
 HEADER_BYTES = 64
 MAXIMUM_ELEMENTS = 1 << 34
+UNBOUNDED_BYTES = 8 * MAXIMUM_ELEMENTS
+"""Of a payload, where nobody knows how large the messages of a run are."""
 _HEADER = struct.Struct(
     "<4sBBBxIIqqqdd"
 )  # magic, kind, dtype, flags, context, tag, elements, version, step, two numbers
@@ -70,6 +72,7 @@ class Reason(StrEnum):
     NUMBERS = "numbers"  # a weight, learning rate or version that cannot be
     STEP = "step"  # of a step that its sender cannot have reached
     ORDER = "order"  # it comes before what must come first, or a second time
+    OVERSIZED = "oversized"  # it announces more than anything in this run takes
 
 
 class RefusedMessage(RunError):
@@ -87,8 +90,8 @@ class RefusedMessage(RunError):
 class MalformedMessage(RefusedMessage):
     """The bytes are no message of ours."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(Reason.MALFORMED, text)
+    def __init__(self, text: str, reason: Reason = Reason.MALFORMED) -> None:
+        super().__init__(reason, text)
 
 
 class Message(NamedTuple):
@@ -152,12 +155,17 @@ def encode_header(message: Message, context: int) -> bytes:
     return packed.ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(header: bytes, find: Callable[[int, torch.dtype], Tensor] = _new) -> tuple[int, Message]:
+def decode_header(
+    header: bytes,
+    find: Callable[[int, torch.dtype], Tensor] = _new,
+    most_bytes: int = UNBOUNDED_BYTES,
+) -> tuple[int, Message]:
     """Unpacks a header into its context and a message.
 
     Args:
         header: the packed header.
         find: gives the tensor, from how many elements and which dtype it has; a new one to be filled, if not told.
+        most_bytes: that a payload may have; no memory is taken for a larger one.
 
     Raises:
         MalformedMessage: wrong length, magic, kind, dtype or size.
@@ -171,6 +179,12 @@ def decode_header(header: bytes, find: Callable[[int, torch.dtype], Tensor] = _n
         raise MalformedMessage("a header of something else arrived; is another program using this port?")
     if not 0 <= elements <= MAXIMUM_ELEMENTS:
         raise MalformedMessage(f"a payload of {elements} elements was announced")
+    if not flags & _EMPTY and elements * _DTYPES[dtype].itemsize > most_bytes:
+        raise MalformedMessage(
+            f"a payload of {elements * _DTYPES[dtype].itemsize:,} bytes was announced, where {most_bytes:,} are the "
+            "most in this run",
+            Reason.OVERSIZED,
+        )
     try:
         tensor = None if flags & _EMPTY else find(elements, _DTYPES[dtype])
     except MalformedMessage:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from polyrhythm.augmentation.chain import Chain, build_chain
-from polyrhythm.augmentation.tones import Tones
+from polyrhythm.config.caching import with_caches
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.objective import objective_from
+from polyrhythm.config.picture_sizes import chain_from, size_schedule_from
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
@@ -23,12 +25,14 @@ from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
-from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.execution import Execution
 from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import check_shards
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.schedule import Schedule
+from polyrhythm.training.size_schedule import SizeSchedule
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
@@ -68,23 +72,25 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
-    _check_together(config)
+    _check_together(config, strategy)
     device = device_from(config.device)
     Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)
-    dataset = _data(config)
+    dataset = with_caches(_data(config), config, device)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
-    _try_out(make_model, how.optimizer, strategy)
+    numbers = _try_out(make_model, how.optimizer, strategy)
     job = Job(
         strategy=strategy,
         workers=config.workers,
         dataset=dataset,
         make_model=make_model,
         model_name=name_of(config.model),
-        learning=how.learning(config, dataset),
+        learning=how.learning(config, dataset, size_schedule_from(config, dataset, make_model)),
         keeping=keeping,
         losses=Losses(
             min_workers=config.min_workers,
+            vacant=config.vacant,
+            notice_s=config.notice_s,
             restarts=config.restarts,
             rescale=config.on_loss == "rescale",
             silence_s=config.silence_s,
@@ -92,17 +98,42 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         device=device,
         ahead=_AHEAD if how.transform is not None or _is_slow(dataset) else 0,
         timings=config.timings,
+        numbers=numbers,
     )
     how.schedule.factor(0, job.length)
+    job.learning.execution.check(make_model, dataset.image_shape, device)
     return job
 
 
-def _check_together(config: RunConfig) -> None:
+def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
+    """Refuses to keep places, or a door open, where nobody could come in."""
+    if config.listen is None:
+        for key in ("vacant", "token_file"):
+            if getattr(config, key):
+                raise RequestError(f"{key} is for those who join: say where they can, with listen")
+        return
+    if not strategy.goes_on(config.workers):
+        raise RequestError(
+            f"nobody can join {strategy} with {config.workers} workers, which does not go on without one: leave out "
+            "listen, or choose another strategy, such as parameter_server"
+        )
+    if config.freeze_epochs is not None:
+        raise RequestError("freeze_epochs makes two runs of one, which nobody can join: leave out listen")
+    if not isinstance(config.data, str | Path) or not isinstance(config.model, str):
+        raise RequestError("who joins finds data and model by their names: give names, or leave out listen")
+    if config.vacant >= config.workers:
+        raise RequestError(
+            f"vacant is {config.vacant} of {config.workers} workers, but worker 0 starts here: ask for fewer"
+        )
+
+
+def _check_together(config: RunConfig, strategy: Strategy) -> None:
     """Refuses values that are right alone, and wrong together."""
     if config.min_workers > config.workers:
         raise RequestError(
             f"min_workers is {config.min_workers}, but there are only {config.workers} workers: ask for as many at most"
         )
+    _check_joinable(config, strategy)
     if config.keep_best and not config.keep_checkpoints:
         raise RequestError("keep_best wants a checkpoint kept, but keep_checkpoints is 0: ask for 1 at least")
     Targets(config.label_smoothing)
@@ -134,9 +165,8 @@ class _Rules:
         assert isinstance(batch_schedule, BatchSchedule)
         return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
 
-    def learning(self, config: RunConfig, dataset: Dataset) -> Learning:
+    def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule) -> Learning:
         """Gives how a replica learns from the data."""
-        transform = self.transform
         return Learning(
             optimizer=self.optimizer,
             schedule=self.schedule,
@@ -148,7 +178,9 @@ class _Rules:
             precision=config.precision,
             weight_average=config.weight_average,
             rate_decay=config.rate_decay,
-            transform=None if transform is None else transform.on(Tones(dataset.black, dataset.white)),
+            execution=Execution(compiled=config.compile, channels_last=config.channels_last),
+            transform=chain_from(config, self.transform, dataset),
+            size_schedule=sizes,
         )
 
 
@@ -156,6 +188,7 @@ def _data(config: RunConfig) -> Dataset:
     dataset = open_data(
         config.data,
         image_size=config.image_size,
+        scale=config.scale,
         skip_unreadable=config.skip_unreadable,
         pixels=config.pixels,
     )
@@ -176,16 +209,18 @@ def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     return SGD(lr=usual.lr / strategy.shares_rate(workers))
 
 
-def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> None:
-    """Makes what every rank will make, once, so that its errors come before anything starts."""
+def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> int:
+    """Makes what every rank will make, once, so that its errors come before anything starts; counts its numbers."""
     with torch.random.fork_rng(devices=[]):
-        trained = [parameter for parameter in make_model().parameters() if parameter.requires_grad]
+        model = make_model()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        optimizer.create(trained)
+        made = optimizer.create(trained)
     except ValueError as error:
         raise RequestError(f"optimizer {optimizer}: {error}") from None
     if strategy.shard_count:
-        shards(sum(parameter.numel() for parameter in trained), strategy.shard_count)
+        check_shards(made, model, strategy.shard_count)
+    return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:

@@ -84,6 +84,17 @@ class RunConfig(BaseModel):
     image_size: int | None = Field(
         default=None, ge=1, description="Pixels a side (default: as the data are; folders 224)."
     )
+    scale: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pixels a side that pictures are scaled to, for windows of the image size to be cut out of: at "
+        "random in training, in the middle for tests (default: no windows).",
+    )
+    size_schedule: str = Field(
+        default="constant",
+        description="Of the size of training pictures, for example progressive(sizes=[128, 160], until=[0.4, 0.7]); "
+        "tests see the image size.",
+    )
     loss: Any = Field(
         default="cross_entropy",
         description="What is minimised: cross_entropy; bootstrapping or small_loss for wrong labels; ensemble or "
@@ -112,6 +123,23 @@ class RunConfig(BaseModel):
         default="auto", description="float32, bfloat16, float16, or auto: the fastest the device has."
     )
     device: str = Field(default="auto", description="cpu, cuda, or auto: GPUs where there are some.")
+    cache: str = Field(
+        default="auto",
+        description="Memory (of the GPU, if there is one) for decoded training images: none, a size as 4GB, or auto: "
+        "half of what is free.",
+    )
+    decoded: str | None = Field(
+        default=None,
+        description="A folder where decoded image files are kept for this run and later ones (default: they are not).",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Send full batches through torch.compile: slower to start, then often faster.",
+    )
+    channels_last: bool = Field(
+        default=False,
+        description="Hold pictures with their channels innermost in memory, on which many convolutions are faster.",
+    )
     keep_checkpoints: int = Field(
         default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none."
     )
@@ -129,4 +157,23 @@ class RunConfig(BaseModel):
     )
     port: int = Field(
         default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one."
+    )
+    listen: str | None = Field(
+        default=None,
+        description="HOST:PORT of this host, or a PORT of loopback, where others may join (`polyrhythm join`); port 0 "
+        "takes a free one (default: nobody can).",
+    )
+    token_file: str | None = Field(
+        default=None,
+        description="Of the run token that they must know (default: POLYRHYTHM_TOKEN in the environment, else a new "
+        "one in the run folder).",
+    )
+    vacant: int = Field(
+        default=0, ge=0, description="How many of the workers' places are left to those who join."
+    )
+    notice_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds between SIGTERM and the end of a host that is preempted: the run writes a checkpoint "
+        "within them, and leaves with status 75.",
     )

@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import local
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
 from polyrhythm.events import Event
+from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.rank import run_rank
 from polyrhythm.launch.signals import ASKING
@@ -39,7 +41,7 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
         cast: who does what.
         peer: this process: its rank, and how many have had it before.
         threads: compute threads of a worker.
-        pipe: to the launcher, which first sends the port of the store.
+        pipe: to the launcher, which first sends where ranks meet.
     """
     if peer.incarnation:
         _renew_streams()
@@ -59,8 +61,9 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
 
     status = 0
     try:
-        port = int(pipe.recv_bytes())
-        run_rank(job, cast, local(peer.rank, cast.size, port, peer.incarnation), threads, stop, emit)
+        point = MeetingPoint.from_bytes(pipe.recv_bytes())
+        met = local(peer.rank, cast.size, point.port, peer.incarnation)
+        run_rank(job, cast, replace(met, address=point.address, key=point.key), threads, stop, emit)
     except BaseException as error:
         status = 1
         _report(pipe, error)

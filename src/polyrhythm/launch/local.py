@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Callable
 
+from polyrhythm.communication.secret import NONCE_BYTES
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
+from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store
 from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores, threads_for_worker
+from polyrhythm.launch.joining.entrance import Entrance
+from polyrhythm.launch.meeting_point import MeetingPoint
+from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.ranks import Ranks
 from polyrhythm.launch.signals import asked_to_stop, held_back
 from polyrhythm.launch.watch import Watch
@@ -24,7 +30,8 @@ def run_local(
     port: int = 0,
     threads: int | None = None,
     start_method: str = "fork",
-) -> None:
+    entrance: Entrance | None = None,
+) -> bool:
     """Runs a job on this host, one process a rank; returns when it is over.
 
     Args:
@@ -34,31 +41,55 @@ def run_local(
         threads: compute threads of each worker; None shares the cores out.
         start_method: `fork` (quick, data shared; only from a process that has not computed on several threads)
             or `spawn`.
+        entrance: lets others join; None: nobody can.
+
+    Returns:
+        Whether it was preempted.
 
     Raises:
         RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
         RunError: a rank failed or died, and the others could not go on.
+        Preempted: the notice ran out before everything was written.
     """
     servers = job.strategy.server_count
     cast = Cast(tuple(range(job.workers)), tuple(range(job.workers, job.workers + servers)))
-    threads = threads or threads_for_worker(available_cores(), job.workers, job.strategy)
+    threads = threads or threads_for_worker(available_cores(), job.workers - job.losses.vacant, job.strategy)
     ranks = Ranks(job, cast, threads, start_method)
-    stop = StopWish()
+    stop, preemption = StopWish(), Preemption(job.losses.notice_s)
+    vacant = cast.workers[job.workers - job.losses.vacant :]
 
     def ask() -> None:
         stop.wish()
         ranks.signal(signal.SIGTERM)
+        if entrance is not None:
+            entrance.ask_to_stop()
 
     try:
-        with asked_to_stop(ask):
+        with asked_to_stop(ask, preemption.begin):
             with held_back():  # by the children, until they know what to do then
                 for rank in range(cast.size):
-                    ranks.start(Peer(rank, 0))
+                    if rank not in vacant:
+                        ranks.start(Peer(rank, 0))
             if stop.wished:  # when there were only some of them
                 ask()
             store = host_store(port)  # after the children were forked: they must not inherit its thread
-            ranks.open_at(store.port)
-            Watch(ranks, job, cast, stop, emit).run(store)
+            for rank in vacant:
+                for child in ranks.children:
+                    tell_of_loss(store, Peer(rank, 0), child.peer)
+            ranks.open_at(_meeting_point(store.port, entrance))
+            watch = Watch(ranks, stop, emit, preemption)
+            if entrance is not None:
+                watch.open(entrance, store, [Peer(rank, 0) for rank in vacant])
+            watch.run(store)
     finally:
         with held_back():  # somebody impatient may interrupt again
             ranks.end()
+            if entrance is not None:
+                entrance.close()
+    return preemption.begun
+
+
+def _meeting_point(port: int, entrance: Entrance | None) -> MeetingPoint:
+    if entrance is None:
+        return MeetingPoint(port, LOOPBACK, secrets.token_bytes(NONCE_BYTES))
+    return MeetingPoint(port, entrance.address.host, entrance.link_key)

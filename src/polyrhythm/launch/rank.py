@@ -34,6 +34,8 @@ def run_rank(
         emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
     """
     home, network = connect(rendezvous)
+    home.most_bytes = job.most_message_bytes
+    home.tell = lambda text: emit(Notice(time_s=home.clock.now(), text=text))
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
     world = World(
@@ -44,6 +46,7 @@ def run_rank(
         arrivals=arrivals,
         incarnation=rendezvous.incarnation,
         activity=home.activity,
+        refused=home.refused,
     )
     with Watchdog(_post(job, cast, home, emit)):
         if world.is_worker:

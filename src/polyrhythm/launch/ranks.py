@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.child import child_main
+from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.roles.job import Job
 from polyrhythm.strategies.cast import Cast
 
@@ -72,16 +73,18 @@ class Ranks:
         start_method: `fork` or `spawn`.
 
     Attributes:
+        job: what they train.
+        cast: who does what.
         children: those that count: who was lost, and can be done without, is left out.
     """
 
     def __init__(self, job: Job, cast: Cast, threads: int, start_method: str) -> None:
         self.children: list[Child] = []
-        self._job = job
-        self._cast = cast
+        self.job = job
+        self.cast = cast
         self._threads = threads
         self._context = multiprocessing.get_context(start_method)
-        self._port = b""
+        self._point = b""
 
     def start(self, peer: Peer) -> Child:
         """Starts a process.
@@ -92,7 +95,7 @@ class Ranks:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(  # type: ignore[attr-defined]
             target=child_main,
-            args=(self._job, self._cast, peer, self._threads, theirs),
+            args=(self.job, self.cast, peer, self._threads, theirs),
             name=f"polyrhythm rank {peer.rank}",
             daemon=True,
         )
@@ -106,15 +109,15 @@ class Ranks:
         theirs.close()
         child = Child(peer, process, ours)
         self.children.append(child)
-        if self._port:
-            self._tell_port(child)
+        if self._point:
+            self._tell_point(child)
         return child
 
-    def open_at(self, port: int) -> None:
+    def open_at(self, point: MeetingPoint) -> None:
         """Tells all where they meet."""
-        self._port = str(port).encode()
+        self._point = point.to_bytes()
         for child in self.children:
-            self._tell_port(child)
+            self._tell_point(child)
 
     def signal(self, number: signal.Signals) -> None:
         """Signals all that live."""
@@ -136,10 +139,10 @@ class Ranks:
 
     def name(self, rank: int) -> str:
         """Names a rank for people."""
-        if rank in self._cast.workers:
-            return f"worker {self._cast.workers.index(rank)} (rank {rank})"
-        return f"server {self._cast.servers.index(rank)} (rank {rank})"
+        if rank in self.cast.workers:
+            return f"worker {self.cast.workers.index(rank)} (rank {rank})"
+        return f"server {self.cast.servers.index(rank)} (rank {rank})"
 
-    def _tell_port(self, child: Child) -> None:
+    def _tell_point(self, child: Child) -> None:
         with suppress(BrokenPipeError):  # it has died already, as will be seen
-            child.pipe.send_bytes(self._port)
+            child.pipe.send_bytes(self._point)

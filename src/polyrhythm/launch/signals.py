@@ -22,10 +22,14 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
-def asked_to_stop(ask: Callable[[], None]) -> Iterator[None]:
+def asked_to_stop(ask: Callable[[], None], preempt: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Calls `ask` at the first SIGINT or SIGTERM; a second SIGINT interrupts at once, as usual.
 
     Outside the main thread, where no handler can be set, signals keep their meaning.
+
+    Args:
+        ask: asks the run to stop.
+        preempt: called before that at a SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,6 +37,8 @@ def asked_to_stop(ask: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == signal.SIGTERM:
+            preempt()
         ask()
 
     before = {number: signal.signal(number, handle) for number in ASKING}

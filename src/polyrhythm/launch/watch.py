@@ -1,6 +1,7 @@
 """The launcher's watch over its ranks: passes their events on, replaces workers that die, and explains failures.
 
 worker dies ─▶ word to the others ─▶ they go on ─▶ pause ─▶ a successor starts, under the same rank
+                                                └─▶ no restart left: its place is vacant, for who joins by hand
 any other   ─▶ the others may say what they saw ─▶ the run has failed
 """
 
@@ -11,21 +12,26 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from multiprocessing.connection import wait
 from typing import Any
 
+from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import Event, Notice, WorkerJoined, from_json
+from polyrhythm.events import Event, Notice, RunStarted, WorkerJoined, from_json
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
+from polyrhythm.launch.joining.entrance import Entrance
+from polyrhythm.launch.joining.guests import Guests
+from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.ranks import Child, Ranks
 from polyrhythm.launch.signals import held_back
 from polyrhythm.launch.succession import Succession
 from polyrhythm.launch.watchdog import cause_of_loss
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import LEADER, StopWish, goes_on_without
-from polyrhythm.strategies.cast import Cast
 
+_LOOK_EVERY_S = 0.1
 _GRACE_S = 2.0
 """How long the others may take to say what they saw, once a rank has failed."""
 
@@ -35,23 +41,40 @@ class Watch:
 
     Args:
         ranks: its processes.
-        job: what they train.
-        cast: who does what.
         stop: whether someone wants the run to stop.
         emit: takes the run's events.
+        preemption: of this host.
     """
 
     def __init__(
-        self, ranks: Ranks, job: Job, cast: Cast, stop: StopWish, emit: Callable[[Event], None]
+        self, ranks: Ranks, stop: StopWish, emit: Callable[[Event], None], preemption: Preemption
     ) -> None:
         self._ranks = ranks
-        self._job = job
-        self._cast = cast
+        self._job = ranks.job
+        self._cast = ranks.cast
         self._stop = stop
         self._emit = emit
-        self._succession = Succession(job.losses.restarts)
+        self._preemption = preemption
+        self._guests: Guests | None = None
+        self._how_to_join = ""
+        self._succession = Succession(ranks.job.losses.restarts)
         self._time_s = 0.0
         self._give_up_at: float | None = None
+
+    def open(self, entrance: Entrance, store: Any, vacant: list[Peer]) -> None:
+        """Lets others join from now on.
+
+        Args:
+            entrance: how they come in.
+            store: where the ranks meet.
+            vacant: places that nobody has.
+        """
+        door = entrance.open()
+        for peer in vacant:
+            door.vacate(peer)
+        door.open(store.port)
+        self._how_to_join = entrance.how
+        self._guests = Guests(door, self._ranks.name, self._say, lambda peer: self._tell_of_loss(peer, store))
 
     def run(self, store: Any) -> None:
         """Returns when all have left.
@@ -65,20 +88,29 @@ class Watch:
         """
         while any(child.open for child in self._ranks.children) or self._succession.next_s() is not None:
             patience_s = self._patience_s()
-            ready = wait([child.pipe for child in self._ranks.children if child.open], patience_s)
-            if not ready and self._give_up_at is not None:
+            doors = () if self._guests is None else (self._guests.door,)
+            ready = wait([*(child.pipe for child in self._ranks.children if child.open), *doors], patience_s)
+            self._preemption.check(self._resume)
+            if self._guests is not None:
+                self._guests.look()
+            if not ready and self._give_up_at is not None and time.monotonic() >= self._give_up_at:
                 break
             for child in self._ranks.children:
                 if child.pipe in ready:
                     self._hear(child)
             self._deal_with_failures(store)
+        if self._guests is not None:
+            self._guests.see_off(wait)
         failed = [child for child in self._ranks.children if child.failed]
         if failed:
             raise verdict(failed, self._ranks, self._job)
 
     def _patience_s(self) -> float | None:
         until = self._succession.next_s() if self._give_up_at is None else self._give_up_at
-        return None if until is None else max(0.0, until - time.monotonic())
+        patience_s = inf if until is None else max(0.0, until - time.monotonic())
+        if self._preemption.is_possible:  # a signal does not end the wait
+            patience_s = min(patience_s, _LOOK_EVERY_S)
+        return None if patience_s == inf else patience_s
 
     def _hear(self, child: Child) -> None:
         try:
@@ -96,8 +128,12 @@ class Watch:
             event = replace(event, time_s=self._time_s)
         self._time_s = event.time_s
         if isinstance(event, WorkerJoined):
-            self._newest(event.rank).joined = True
+            for newest in self._newest(event.rank):
+                newest.joined = True
         self._emit(event)
+        if isinstance(event, RunStarted) and self._guests is not None:
+            self._guests.door.begin(parameters=event.parameters)
+            self._say(self._how_to_join)
 
     def _deal_with_failures(self, store: Any) -> None:
         children = self._ranks.children
@@ -130,15 +166,16 @@ class Watch:
                 child.cause = child.cause or cause_of_loss(store, child.peer)
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
-        for other in self._ranks.children:
-            if other.open:
-                tell_of_loss(store, child.peer, other.peer)
+        self._tell_of_loss(child.peer, store)
         pause_s = None if self._stop.wished else self._succession.lose(child.peer, time.monotonic())
         used = f"{self._job.losses.restarts - self._succession.left} of {self._job.losses.restarts}"
         then = "" if pause_s is None else f", and it is started again in {pause_s:g} s (restart {used})"
-        text = f"{self._ranks.name(child.rank)} {child.death}; the others go on{then}"
-        self._emit(Notice(time_s=self._time_s, text=text))
+        if pause_s is None and self._guests is not None:
+            self._guests.door.vacate(child.peer)
+            then = ", and its place is vacant for who joins"
+        self._say(f"{self._ranks.name(child.rank)} {child.death}; the others go on{then}")
         living = sum(other.open and other.rank in self._cast.workers for other in self._ranks.children)
+        living += 0 if self._guests is None else len(self._guests.present)
         if (
             pause_s is None and living < self._job.losses.min_workers
         ):  # the leader may not know of all that died
@@ -152,10 +189,24 @@ class Watch:
     def _is_late(self, child: Child) -> bool:
         return child.peer.incarnation > 0 and not child.joined
 
-    def _newest(self, rank: int) -> Child:
-        return max(
+    def _newest(self, rank: int) -> list[Child]:
+        """Gives the newest process of a rank; nothing if it is a guest's."""
+        return sorted(
             (child for child in self._ranks.children if child.rank == rank), key=lambda child: child.peer
-        )
+        )[-1:]
+
+    def _tell_of_loss(self, lost: Peer, store: Any) -> None:
+        guests = set() if self._guests is None else self._guests.present
+        for other in {child.peer for child in self._ranks.children if child.open} | guests:
+            tell_of_loss(store, lost, other)
+
+    def _say(self, text: str) -> None:
+        self._emit(Notice(time_s=self._time_s, text=text))
+
+    @property
+    def _resume(self) -> str:
+        folder = self._job.keeping.folder
+        return "continue with --resume" + ("" if folder is None else f" {folder}")
 
 
 def verdict(failed: list[Child], ranks: Ranks, job: Job) -> Exception:

@@ -10,19 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.communication.message import UNBOUNDED_BYTES
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.roles.calendar import Calendar
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.batch_schedules.constant import Constant
+from polyrhythm.training.execution import Execution
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import shares_of_numbers
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
+from polyrhythm.training.size_schedule import SizeSchedule
+from polyrhythm.training.size_schedules.constant import Constant as ConstantSize
 
 CPU = torch.device("cpu")
+_NUMBER_BYTES, _VECTORS, _VECTORS_A_WORKER = 8, 8, 4
+_FACTS_BYTES, _ARRIVAL_BYTES = 1 << 26, 16
 Transform = Callable[[Tensor, Tensor], Tensor]
 """Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
 
@@ -43,6 +49,8 @@ class Learning:
         weight_average: decay of the moving average of weights that is evaluated and saved; 0 for none.
         transform: augments training images.
         rate_decay: each stage's learning rate over that of the stage after it; see `training.stages`.
+        execution: how the network is run.
+        size_schedule: of the size of training pictures.
     """
 
     optimizer: OptimizerConfig
@@ -56,6 +64,8 @@ class Learning:
     weight_average: float = 0.0
     transform: Transform | None = None
     rate_decay: float = 1.0
+    execution: Execution = field(default_factory=Execution)
+    size_schedule: SizeSchedule = field(default_factory=ConstantSize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +91,8 @@ class Losses:
 
     Attributes:
         min_workers: with fewer than this it ends, with a checkpoint.
+        vacant: places of workers, the last ones, that nobody has at first.
+        notice_s: seconds between SIGTERM and the end of this host; None where SIGTERM means no more than SIGINT.
         restarts: how many lost workers get a successor.
         rescale: what those who go in step do without one. False: they share out its part of every step, so that a
             step is what it was; true: they leave it out, and lower the learning rate in proportion.
@@ -88,6 +100,8 @@ class Losses:
     """
 
     min_workers: int = 1
+    vacant: int = 0
+    notice_s: float | None = None
     restarts: int = 0
     rescale: bool = False
     silence_s: float = 3.0
@@ -110,6 +124,7 @@ class Job:
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
         timings: whether workers tell where their steps go.
+        numbers: in a model, buffers and all; 0 where nobody has counted them.
     """
 
     strategy: Strategy
@@ -124,6 +139,7 @@ class Job:
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
     timings: bool = False
+    numbers: int = 0
 
     @cached_property
     def calendar(self) -> Calendar:
@@ -137,6 +153,18 @@ class Job:
     def steps_per_epoch(self) -> int:
         """Steps that every worker takes in an epoch, the first one where batches grow."""
         return self.length.steps_per_epoch
+
+    @property
+    def most_message_bytes(self) -> int:
+        """Bytes that no message of this job exceeds: the state of a server that holds several vectors a worker."""
+        if not self.numbers:
+            return UNBOUNDED_BYTES
+        vectors = _VECTORS + _VECTORS_A_WORKER * self.workers
+        return _NUMBER_BYTES * self.numbers * vectors + _FACTS_BYTES + self._arrivals_bytes
+
+    @property
+    def _arrivals_bytes(self) -> int:
+        return _ARRIVAL_BYTES * self.calendar.total_steps * self.workers
 
     @property
     def length(self) -> RunLength:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from polyrhythm.communication.message import Message
+from polyrhythm.communication.message import Message, RefusedMessage
 
 
 class Peer(NamedTuple):
@@ -15,13 +15,29 @@ class Peer(NamedTuple):
 
 
 class Membership(Protocol):
-    """What a rank knows of the others, as its links ask and tell it; called by many threads."""
+    """What a rank knows of the others, as its links ask and tell it; called by many threads.
+
+    Attributes:
+        most_bytes: that the payload of a message may have in this run.
+    """
+
+    most_bytes: int
 
     def incarnation(self, rank: int) -> int:
         """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
 
     def is_lost(self, rank: int) -> bool:
         """Whether a rank is known to be gone."""
+
+    def admit(self, peer: Peer) -> None:
+        """A peer asks for a link.
+
+        Raises:
+            RefusedMessage: there is no such rank, or it has a link already; nothing has been changed.
+        """
+
+    def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
+        """A link that is said to be a peer's brought something that nobody of ours sends."""
 
     def greet(self, peer: Peer) -> None:
         """A link from a peer is open."""

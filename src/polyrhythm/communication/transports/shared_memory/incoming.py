@@ -15,7 +15,15 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import HEADER_BYTES, Kind, MalformedMessage, Message, decode_header
+from polyrhythm.communication.message import (
+    HEADER_BYTES,
+    Kind,
+    MalformedMessage,
+    Message,
+    Reason,
+    RefusedMessage,
+    decode_header,
+)
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.shared_memory.frames import (
     FRAME_BYTES,
@@ -35,6 +43,7 @@ from polyrhythm.communication.transports.shared_memory.sockets import PacketSock
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0
 _PAUSE_S = 0.1
+_NOBODY = Peer(-1, 0)
 _ONE_FILE_BYTES = socket.CMSG_SPACE(array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
 
@@ -104,7 +113,7 @@ class IncomingMemoryLinks:
         if source is None:
             hang_up(connection)
             return
-        reading = self._open[threading.current_thread()] = _Reading(connection, source)
+        reading = self._open[threading.current_thread()] = _Reading(connection, source, self._membership)
         self._membership.greet(source)
         try:
             while True:
@@ -114,7 +123,11 @@ class IncomingMemoryLinks:
                 self._membership.deliver(context, source, message)
                 del message  # else it would be held until the next one comes
             reading.say_goodbye()
-        except (OSError, MalformedMessage):
+        except MalformedMessage as refusal:
+            hang_up(connection)
+            self._membership.refuse(source, refusal)
+            self._membership.lose(source)
+        except OSError:
             hang_up(connection)
             self._membership.lose(source)
         finally:
@@ -122,15 +135,22 @@ class IncomingMemoryLinks:
 
     def _greet(self, connection: PacketSocket) -> Peer | None:
         self._silent.add(connection)
+        source = _NOBODY
         try:
             connection.settimeout(_HELLO_PATIENCE_S)
             token, source = decode_hello(connection.recv(HELLO_BYTES + 1))
             connection.settimeout(None)
-        except (OSError, MalformedMessage):
+            if not secrets.compare_digest(token, self.card.token):
+                raise RefusedMessage(Reason.SENDER, "it does not know the token of this rank")
+            self._membership.admit(source)
+        except RefusedMessage as refusal:
+            self._membership.refuse(source, refusal)
+            return None
+        except OSError:
             return None
         finally:
             self._silent.remove(connection)
-        return source if secrets.compare_digest(token, self.card.token) else None
+        return source
 
 
 class _Reading:
@@ -139,10 +159,12 @@ class _Reading:
     Args:
         connection: to the sender; tensors that are dropped late still speak over it.
         source: the sender.
+        membership: knows how large a payload may be.
     """
 
-    def __init__(self, connection: PacketSocket, source: Peer) -> None:
+    def __init__(self, connection: PacketSocket, source: Peer, membership: Membership) -> None:
         self.source = source
+        self._membership = membership
         self._socket = connection
         self._slots = BorrowedSlots(lambda number: _send_byte(connection, number))
         self._packet = bytearray(FRAME_BYTES + MOST_INLINE_BYTES)
@@ -167,7 +189,7 @@ class _Reading:
                 return self._receive_chunks(torch.empty(elements, dtype=dtype))
             return self._slots.tensor(place, elements, dtype)
 
-        return decode_header(bytes(self._frame[:HEADER_BYTES]), find)
+        return decode_header(bytes(self._frame[:HEADER_BYTES]), find, self._membership.most_bytes)
 
     def say_goodbye(self) -> None:
         """Tells the sender that this rank is leaving, or has understood that the sender is."""

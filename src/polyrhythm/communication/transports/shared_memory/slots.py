@@ -149,6 +149,8 @@ class BorrowedSlots:
         Raises:
             MalformedMessage: it is a file whose pages could vanish.
         """
+        if not 0 <= number < MOST_SLOTS:
+            raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
                 raise MalformedMessage("a slot came that is not sealed")

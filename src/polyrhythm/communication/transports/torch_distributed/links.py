@@ -11,6 +11,8 @@ invitations and its links are its own, so nothing that was meant for the dead on
 under different tags of the same pair, in order. The only thing that travels back is the receiver's goodbye: a link
 that breaks without one tells the sender, who may be waiting for an answer, that the receiver is gone. Whoever knows
 better of a death (a launcher) leaves word in the queues of the others.
+
+Where ranks have a key, a link begins with a challenge (see `challenge.py`), before anything else is taken from it.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from polyrhythm.communication.message import (
     Kind,
     MalformedMessage,
     Message,
+    RefusedMessage,
     decode_header,
     encode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.communication.transports.torch_distributed.challenge import answer, challenge
 from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost
@@ -118,7 +122,9 @@ class OutgoingLink:
         name = self._invite(groups, rendezvous, membership)
         try:
             self._group = groups.gloo(name, _SENDER, 2, OPENING_PATIENCE)
-        except RuntimeError:
+            if rendezvous.key:
+                answer(self._group, rendezvous.key, name, OPENING_PATIENCE)
+        except (RuntimeError, RefusedMessage):
             raise PeerLost(to, "opening a link to it") from None
         self._watcher = threading.Thread(
             target=self._watch, args=(membership,), name=f"watch {to}", daemon=True
@@ -175,6 +181,7 @@ class IncomingLinks:
     def __init__(self, groups: Groups, rendezvous: Rendezvous, membership: Membership) -> None:
         self._groups = groups
         self._own = rendezvous.own
+        self._key = rendezvous.key
         self._store = rendezvous.store.clone()
         self._store.set_timeout(FOREVER)
         self._closing_store = rendezvous.store
@@ -182,6 +189,9 @@ class IncomingLinks:
         self._readers: list[threading.Thread] = []
         self._open: dict[int, Any] = {}
         self._acceptor = threading.Thread(target=self._accept, name="acceptor", daemon=True)
+
+    def start(self) -> None:
+        """Accepts links from now on; word of a loss may be waiting already."""
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
@@ -232,20 +242,36 @@ class IncomingLinks:
             with self._groups.connection() as store:
                 store.set(_accepted(name), "")
             group = self._groups.gloo(name, _RECEIVER, 2, OPENING_PATIENCE)
+            if not self._is_ours(group, source, name):
+                return
             self._open[number] = group
             self._membership.greet(source)
             self._receive(group, source)
             self._say_goodbye(number)
-        except (RuntimeError, MalformedMessage):
+        except MalformedMessage as refusal:
+            self._membership.refuse(source, refusal)
+            self._membership.lose(source)
+        except RuntimeError:
             self._membership.lose(source)
         finally:
             self._open.pop(number, None)
+
+    def _is_ours(self, group: Any, source: Peer, name: str) -> bool:
+        """Whether a new link is what it is said to be. One that is not says nothing about that peer."""
+        try:
+            if self._key:
+                challenge(group, self._key, name, OPENING_PATIENCE)
+            self._membership.admit(source)
+        except RefusedMessage as refusal:
+            self._membership.refuse(source, refusal)
+            return False
+        return True
 
     def _receive(self, group: Any, source: Peer) -> None:
         header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         while True:
             group.recv([header], _SENDER, _HEADER_TAG).wait(FOREVER)
-            context, message = decode_header(header.numpy().tobytes())
+            context, message = decode_header(header.numpy().tobytes(), most_bytes=self._membership.most_bytes)
             if message.kind is Kind.CLOSE:
                 return
             if message.tensor is not None and message.tensor.numel():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
@@ -45,6 +46,7 @@ _log = logging.getLogger(__name__)
 _CLOSING_PATIENCE_S = 10.0
 _LAST_WORDS_PATIENCE_S = 0.5
 _FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
+_MOST_TOLD = 100
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
 
@@ -77,6 +79,9 @@ class Rank:
     Attributes:
         activity: what it is doing.
         bytes_sent: by this rank, through all its communicators.
+        most_bytes: that the payload of a message to this rank may have.
+        refused: links and bytes that nobody of ours sends, by reason.
+        tell: tells people of the first of each peer and reason.
     """
 
     def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
@@ -84,6 +89,11 @@ class Rank:
         self.clock = WallClock()
         self.activity = Activity()
         self.bytes_sent = 0
+        self.most_bytes = UNBOUNDED_BYTES
+        self.refused: Counter[str] = Counter()
+        self.tell: Callable[[str], None] = _log.warning
+        self._told: set[tuple[Peer, Reason]] = set()
+        self._linked: set[Peer] = set()
         self.groups = Groups(rendezvous)
         self._inbox = Inbox()
         self._news = threading.Condition()
@@ -95,6 +105,7 @@ class Rank:
         self._shares_memory = shared_memory
         self._collectives: list[_Collectives] = []
         self._incoming_memory = self._listen_on_host() if shared_memory else None
+        self._incoming.start()
         join(rendezvous, "" if self._incoming_memory is None else self._incoming_memory.card.to_text())
 
     def start_send(self, to: int, message: Message, context: int) -> Handle:
@@ -273,6 +284,29 @@ class Rank:
     def is_lost(self, rank: int) -> bool:
         """Whether a rank is known to be gone, and no successor has come."""
         return self._inbox.is_lost(rank)
+
+    def admit(self, peer: Peer) -> None:
+        """A peer asks for a link; every process opens one, so a second is another's.
+
+        Raises:
+            RefusedMessage: there is no such rank, or it has a link already.
+        """
+        with self._news:
+            if not 0 <= peer.rank < self.rendezvous.size or peer.incarnation < 0:
+                raise RefusedMessage(Reason.SENDER, f"there is no rank {peer.rank} in this run")
+            if peer in self._linked:
+                raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is somebody else's")
+            self._linked.add(peer)
+
+    def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
+        """A link that is said to be a peer's brought something that nobody of ours sends: it is counted, and told."""
+        with self._news:
+            self.refused[refusal.reason.value] += 1
+            first = (peer, refusal.reason) not in self._told and len(self._told) < _MOST_TOLD
+            self._told |= {(peer, refusal.reason)} if first else set()
+        if first:
+            own = self.rendezvous.rank
+            self.tell(f"rank {own} refused a link of rank {peer.rank} ({refusal.reason}): {refusal}")
 
     def greet(self, peer: Peer) -> None:
         """A link from a peer is open; if it is a successor, nothing of its predecessor is heard any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,7 @@ class Rendezvous:
         address: of this host, as the others reach it.
         keeper: whether this process hosts the store, and so must leave last.
         incarnation: how many processes have had this rank's number before.
+        key: that links between ranks prove to know, the same on all; empty asks for no proof.
     """
 
     store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
@@ -37,6 +38,7 @@ class Rendezvous:
     address: str
     keeper: bool = False
     incarnation: int = 0
+    key: bytes = field(default=b"", repr=False)
 
     @property
     def own(self) -> Peer:

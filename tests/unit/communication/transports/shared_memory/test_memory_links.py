@@ -13,7 +13,15 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
+from polyrhythm.communication.message import (
+    HEADER_BYTES,
+    UNBOUNDED_BYTES,
+    Kind,
+    Message,
+    Reason,
+    RefusedMessage,
+    encode_header,
+)
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing, slots
 from polyrhythm.communication.transports.shared_memory.frames import (
@@ -40,6 +48,8 @@ class Heard:
         self.messages: queue.SimpleQueue[tuple[int, Peer, Message]] = queue.SimpleQueue()
         self.greeted: queue.SimpleQueue[Peer] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[Peer] = queue.SimpleQueue()
+        self.refused: queue.SimpleQueue[tuple[Peer, Reason]] = queue.SimpleQueue()
+        self.most_bytes = UNBOUNDED_BYTES
         self.deaf: queue.SimpleQueue[Peer] = queue.SimpleQueue()
 
     def incarnation(self, rank: int) -> int:
@@ -47,6 +57,13 @@ class Heard:
 
     def is_lost(self, rank: int) -> bool:
         return False
+
+    def admit(self, peer: Peer) -> None:
+        if peer.rank < 0:
+            raise RefusedMessage(Reason.SENDER, "nobody")
+
+    def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
+        self.refused.put((peer, refusal.reason))
 
     def greet(self, peer: Peer) -> None:
         self.greeted.put(peer)
