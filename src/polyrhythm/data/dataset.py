@@ -82,8 +82,8 @@ class TensorSplit:
         assert len(images) == len(labels)
         self._images = images
         self._labels = labels.to(torch.int64)
-        self._mean = mean
-        self._std = std
+        self._shift, self._scale = torch.tensor(-mean / std), 1 / std
+        self._is_finished = images.dtype == torch.float32 and (mean, std) == (0.0, 1.0)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -104,11 +104,7 @@ class TensorSplit:
 
     def normalised(self, decoded: Tensor) -> Tensor:
         """Gives (B, C, H, W) float32 in new memory, on the device of what was decoded."""
-        return torch.sub(decoded, self._mean).to(torch.float32).div_(self._std)
-
-    @property
-    def _is_finished(self) -> bool:
-        return self._images.dtype == torch.float32 and (self._mean, self._std) == (0.0, 1.0)
+        return torch.add(self._shift, decoded, alpha=self._scale)  # one pass instead of three
 
 
 class TorchSplit:

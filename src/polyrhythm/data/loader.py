@@ -95,6 +95,9 @@ class Loader:
         self.share = share
         self.transform = transform
         self.ahead = ahead
+        # Asked once: to look whether something is of a protocol takes longer than to cut a small batch.
+        self._streamed = split if isinstance(split, Streamed) else None
+        self._uncut = split if isinstance(split, Uncut) and transform is not None else None
         self.side: int | None = None
 
     @property
@@ -121,24 +124,24 @@ class Loader:
         return (make(step) for step in steps)
 
     def _order(self, epoch: int) -> Tensor:
-        if isinstance(self.split, Streamed):
-            return self.split.order(epoch, self.share.seed, self.share.workers)
+        if self._streamed is not None:
+            return self._streamed.order(epoch, self.share.seed, self.share.workers)
         return epoch_order(len(self.split), epoch, self.share.seed)
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         share = self.share
         indices = dealt(order, step, share.worker, share.workers, share.step_images)
-        if isinstance(self.split, Streamed):
-            indices, images = self.split.read(indices)
-        elif isinstance(self.split, Uncut) and self.transform is not None:
-            images = self.split.uncut(indices)
+        if self._streamed is not None:
+            indices, images = self._streamed.read(indices)
+        elif self._uncut is not None:
+            images = self._uncut.uncut(indices)
         else:
             images = self.split.images(indices)
         if self.transform is not None:
             images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))
         if self.side is not None:
             images = scaled(images, self.side)
-        return Batch(epoch, step, images, self.split.labels[indices])
+        return Batch(epoch, step, images, self.split.labels.index_select(0, indices))
 
 
 def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:
