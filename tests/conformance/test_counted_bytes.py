@@ -23,6 +23,8 @@ def all_reduce(members, payload, buckets):
 
 
 def synchronous(strategy, workers, size, buckets):
+    if strategy.transfer != "full":  # what is no gradient is apart, as whole numbers of eight bytes
+        return all_reduce(workers, PARAMETERS * 2, buckets) + all_reduce(workers, TAIL * 8, 1)
     return all_reduce(workers, (PARAMETERS + TAIL) * size, buckets)
 
 
@@ -35,11 +37,15 @@ def parameter_server(strategy, workers, size, buckets):
     return workers * 2 * (PARAMETERS * size + strategy.servers * HEADER)
 
 
-def mixed(strategy, workers, size, buckets):
+def mixed(strategy, workers, size, buckets, steps):
     whole = (PARAMETERS + TAIL) * size
     groups = [min(strategy.replicas, workers - first) for first in range(0, workers, strategy.replicas)]
-    inside = sum(all_reduce(members, whole, buckets) + (members - 1) * (whole + HEADER) for members in groups)
-    return inside + len(groups) * 2 * (PARAMETERS * size + strategy.servers * HEADER)
+    in_buckets = buckets if strategy.round_steps(workers) == 1 else 1
+    inside = sum(
+        all_reduce(members, whole, in_buckets) + (members - 1) * (whole + HEADER) for members in groups
+    )
+    of_a_round = inside + len(groups) * 2 * (PARAMETERS * size + strategy.servers * HEADER)
+    return steps // strategy.round_steps(workers) * of_a_round
 
 
 def local_sgd(strategy, workers, size, buckets, steps):
@@ -119,7 +125,6 @@ DECLARED = {
         ("parameter_server", "dc_asgd", "staleness_aware", "softsync", "backup_workers", "ssp"),
         parameter_server,
     ),
-    "mixed": mixed,
     "d_psgd": d_psgd,
     "ad_psgd": ad_psgd,
     "sgp": sgp,
@@ -141,6 +146,7 @@ DECLARED_OF_A_RUN = {
     "easgd": elastic,
     "eamsgd": elastic,
     "downpour": downpour,
+    "mixed": mixed,
 }
 """The same of so many steps, where not all are alike: means of models are one bucket."""
 

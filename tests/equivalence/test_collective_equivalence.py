@@ -24,7 +24,10 @@ def test_every_collective_makes_n_workers_one(spec, workers):
 def test_mixed_averages_inside_its_groups_by_any_collective(spec):
     shared = {"dtype": torch.float64, "optimizer": "sgd(momentum=0.9)"}
     one = simulated(
-        make_job(f"mixed(replicas=3, consistency=synchronous, collective={spec})", 6, **shared), UNEVEN
+        make_job(
+            f"mixed(replicas=3, consistency=synchronous, inside=synchronous(collective={spec}))", 6, **shared
+        ),
+        UNEVEN,
     )
     other = simulated(make_job("mixed(replicas=3, consistency=synchronous)", 6, **shared), UNEVEN)
     torch.testing.assert_close(vector_of(one.models[0]), vector_of(other.models[0]), rtol=1e-9, atol=1e-11)

@@ -31,10 +31,11 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("synchronous", 3),
     ("mixed(replicas=3, consistency=synchronous)", 3),
     ("synchronous(collective=ring)", 3),
+    ("synchronous(transfer=bfloat16)", 3),
     ("synchronous(collective=two_level(group=2, between=recursive_doubling))", 4),
     ("parameter_server(servers=2, consistency=synchronous)", 3),
     ("mixed(replicas=2, consistency=synchronous)", 3),
-    ("mixed(replicas=3, consistency=synchronous, collective=rabenseifner)", 3),
+    ("mixed(replicas=3, consistency=synchronous, inside=synchronous(collective=rabenseifner))", 3),
     ("local_sgd(steps=2, optimizer_state=average)", 2),
     ("hierarchical_averaging(steps=2, steps_between=4)", 3),
 ]

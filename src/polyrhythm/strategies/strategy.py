@@ -15,15 +15,18 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.progress import Progress
 from polyrhythm.strategies.invariants.versions import Versions
+from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
 
 
 class Strategy(Config):
@@ -36,6 +39,7 @@ class Strategy(Config):
         replayable: whether the order in which ranks hear each other decides all of a run.
         one_host: whether all workers must be on one host.
         sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
+        offers: what a group of its workers has for servers above it, which other groups share.
     """
 
     paper: ClassVar[Paper]
@@ -44,6 +48,7 @@ class Strategy(Config):
     replayable: ClassVar[bool] = True
     one_host: ClassVar[bool] = False
     sends_by_value: ClassVar[bool] = False
+    offers: ClassVar[Offer] = Offer.NOTHING
 
     @property
     def family(self) -> str:
@@ -117,6 +122,10 @@ class Strategy(Config):
         """
         return False
 
+    def leaves_out_not_finite(self, workers: int) -> bool:
+        """Whether a gradient that is not finite is left out, and the run goes on without it."""
+        return False
+
     def leaves_steps_out(self, workers: int) -> bool:
         """Whether a worker that is late leaves steps out, to be where the others are (`WorkerPart.next_step`)."""
         return False
@@ -159,6 +168,10 @@ class Strategy(Config):
             RequestError: it would have to find out, and cannot.
         """
         return None
+
+    def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
+        """Makes what averages a group's gradients, where that is what it has for servers above it (`offers`)."""
+        raise NotImplementedError
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """Makes what must hold after every event of a run."""

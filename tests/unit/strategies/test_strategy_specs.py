@@ -65,7 +65,7 @@ def test_every_strategy_says_where_it_comes_from_and_what_it_costs(name):
         "mixed(consistency=synchronous)",
         "synchronous(collective=rabenseifner)",
         "synchronous(collective=two_level(group=4, inside=direct, between=segmented_chain(segments=3)))",
-        "mixed(replicas=4, collective=auto)",
+        "mixed(replicas=4, inside=synchronous(collective=auto))",
     ],
 )
 def test_specs_come_back_as_they_were_written(text):
@@ -113,7 +113,7 @@ def test_specs_come_back_as_they_were_written(text):
             r"two_level: between=library cannot run on shards: use one over messages, as between=ring",
         ),
         (
-            "mixed(collective=segmented_chain(segments=0))",
+            "mixed(inside=synchronous(collective=segmented_chain(segments=0)))",
             r"collective segmented_chain: segments should be greater than or equal to 1 \(given 0\)",
         ),
         (

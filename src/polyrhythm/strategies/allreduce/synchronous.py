@@ -6,7 +6,8 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
     w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
 
 Departure: gradients are weighted with their samples (the papers assume equal batches), so that a ragged last
-batch counts for what it is. Every worker runs the same optimiser on the same sums and so holds the same bits.
+batch counts for what it is. Every worker runs the same optimiser on the same sums and so holds the same bits. With
+`transfer` gradients travel as float16 or bfloat16 (see `narrow_gradient_mean`).
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.narrow_gradient_mean import Transfer, gradient_mean
+from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES
+from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
 
 
 class Synchronous(Strategy):
@@ -38,6 +41,7 @@ class Synchronous(Strategy):
     Attributes:
         collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
         bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
+        transfer: as what gradients travel: `full`, as what they are, or with half the bytes as `float16` or `bfloat16`.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -54,8 +58,11 @@ class Synchronous(Strategy):
         when_a_worker_dies="the others regroup at the last whole step and go on; a successor joins them",
     )
 
+    offers: ClassVar[Offer] = Offer.GRADIENTS
+
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
+    transfer: Transfer = "full"
 
     def in_step(self, workers: int) -> bool:
         """Always."""
@@ -73,6 +80,10 @@ class Synchronous(Strategy):
         """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
+    def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
+        """Averages with the collective asked for."""
+        return gradient_mean(group, flat, self.collective, self.transfer)
+
     def updates_per_step(self, workers: int) -> int:
         """One: that of the mean gradient."""
         return 1
@@ -82,13 +93,13 @@ class Synchronous(Strategy):
         return workers
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """All replicas are equal, and hold all gradients."""
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=True)
+        """All replicas are equal, and hold all gradients, which are whole numbers that few narrow numbers can be."""
+        replicas = Replicas(conditions, [conditions.cast.workers], alone=self.transfer == "full")
         return [*super().invariants(conditions), replicas]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return SynchronousWorker(setting, self.collective)
+        return SynchronousWorker(setting, self.collective, self.transfer)
 
 
 class SynchronousWorker(WorkerPart):
@@ -97,12 +108,13 @@ class SynchronousWorker(WorkerPart):
     replicated: ClassVar[bool] = True
     hears_buckets: ClassVar[bool] = True
 
-    def __init__(self, setting: WorkerSetting, collective: Collective) -> None:
+    def __init__(self, setting: WorkerSetting, collective: Collective, transfer: Transfer) -> None:
         super().__init__()
         self._workers = setting.workers
         self._flat = setting.flat
         self._collective = collective
-        self._mean = GradientMean(setting.workers, setting.flat, collective)
+        self._transfer = transfer
+        self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
         self._optimizer = setting.plan.build(setting.flat.vector)
 
     def start(self, step: int) -> int:
@@ -133,7 +145,7 @@ class SynchronousWorker(WorkerPart):
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
-        self._mean = GradientMean(workers, self._flat, self._collective)
+        self._mean = gradient_mean(workers, self._flat, self._collective, self._transfer)
         self._mean.prepare()
 
     def state(self) -> State:

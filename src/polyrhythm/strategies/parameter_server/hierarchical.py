@@ -114,6 +114,10 @@ class Hierarchical(Strategy):
         """One a root."""
         return self.servers
 
+    def leaves_out_not_finite(self, workers: int) -> bool:
+        """Where servers do not wait for all."""
+        return not self.consistency.in_step()
+
     def leaves_steps_out(self, workers: int) -> bool:
         """Where late gradients are dropped."""
         return self.consistency.drops and not self.in_step(workers)

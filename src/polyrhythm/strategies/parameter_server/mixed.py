@@ -7,8 +7,10 @@ learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
     between groups    w' = w - lr * g(w_old)            at the server, whenever a group's g arrives
 
 R = replicas. Only the first replica of a group talks to the servers and hands their answer on. Departures: the
-paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run. And any consistency and
-merge rule may be chosen between groups, of which the paper has the asynchronous and the plain one.
+paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run. Any consistency and
+merge rule may be chosen between groups, of which the paper has the asynchronous and the plain one; and inside a group
+workers may go on as another strategy says: with local_sgd a group takes a round of steps by itself, with the user's
+optimiser, and w' = w + (its model - what it had read).
 """
 
 from __future__ import annotations
@@ -16,23 +18,30 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
-from polyrhythm.communication.collective import COLLECTIVES, Collective
-from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.allreduce.synchronous import Synchronous
+from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.groups.gradients import Gradients
+from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
+from polyrhythm.strategies.parameter_server.groups.models import Models
+from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
-from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.served import (
     CONSISTENCIES,
     MERGE_RULES,
@@ -44,7 +53,6 @@ from polyrhythm.strategies.parameter_server.serving.shard_server import ShardSer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
@@ -58,7 +66,7 @@ class Mixed(Strategy):
         consistency: who may proceed when, between groups.
         merge: what becomes of a group's gradient that was computed from older parameters.
         placement: where servers run.
-        collective: how gradients are added up inside a group.
+        inside: how a group goes on inside; a strategy whose workers go in step.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -73,12 +81,17 @@ class Mixed(Strategy):
         use_it="hosts with several workers each and a slower network between hosts",
     )
 
+    @property
+    def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only
+        """Where servers own the optimiser: what a round moves by is rounded on its way."""
+        return self.inside.offers is Offer.GRADIENTS
+
     replicas: int = Field(default=2, ge=1)
     servers: int = Field(default=1, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
     merge: Annotated[MergeRule, chosen("merge rule", MERGE_RULES)] = Plain()
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
-    collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
+    inside: Annotated[Strategy, chosen("inside strategy", *FAMILIES)] = Synchronous()
 
     @property
     def server_count(self) -> int:
@@ -99,6 +112,29 @@ class Mixed(Strategy):
                 f"{self.consistency}: replicas of a group share what their leader reads, and cannot each update a "
                 "copy of their own: leave cached_reads out"
             )
+        self._check_inside(min(self.replicas, workers))
+
+    def _check_inside(self, members: int) -> None:
+        """Refuses what cannot go on inside a group."""
+        inside = self.inside
+        inside.check(members)
+        if inside.offers is Offer.NOTHING:
+            raise RequestError(
+                f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
+                "rounds, such as local_sgd"
+            )
+        if inside.offers is Offer.GRADIENTS:
+            return
+        if self.consistency.drops:
+            raise RequestError(
+                f"mixed(inside={inside}): with {self.consistency} a late group would lose a whole round: use another "
+                "consistency, or inside=synchronous"
+            )
+        if self.merge.remembers:
+            raise RequestError(
+                f"mixed(inside={inside}): {self.merge} corrects a gradient with its own square, and a round of several "
+                "steps is none: use merge=staleness_aware, or inside=synchronous"
+            )
 
     def groups(self, workers: int) -> int:
         """How many groups there are."""
@@ -117,9 +153,26 @@ class Mixed(Strategy):
         return 1 if self.merge.divides else self.updates_per_step(workers)
 
     def gradients_per_step(self, workers: int) -> int:
-        """One a group, or as many of them as the consistency does not drop."""
+        """One a group, or as many of them as the consistency does not drop; what a round moves by counts as one."""
         groups = self.groups(workers)
-        return self.consistency.gathers(groups) if self.consistency.drops else groups
+        applied = self.consistency.gathers(groups) if self.consistency.drops else groups
+        return max(1, applied // self.round_steps(workers))
+
+    def round_steps(self, workers: int) -> int:
+        """Those of a group."""
+        return self.inside.round_steps(min(self.replicas, workers))
+
+    def agrees(self, workers: int) -> bool:
+        """Where all go in step, and meet at every one."""
+        return self.in_step(workers) and self.round_steps(workers) == 1
+
+    def reads_every_step(self, workers: int) -> bool:
+        """If groups meet the servers at every step."""
+        return self.round_steps(workers) == 1
+
+    def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
+        """As the inside strategy has it."""
+        return self.inside.bucket_bytes_for(workers, like)
 
     def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
         """The first of each group pushes its mean."""
@@ -131,27 +184,40 @@ class Mixed(Strategy):
         """One a replica of a group."""
         return min(self.replicas, workers)
 
+    def leaves_out_not_finite(self, workers: int) -> bool:
+        """Where servers do not wait for all."""
+        return not self.consistency.in_step()
+
     def leaves_steps_out(self, workers: int) -> bool:
         """Where late gradients are dropped."""
         return self.consistency.drops and not self.in_step(workers)
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Those of servers, a group's leader pushing its mean; and equal replicas inside each group."""
-        workers = conditions.cast.workers
+        """Those of servers, a group's leader pushing what it has; and equal replicas inside each group."""
+        workers, steps = conditions.cast.workers, self.round_steps(len(conditions.cast.workers))
         starts = range(0, len(workers), self.replicas)
         groups = [workers[start : start + self.replicas] for start in starts]
         pushers = self.contributors(conditions.cast)
         in_step, handling = self.in_step(len(workers)), Handling(self.merge)
-        serving = serving_invariants(conditions, pushers, self.consistency, handling, in_step=in_step)
+        serving = serving_invariants(
+            of_rounds(conditions, steps), pushers, self.consistency, handling, in_step=in_step
+        )
+        replicas = Replicas(conditions, groups, alone=len(groups) == 1 and adds_up(handling))
         return [
             *super().invariants(conditions),
-            *serving,
-            Replicas(conditions, groups, alone=len(groups) == 1 and adds_up(handling)),
+            *(InRounds(invariant, steps) for invariant in serving),
+            Meetings(replicas, every(steps)),
         ]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return MixedWorker(setting, self.replicas, self.collective)
+        number = setting.workers.rank // self.replicas
+        members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
+        group = setting.workers.subgroup(f"replicas {number}", members)
+        if self.inside.offers is Offer.GRADIENTS:
+            mean = self.inside.gradient_mean(group, setting.flat)
+            return MixedWorker(setting, group, Gradients(mean, setting.plan))
+        return MixedWorker(setting, group, Models(setting, group, self.inside))
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server, to which only the groups' leaders talk."""
@@ -161,79 +227,14 @@ class Mixed(Strategy):
         )
 
 
-class MixedWorker(WorkerPart):
-    """Averages inside its group; the group's leader pushes the mean and hands the answer on."""
-
-    hears_buckets: ClassVar[bool] = True
-
-    def __init__(self, setting: WorkerSetting, replicas: int, collective: Collective) -> None:
-        super().__init__()
-        number = setting.workers.rank // replicas
-        members = range(number * replicas, min((number + 1) * replicas, setting.workers.size))
-        self._group = setting.workers.subgroup(f"replicas {number}", members)
-        self._flat = setting.flat
-        self._mean = GradientMean(self._group, setting.flat, collective)
-        self._servers = PushPull(setting) if self._group.rank == 0 else None
-        self._leads_run = setting.workers.rank == 0
-        self._left_out = 0
-
-    def start(self, step: int) -> int:
-        """Worker 0 hands out the shards; leaders pull; groups share what their leader got."""
-        if self._leads_run and self._servers is not None:
-            self._servers.initialise()
-        if self._servers is not None:
-            step = self._servers.pull()
-        step = int(self._share(step)[0])
-        self._mean.prepare()
-        return step
-
-    def begin(self, step: Step) -> None:
-        """Readies the mean."""
-        self._mean.begin(step)
-
-    def bucket_ready(self, bucket: int) -> None:
-        """Starts to average a bucket inside the group."""
-        self._mean.start(bucket)
-
-    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Averages, exchanges through the leader, and shares the answer."""
-        weight, wish = self._mean.finish(step)
-        stop = False
-        if self._servers is not None:
-            pushed = Step(step.number, weight, wish)
-            stop = self._servers.push_and_pull(pushed, weight, learning_rate)
-            self._left_out = max(0, self._servers.reached - step.number - 1)
-        shared_stop, left_out = self._share(float(stop), self._left_out)
-        self._left_out = int(left_out)
-        return bool(shared_stop)
-
-    def next_step(self, step: int) -> int:
-        """Where the servers are, if they did not wait for this group."""
-        return step + 1 + self._left_out
-
-    def catch_up(self) -> None:
-        """Takes the newest parameters, the whole group together."""
-        if self._servers is not None:
-            self._servers.pull()
-        self._share(0.0)
-
-    def end(self) -> None:
-        """Leaders leave; worker 0 waits for the final parameters."""
-        if self._servers is not None:
-            self._servers.leave()
-            if self._leads_run:
-                self._servers.pull(final=True)
-
-    def let_go(self) -> None:
-        """Tells the servers that nobody needs them any more."""
-        assert self._servers is not None, "worker 0 leads its group"
-        self._servers.leave()
-
-    def _share(self, *numbers: float) -> list[float]:
-        """Gives all replicas the leader's parameters and one or two numbers of its."""
-        shared = self._flat.vector_and_tail
-        tail = shared[-len(numbers) :]
-        tail.copy_(tail.new_tensor(numbers))
-        self._group.broadcast(shared)
-        found: list[float] = tail.tolist()
-        return found
+def _reason(inside: Strategy) -> str:
+    """Says why a strategy has nothing for servers above it."""
+    if inside.server_count:
+        return "it has servers of its own, and those of mixed are for all groups"
+    if not inside.in_step(2) or (inside.round_steps(2) == 1 and not inside.agrees(2)):
+        return "its workers never hold the same model"
+    if inside.round_steps(2) == 0:
+        return "its workers meet in the end only"
+    if inside.round_steps(2) == 1:
+        return "its gradients travel while the next forward pass runs, which begins with what servers answer"
+    return "its rounds go on from points of its own, and servers would put the workers elsewhere"

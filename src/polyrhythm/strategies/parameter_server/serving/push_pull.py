@@ -8,6 +8,7 @@ from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class PushPull:
@@ -15,15 +16,16 @@ class PushPull:
 
     Args:
         setting: the worker's.
+        plan: of the servers' optimiser; default: the user's.
 
     Attributes:
         reached: the step with which the servers last let this worker go on.
     """
 
-    def __init__(self, setting: WorkerSetting) -> None:
+    def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None) -> None:
         self._network = setting.network
         self._servers = setting.cast.servers
-        self._plan = setting.plan
+        self._plan = setting.plan if plan is None else plan
         self._shards = shards(setting.flat.size, len(self._servers))
         self.reached = 0
         self._under_way: list[Handle] = []

@@ -95,6 +95,11 @@ class Served(Strategy):
         """Unless workers may be told to go on with their own copies."""
         return not self.rules()[0].own_updates
 
+    def leaves_out_not_finite(self, workers: int) -> bool:
+        """Where servers do not wait for all."""
+        consistency, handling = self.rules()
+        return not (consistency.in_step() or handling.aggregator.robust)
+
     def leaves_steps_out(self, workers: int) -> bool:
         """Where late gradients are dropped."""
         return self.rules()[0].drops and not self.in_step(workers)

@@ -1,0 +1,1 @@
+"""What mixed mode is made of: groups of workers that go in step, whose leaders alone talk to the servers."""
