@@ -1,15 +1,20 @@
 """What each step of Deep Image's way brings: augmentation, dense evaluation with flips, an ensemble, and its student.
 
-A small `deep_image` on Fashion-MNIST, several seeds; also how much of its accuracy a network loses on worse pictures.
+    python benchmarks/deep-image/measure.py train --folder runs/deep-image       # networks that are there stay
+    python benchmarks/deep-image/measure.py test  --folder runs/deep-image --out results.json
+
+A small `deep_image` on a part of Fashion-MNIST, several seeds; also how much of its accuracy a network loses on worse
+pictures. Trained networks stay in the folder, so that they can be tested anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,34 +25,82 @@ from polyrhythm.data.open import open_data
 
 MODEL = "deep_image(width=64, hidden=128, dropout=0.2, batch_norm=True)"
 AUGMENT = (
-    "crop(padding=2); flip; rotation(strength=8, probability=0.5); stretching(strength=0.1, probability=0.5)"
+    "crop(padding=2); flip; rotation(strength=15, probability=0.3); stretching(strength=0.2, probability=0.3); "
+    "lens_distortion(strength=0.2, probability=0.2); vignetting(probability=0.2)"
 )
 MEMBERS = 4
+APART = 2
+"""A seed's ensemble begins so many networks after that of the seed before: neighbours share half of their members."""
+STUDENT, PLAIN = "distilled", "plain"
+SEEN_IN_TRAINING = 100
+"""Test pictures that are looked at after every epoch; errors are those of all of them, later."""
+
 MIDDLE = 2
 """Of the five strengths, the middle one."""
 HARMED_BY = ("rotation", "stretching", "lens_distortion", "vignetting")
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much is trained and tested.
+
+    Attributes:
+        images: training pictures.
+        test_images: how many are tested with.
+        epochs: passes over them.
+        seeds: how many.
+        scales: lengths of a test picture's side, in pixels.
+    """
+
+    images: int
+    test_images: int
+    epochs: int
+    seeds: int
+    scales: tuple[int, ...]
+
+
 class Bench:
-    """Trains and tests on a part of Fashion-MNIST, in a folder of its own."""
+    """Trains and tests on a part of Fashion-MNIST.
 
-    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+    Args:
+        folder: holds the run folders.
+        size: how much.
+    """
+
+    def __init__(self, folder: Path, size: Size) -> None:
         dataset = open_data("fashion-mnist")
-        train = torch.arange(min(arguments.images, len(dataset.train)))
-        test = torch.arange(min(arguments.test_images, len(dataset.test)))
-        self.data = tuple(
-            (split.images(chosen), split.labels[chosen])
-            for split, chosen in ((dataset.train, train), (dataset.test, test))
-        )
-        self.folder, self.arguments = folder, arguments
+        chosen, test = torch.arange(size.images), torch.arange(size.test_images)
+        self.learned = (dataset.train.images(chosen), dataset.train.labels[chosen])
+        self.tested = (dataset.test.images(test), dataset.test.labels[test])
+        self.folder, self.size = folder, size
 
-    def train(self, name: str, seed: int, **options: Any) -> Path:
-        """Trains, and gives the run folder."""
-        run = polyrhythm.train(
-            data=self.data,
+    def train(self, seed: int) -> None:
+        """Trains the networks of a seed that are not there."""
+        self._train(f"{seed}-{PLAIN}", seed)
+        for number in self._numbers(seed):
+            self._train(f"member{number}", 1000 + number, augment=AUGMENT)
+        teachers = "; ".join(str(member) for member in self.members(seed))
+        self._train(f"{seed}-{STUDENT}", seed, augment=AUGMENT, teacher=teachers)
+
+    def members(self, seed: int) -> list[Path]:
+        """Gives the run folders of an ensemble."""
+        return [self.folder / f"member{number}" for number in self._numbers(seed)]
+
+    def _numbers(self, seed: int) -> list[int]:
+        networks = max(MEMBERS, APART * self.size.seeds)
+        return [(APART * seed + number) % networks for number in range(MEMBERS)]
+
+    def _train(self, name: str, seed: int, **options: Any) -> None:
+        if (self.folder / name / "model.safetensors").exists():
+            return
+        started_s = time.monotonic()
+        images, labels = self.tested
+        polyrhythm.train(
+            data=(self.learned, (images[:SEEN_IN_TRAINING], labels[:SEEN_IN_TRAINING])),
             model=MODEL,
             workers=1,
-            epochs=self.arguments.epochs,
+            threads=1,
+            epochs=self.size.epochs,
             schedule="cosine(warmup_epochs=1)",
             keep_checkpoints=0,
             seed=seed,
@@ -55,66 +108,50 @@ class Bench:
             start_method="fork",
             **options,
         )
-        assert run is not None
-        return run.folder
+        print(name, round(time.monotonic() - started_s), "s", flush=True)
 
     def error(self, runs: Path | list[Path], **options: Any) -> float:
         """Gives the test error in percent."""
-        found = polyrhythm.evaluate(runs, data=self.data, model=MODEL, **options)
-        return 100 * (1 - found["test_top1"])
+        return _error(self._tested(runs, **options))
 
-    def seed(self, seed: int) -> dict[str, float]:
+    def _tested(self, runs: Path | list[Path], **options: Any) -> dict[str, Any]:
+        return polyrhythm.evaluate(runs, data=(self.learned, self.tested), model=MODEL, **options)
+
+    def test(self, seed: int) -> dict[str, float]:
         """Gives the errors of all steps for one seed."""
-        plain = self.train(f"{seed}-plain", seed)
-        members = [
-            self.train(f"{seed}-member{number}", 1000 * (number + 1) + seed, augment=AUGMENT)
-            for number in range(MEMBERS)
-        ]
-        views = {"dense": True, "flip": True, "scales": self.arguments.scales}
-        teachers = "; ".join(map(str, members))
-        # a teacher says what its network is in its config.yaml, and its data are those of the student
-        student = self.train(f"{seed}-distilled", seed, augment=AUGMENT, teacher=teachers)
-        alone = [self.error(member) for member in members]
-        robust = [self._loss(run) for run in (plain, members[0])]
+        members, student = self.members(seed), self.folder / f"{seed}-{STUDENT}"
+        views = {"dense": True, "flip": True, "scales": list(self.size.scales)}
+        together = self._tested(members, **views)
+        seen = [_error(member) for member in together["members"]]
+        lost = [self._lost(run) for run in (self.folder / f"{seed}-{PLAIN}", members[0])]
         return {
-            "plain": self.error(plain),
-            "+ augmentation": alone[0],
+            "plain": self.error(self.folder / f"{seed}-{PLAIN}"),
+            "+ augmentation": self.error(members[0]),
             "+ flip": self.error(members[0], flip=True),
-            "+ dense and flip": self.error(members[0], **views),
-            "+ ensemble of 4": self.error(members, flip=True),
-            "best member": min(self.error(member, flip=True) for member in members),
-            "distilled": self.error(student, flip=True),
-            "lost at the middle strength, plain": robust[0],
-            "lost at the middle strength, augmented": robust[1],
+            "+ dense and flip": seen[0],
+            "+ ensemble of 4": _error(together),
+            "best member": min(seen),
+            "mean member": mean(seen),
+            "distilled": self.error(student, **views),
+            "distilled, seen once": self.error(student),
+            "lost at the middle strength, plain": lost[0],
+            "lost at the middle strength, augmented": lost[1],
         }
 
-    def _loss(self, run: Path) -> float:
+    def _lost(self, run: Path) -> float:
         """Gives the mean points of accuracy that augmentations of the middle strength cost."""
-        (found,) = polyrhythm.robustness(run, data=self.data, model=MODEL, images=1000)["models"]
-        lost = [
-            found["clean_top1"] - each["top1"][MIDDLE]
-            for each in found["declines"]
-            if each["name"] in HARMED_BY
-        ]
-        return 100 * mean(lost)
+        data = (self.learned, self.tested)
+        (found,) = polyrhythm.robustness(run, data=data, model=MODEL, kinds=HARMED_BY)["models"]
+        return 100 * mean(found["clean_top1"] - each["top1"][MIDDLE] for each in found["declines"])
 
 
-def main() -> None:
-    """Measures, and prints one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=60_000, help="training images")
-    parser.add_argument("--test-images", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--scales", type=lambda text: [int(part) for part in text.split(",")], default=[28, 32]
-    )
-    arguments = parser.parse_args()
-    prepare_process()
-    with TemporaryDirectory() as scratch:
-        bench = Bench(Path(scratch), arguments)
-        each = [bench.seed(seed) for seed in range(arguments.seeds)]
-    report = {
+def _error(tested: dict[str, Any]) -> float:
+    return 100 * (1 - float(tested["test_top1"]))
+
+
+def summary(each: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """Gives mean and deviation over seeds of every figure, and the figures themselves."""
+    return {
         name: {
             "mean": round(mean(one[name] for one in each), 2),
             "deviation": round(stdev(one[name] for one in each), 2) if len(each) > 1 else None,
@@ -122,17 +159,33 @@ def main() -> None:
         }
         for name in each[0]
     }
-    print(
-        json.dumps(
-            {
-                "images": arguments.images,
-                "test_images": arguments.test_images,
-                "epochs": arguments.epochs,
-                **report,
-            },
-            indent=2,
-        )
-    )
+
+
+def main() -> None:
+    """Trains, or tests and prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("train", "test"))
+    parser.add_argument("--folder", type=Path, required=True, help="of the trained networks")
+    parser.add_argument("--images", type=int, default=1000, help="training images")
+    parser.add_argument("--test-images", type=int, default=4000)
+    parser.add_argument("--epochs", type=int, default=28)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--scales", type=int, nargs="+", default=[28, 32])
+    parser.add_argument("--out", type=Path, help="a file for what is printed")
+    chosen = parser.parse_args()
+    prepare_process()
+    size = Size(chosen.images, chosen.test_images, chosen.epochs, chosen.seeds, tuple(chosen.scales))
+    bench = Bench(chosen.folder, size)
+    if chosen.what == "train":
+        for seed in range(size.seeds):
+            bench.train(seed)
+        return
+    report = {"model": MODEL, "augment": AUGMENT, **asdict(size)}
+    figures = summary([bench.test(seed) for seed in range(size.seeds)])
+    text = json.dumps(report | {"test_error_percent": figures}, indent=2)
+    print(text)
+    if chosen.out is not None:
+        chosen.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

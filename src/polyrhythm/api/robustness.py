@@ -20,6 +20,7 @@ def robustness(
     weights: str | Path | Sequence[str | Path],
     *,
     images: int = 1000,
+    kinds: Sequence[str] = (),
     plot: str | Path | None = None,
     device: str = "auto",
     **options: Any,
@@ -29,6 +30,7 @@ def robustness(
     Args:
         weights: run folders or files of weights, each tested by itself.
         images: how many test images, drawn once for all; fewer if there are fewer.
+        kinds: names of augmentations and corruptions, such as `rotation`; none: all of them.
         plot: an HTML file for curves and table; None writes none.
         device: `cpu`, `cuda` or `auto`.
         **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
@@ -44,7 +46,7 @@ def robustness(
         raise RequestError(f"there is no folder {Path(plot).parent}: make it first")
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
     trained = [load_trained(path, device=device, **options) for path in paths]
-    found = [_tested(each, images) for each in trained]
+    found = [_tested(each, images, kinds) for each in trained]
     data = trained[0].dataset.name
     if plot is not None:
         write_robustness(Path(plot), data, found)
@@ -52,10 +54,10 @@ def robustness(
     return {"data": data, "images": counted, "plot": str(plot) if plot else None, "models": found}
 
 
-def _tested(trained: Trained, images: int) -> dict[str, Any]:
+def _tested(trained: Trained, images: int, kinds: Sequence[str]) -> dict[str, Any]:
     test = trained.dataset.test
     indices = torch.randperm(len(test), generator=generator_for("robustness"))[:images].sort().values
-    clean, found = declines(trained.model, trained.dataset, indices, trained.device)
+    clean, found = declines(trained.model, trained.dataset, indices, trained.device, kinds)
     return {
         "weights": str(trained.file),
         "model": trained.model_name,

@@ -42,6 +42,9 @@ def evaluate(
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
     ] = False,
     images: Annotated[int, typer.Option(min=1, help="Test images for --robustness.")] = 1000,
+    kinds: Annotated[
+        str | None, typer.Option(metavar="rotation,…", help="Changes for --robustness (default: all).")
+    ] = None,
     plot: Annotated[str | None, typer.Option(help="An HTML file for the curves of --robustness.")] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
@@ -49,10 +52,12 @@ def evaluate(
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
     if robustness:
-        _robustness(weights, {**request, "images": images, "plot": plot}, as_json=json)
+        names = [name.strip() for name in (kinds or "").split(",") if name.strip()]
+        _robustness(weights, {**request, "images": images, "kinds": names, "plot": plot}, as_json=json)
         return
-    if plot is not None:
-        raise RequestError("--plot shows what --robustness finds: give that too")
+    for option, given in (("--plot", plot), ("--kinds", kinds)):
+        if given is not None:
+            raise RequestError(f"{option} is about what --robustness finds: give that too")
     from polyrhythm.api.evaluate import evaluate as evaluate_weights
 
     found = evaluate_weights(

@@ -40,6 +40,11 @@ LEARNING_ONLY = (
     "weight_average",
     "precision",
     "device",
+    "cache",
+    "decoded",
+    "size_schedule",
+    "compile",
+    "channels_last",
     "keep_checkpoints",
     "keep_best",
     "threads",
@@ -83,7 +88,12 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
-    dataset = open_data(config.data, image_size=config.image_size, skip_unreadable=config.skip_unreadable)
+    dataset = open_data(
+        config.data,
+        image_size=config.image_size,
+        scale=config.scale,
+        skip_unreadable=config.skip_unreadable,
+    )
     images = len(dataset.train)
     if steps is None and config.workers > images:
         raise RequestError(

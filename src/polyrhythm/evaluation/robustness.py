@@ -10,7 +10,7 @@ for the corruptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyrhythm.augmentation.chain import TRANSFORMS, Chain, Transform
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.data.seeding import sample_keys
+from polyrhythm.errors import unknown
 from polyrhythm.evaluation.corruption import SEVERITIES, Corruption
 from polyrhythm.evaluation.evaluate import in_evaluation_mode
 from polyrhythm.specs import Config, choices, validated
@@ -54,7 +55,11 @@ class Decline:
 
 
 def declines(
-    model: nn.Module, dataset: Dataset, indices: Tensor, device: torch.device | str = "cpu"
+    model: nn.Module,
+    dataset: Dataset,
+    indices: Tensor,
+    device: torch.device | str = "cpu",
+    kinds: Sequence[str] = (),
 ) -> tuple[float, list[Decline]]:
     """Tests a model on ever worse pictures.
 
@@ -63,11 +68,20 @@ def declines(
         dataset: its test pictures are looked at.
         indices: (n,) int64, which of them.
         device: where the model is.
+        kinds: names of the augmentations and corruptions; none: all of them.
 
     Returns:
         The accuracy on the pictures as they are, and the declines, augmentations first.
+
+    Raises:
+        RequestError: there is no such kind for these pictures.
     """
     channels, tones = dataset.image_shape[0], Tones(dataset.black, dataset.white)
+    known = list(_kinds(channels, tones))
+    for name in kinds:
+        if name not in (names := [each[0] for each in known]):
+            raise unknown("kind of change", name, names)
+    chosen = [each for each in known if not kinds or each[0] in kinds]
     with in_evaluation_mode(model):
 
         def tested(change: Change | None) -> float:
@@ -81,7 +95,7 @@ def declines(
 
         found = [
             Decline(name, kind, tuple(strengths), tuple(tested(change) for change in changes))
-            for name, kind, strengths, changes in _kinds(channels, tones)
+            for name, kind, strengths, changes in chosen
         ]
         return tested(None), found
 

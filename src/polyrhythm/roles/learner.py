@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
@@ -16,6 +17,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
+from polyrhythm.training.execution import ForwardPass
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.stages import graded
@@ -68,9 +70,15 @@ class Learner:
         self.worker = self.replica.workers.rank
         self._place, self._present = self.worker, job.workers
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
-        self._loader = Loader(job.dataset.train, share, learning.transform, job.ahead)
+        self._loader = Loader(placed(job.dataset.train, job.device), share, learning.transform, job.ahead)
         self._first_share = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
+        self._forward = ForwardPass(model, learning.execution)
+        if learning.execution.compiled and self.replica.part.hears_use:
+            raise RequestError(
+                f"{job.strategy} waits between the layers of the network, and a compiled one has none: leave compile "
+                "out, or use synchronous"
+            )
         self._job = job
         self._world = world
         self._length = job.length
@@ -82,6 +90,9 @@ class Learner:
         size = self._job.calendar.batch_size(epoch)
         together = self._job.workers * size
         self._loader.share = Share(self._place, self._present, size, self._job.learning.seed, together)
+        learning, image_size = self._job.learning, min(self._job.dataset.image_shape[1:])
+        side = learning.size_schedule.side(epoch, learning.epochs, image_size)
+        self._loader.side = None if side == image_size else side
         return self._loader.epoch(epoch, start)
 
     def deal(self, place: int, present: int) -> None:
@@ -95,6 +106,10 @@ class Learner:
             self._rescaled = present / self._job.workers
         else:
             self._place, self._present = place, present
+
+    def cache_use(self) -> CacheUse | None:
+        """Says what the cache of decoded images did since the last call; None where there is none."""
+        return use_of(self._loader.split)
 
     @property
     def loss_scale(self) -> dict[str, Any]:
@@ -136,8 +151,9 @@ class Learner:
             torch.cuda.manual_seed(seed)
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
+        full = len(images) == self._job.calendar.batch_size(batch.epoch)
         with self._precision.autocast():
-            loss = self._job.learning.objective(self.replica.model(images), labels, images)
+            loss = self._job.learning.objective(self._forward(images, full=full), labels, images)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise RequestError(

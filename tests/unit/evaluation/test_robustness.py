@@ -89,3 +89,11 @@ def test_the_verb_tests_each_model_and_draws_it(tmp_path: Path) -> None:
     ]
     with pytest.raises(RequestError, match="there is no folder"):
         polyrhythm.robustness(files, plot=tmp_path / "nowhere" / "page.html")
+
+
+def test_only_the_kinds_that_were_named_are_tested(dataset: Dataset) -> None:
+    _, every = declines(_Light(), dataset, torch.arange(20))
+    _, found = declines(_Light(), dataset, torch.arange(20), kinds=["vignetting", "contrast"])
+    assert found == [each for each in every if each.name in ("vignetting", "contrast")]
+    with pytest.raises(RequestError, match=r"unknown kind of change 'vigneting': did you mean vignetting"):
+        declines(_Light(), dataset, torch.arange(20), kinds=["vigneting"])
