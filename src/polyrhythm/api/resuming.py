@@ -1,15 +1,16 @@
 """Resuming a run: what it needs, and what has been left of one that died young or late.
 
-    died     before its first checkpoint ─▶ begins anew, in the same folder
-             on the way                  ─▶ goes on from its last whole checkpoint
-             after its last checkpoint   ─▶ tests and saves its model, and ends
-    ended    ─▶ refused
+died     before its first checkpoint ─▶ begins anew, in the same folder
+         on the way                  ─▶ goes on from its last whole checkpoint
+         after its last checkpoint   ─▶ tests and saves its model, and ends
+ended    ─▶ refused
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.events import RunEnded, RunStarted
@@ -17,6 +18,24 @@ from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.roles.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
 from polyrhythm.training.checkpoint import checkpoints
+
+AUTOMATIC = "auto"
+"""In place of a folder to resume from: whatever there is in the folder of `out`."""
+
+
+def automatic(
+    out: str | Path | None, resume: str | Path | None
+) -> tuple[str | Path | None, str | Path | None]:
+    """Gives the folders of a new run and of one to continue, of which at most one is named, where `resume` is `auto`.
+
+    Raises:
+        RequestError: nobody says where the run would be.
+    """
+    if str(resume) != AUTOMATIC:
+        return out, resume
+    if out is None:
+        raise RequestError("--resume auto looks for a run in the folder of --out: name it")
+    return (None, out) if (Path(out) / CONFIG_FILE).is_file() else (out, None)
 
 
 def died_young(folder: Path, config: RunConfig) -> bool:

@@ -24,6 +24,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
+from polyrhythm.launch.preemption import Preempted
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
@@ -47,7 +48,8 @@ def train(
     Args:
         recipe: a YAML file of options.
         out: the run folder, new or empty; None makes one under `runs/`.
-        resume: the folder of a run to continue; `options` then change what it was told.
+        resume: the folder of a run to continue; `options` then change what it was told. `auto`: the one of `out` if
+            there is a run in it, else a new one, so that the same request can be made again and again.
         observers: are told every event, in this process.
         start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
@@ -62,6 +64,7 @@ def train(
     """
     _check_importable()
     with leader_speaks():
+        out, resume = resuming.automatic(out, resume)
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
@@ -149,6 +152,11 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
 
 
 def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+    if config.listen is not None:
+        raise RequestError(
+            "nobody joins by hand what torchrun has started: leave out --listen; --max-restarts and --resume auto "
+            "start again"
+        )
     workers = torchrun.workers_of(strategy_from(config.strategy))
     if options.get("workers") not in (None, workers):
         raise RequestError(
@@ -161,11 +169,12 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     losses = dataclasses.replace(job.losses, restarts=0)  # torchrun starts again all or none
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
-        torchrun.run_under_torchrun(job, _say_notices, config.threads)
+        if torchrun.run_under_torchrun(job, _say_notices, config.threads):
+            raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
     with told_run(job, config, observers) as told:
-        torchrun.run_under_torchrun(job, told.on_event, config.threads)
-    return told.run()
+        preempted = torchrun.run_under_torchrun(job, told.on_event, config.threads)
+    return dataclasses.replace(told.run(), preempted=preempted)
 
 
 def _say_notices(event: Event) -> None:

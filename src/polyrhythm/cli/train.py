@@ -22,7 +22,9 @@ def train(
     out: Annotated[
         str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="The folder of a run to continue.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="The folder of a run to continue; auto: that of --out, if it is there.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
     **options: Any,
 ) -> None:

@@ -13,7 +13,9 @@ from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.patience import await_key
+from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.shared_notice import SharedNotice
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.spokesman import leads as leads
 from polyrhythm.launch.spokesman import started_by_torchrun as started_by_torchrun
@@ -47,13 +49,16 @@ def cast_of(strategy: Strategy, rendezvous: Rendezvous) -> Cast:
     return cast_for(hosts, strategy.server_count, strategy.server_placement)
 
 
-def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | None = None) -> None:
+def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | None = None) -> bool:
     """Plays this process's role.
 
     Args:
         job: what to train.
         emit: takes the run's events; called on rank 0 only.
         threads: compute threads of each worker; None shares the host's cores out.
+
+    Returns:
+        Whether the run ended early because one of its hosts is taken away.
     """
     ask_names_briefly()
     rendezvous = from_environment()
@@ -61,8 +66,10 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = threads or max(1, available_cores() // local_ranks)
     stop = StopWish()
-    with asked_to_stop(stop.wish):
-        run_rank(job, cast, rendezvous, threads, stop, emit)
+    notice = SharedNotice(Preemption(job.losses.notice_s), rendezvous, emit)
+    with asked_to_stop(stop.wish, notice.come):
+        run_rank(job, cast, rendezvous, threads, stop, notice.emit)
+    return notice.ended_the_run()
 
 
 def device_of(device: torch.device) -> torch.device:

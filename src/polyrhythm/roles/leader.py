@@ -11,6 +11,7 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import (
+    CacheUsed,
     Evaluated,
     Event,
     Notice,
@@ -125,7 +126,7 @@ class Leader:
         if self._goes_on:  # a successor waits for an answer
             self._others.read()
 
-    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         self._others.read()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.events import WorkerProgress, WorkerTimings
+from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
@@ -18,7 +19,7 @@ from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.worker_state import Account, WorkerState
-from polyrhythm.roles.world import LEADER, World
+from polyrhythm.roles.world import LEADER, Departed, World
 
 
 class Desk(Protocol):
@@ -43,7 +44,7 @@ class Desk(Protocol):
     def step_done(self) -> None:
         """A step has been done."""
 
-    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
         """Takes what the worker has done lately."""
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
@@ -62,6 +63,7 @@ class Mail:
     def __init__(self, job: Job, world: World) -> None:
         self._resume = job.keeping.resume
         self._control = world.control()
+        self._stop = world.stop
         self.side = MemberSide(self._control)
 
     def wait_with(self, regroup: Regroup) -> None:
@@ -81,9 +83,11 @@ class Mail:
         self._control.send(LEADER, state.message())
 
     def step_done(self) -> None:
-        """Nothing to say."""
+        """Leaves, if this worker is to: the step counts, and the next one is the others', or a successor's."""
+        if self._stop.leaves:
+            raise Departed("it was asked to")
 
-    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
         """Sends the event."""
         self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
 
@@ -234,5 +238,7 @@ class _Shift:
     def _report(self, epoch: int, step: int, learning_rate: float) -> None:
         progress = self._tally.say(epoch, step, learning_rate)
         self._desk.progress(progress)
+        if cached := self._learner.cache_use():
+            self._desk.progress(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
         if timings := self._timer.say(progress, in_step=self._job.strategy.in_step(self._job.workers)):
             self._desk.progress(timings)

@@ -57,6 +57,8 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    for _ in range(2):  # what has been hung up is closed a turn of the loop later
+        await asyncio.sleep(0)
 
 
 class Descriptors:

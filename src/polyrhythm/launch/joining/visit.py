@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
@@ -42,6 +43,7 @@ class Visit:
         self._address = address
         self._key = key
         self._left = False
+        self._channel: Channel | None = None
         self._loop = EventLoop("visit")
         self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
         self.store_port = int(self._listener.getsockname()[1])
@@ -87,10 +89,12 @@ class Visit:
         self._left = True
         word = {"done": True} if why is None else {"done": False, "why": why}
         with suppress(OSError, TimeoutError):  # the run has ended already
-            self._loop.call(self._channel.say(word), PATIENCE_S)
+            self._loop.call(self._own_channel.say(word), PATIENCE_S)
 
     def close(self) -> None:
         """Ends all connections."""
+        if self._channel is not None:
+            self._loop.soon(partial(hang_up, self._channel.writer))
         self._loop.close()
         self._listener.close()
 
@@ -104,14 +108,23 @@ class Visit:
         return reply
 
     async def _hear_reply(self, question: dict[str, Any]) -> dict[str, Any]:
-        await self._channel.say(question)
-        return await self._channel.hear()
+        await self._own_channel.say(question)
+        return await self._own_channel.hear()
+
+    @property
+    def _own_channel(self) -> Channel:
+        assert self._channel is not None, "made with the visit"
+        return self._channel
 
     async def _enter(self) -> Channel:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_connection(*self._address)
-                return await answer(reader, writer, self._key, str(self._address))
+                try:
+                    return await answer(reader, writer, self._key, str(self._address))
+                except BaseException:
+                    hang_up(writer)
+                    raise
         except TimeoutError:
             raise RequestError(
                 f"{self._address} does not answer: is it the address that `polyrhythm train --listen` says?"
@@ -134,7 +147,7 @@ class Visit:
     async def _listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
         try:
             while True:
-                word = await self._channel.hear()
+                word = await self._own_channel.hear()
                 if word.get("stop"):
                     stop()
                 if word.get("over"):
