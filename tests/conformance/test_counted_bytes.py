@@ -111,7 +111,8 @@ def hierarchical(strategy, workers, size, buckets):
 
 def gaia(strategy, workers, size, buckets):
     sites, message = min(strategy.sites, workers), PARAMETERS * size + strategy.servers * HEADER
-    return (2 * workers + sites * (sites - 1)) * message
+    announcements = sites * (sites - 1) * strategy.servers * HEADER
+    return (2 * workers + sites * (sites - 1)) * message + announcements
 
 
 def hogwild(strategy, workers, size, buckets):

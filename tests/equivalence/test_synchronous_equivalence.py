@@ -12,7 +12,8 @@ RAGGED = {  # workers: images of which the last step of an epoch takes less than
     3: 53,  # 5 in the last step of 12: 2, 2, 1
     4: 50,  # 2 in the last step of 16: 1, 1, and two empty batches
 }
-CASES = [(spec, workers) for workers in RAGGED for spec in agreeing(workers)]
+ROUNDED = "synchronous(transfer=bfloat16)"  # to 8 bits: its bounds are those of its own tests
+CASES = [(spec, workers) for workers in RAGGED for spec in agreeing(workers) if spec != ROUNDED]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)", "tf1_rmsprop(momentum=0.9)"])

@@ -3,7 +3,7 @@
     h_i = cast((b_i / N) * g_i)          float16 or bfloat16; divided before the cast, so that a sum does not overflow
     g   = (sum_i h_i) * N / sum_i b_i    added up as it travels, then cast back
 
-A number that the narrow type holds is exact; others are off by at most 2^-11 (float16) or 2^-9 (bfloat16) of themselves
+A number that the narrow type holds is exact; others are off by at most 2^-11 (float16) or 2^-8 (bfloat16) of themselves
 at each cast, and each addition rounds again. What must be exact, the weights b_i and the wishes to stop, is too much
 for such numbers: it travels apart, as whole numbers, in one small message more.
 """
@@ -96,8 +96,8 @@ class NarrowGradientMean(GradientMean):
         self._flat.gradients.copy_(self._narrow)
         if self._narrow.dtype == torch.float16 and not bool(self._narrow.isfinite().all()):
             raise RequestError(
-                f"at step {step.number} a gradient is beyond the range of float16 (65504): use transfer=bfloat16, whose "
-                "range is that of float32, or transfer=full"
+                f"at step {step.number} a gradient is beyond the range of float16 (65504): use "
+                "transfer=bfloat16, whose range is that of float32, or transfer=full"
             )
         share = parts / _PARTS_OF_ONE / self._group.size
         if share not in (0, 1):
