@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
+from polyrhythm.communication.message import Kind
 from polyrhythm.simulation.run import Surroundings
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
 
 UNEVEN = Surroundings(step_s=uneven)
 
@@ -47,6 +49,33 @@ def test_a_higher_threshold_sends_less_between_sites():
     ]
     message = 103 * 4 + 64
     assert sent == sorted(sent, reverse=True)
-    assert sent[0] == 2 * message + 2 * message / 4  # every site all of it to the other
+    announced = 64
+    assert sent[0] == 2 * message + 2 * (message + announced) / 4  # every site all of it to the other
     assert sent[-1] == 2 * message + 2 * 64 / 4  # only what time it is
     assert sent[0] > sent[2] > sent[-1]
+
+
+@pytest.mark.parametrize("barrier", [0.0, 1.0])
+def test_nobody_reads_between_an_announcement_and_its_packet(barrier, monkeypatch):
+    seen = []
+    inner = SiteServer.on_message
+
+    def on_message(self, source, message):
+        replies = inner(self, source, message)
+        answers = sum(reply.kind is Kind.PARAMETERS for _, reply in replies)
+        seen.append((id(self), source, message.kind, message.version, answers))
+        return replies
+
+    monkeypatch.setattr(SiteServer, "on_message", on_message)
+    around = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=2e4)  # a packet takes 21 ms
+    simulated(make_job(f"gaia(threshold=0, barrier={barrier})", 4), around)
+    awaited, held = {}, 0
+    for server, source, kind, version, answers in seen:
+        if kind is Kind.ANNOUNCE:
+            awaited[server, source] = version
+        elif awaited.get((server, source), version + 1) <= version and kind in (Kind.DIFFERENCE, Kind.LEAVE):
+            del awaited[server, source]
+        if any(waiting == server for waiting, _ in awaited):
+            assert answers == 0
+            held += kind in (Kind.PUSH, Kind.PULL)
+    assert (held > 0) == (barrier == 0.0)

@@ -60,6 +60,7 @@ class Kind(IntEnum):
     REGROUP = 14  # who goes in step from now on
     REVOKE = 15  # nobody may use this communicator any more
     FETCH = 16  # a worker asks for parameters while it goes on
+    ANNOUNCE = 17  # a site to others: a large packet is about to come
 
 
 class Reason(StrEnum):

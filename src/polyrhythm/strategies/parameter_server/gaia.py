@@ -7,9 +7,11 @@ Speeds", NSDI 2017.
     between sites    |U_j| > t_0 / sqrt(t) |w_j|        then U_j is sent, added to w_j elsewhere, and becomes 0
 
 t counts a site's rounds; t_0 is `threshold`. A site waits where the slowest is more than `lag` rounds behind (the
-paper's mirror clock). At w_j = 0 every change is significant. Departures: messages between two servers arrive whole and
-in order, so the paper's selective barrier (readers wait for announced transfers) is not needed; what is unsent when a
-site's workers leave is sent then, so that the final model, that of worker 0's site, holds all updates.
+paper's mirror clock). A packet of more than `barrier` of a shard's bytes is announced, by a message that is there long
+before it, and readers of that shard wait for it (the selective barrier). At w_j = 0 every change is significant.
+Departures: readers read whole shards, so an announcement names the shard and not its numbers; the paper announces where
+a network cannot keep up, here the size decides; what is unsent when a site's workers leave is sent then, so that the
+final model, that of worker 0's site, holds all updates.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.quantities import Count, NonNegative
+from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
 class Gaia(Strategy):
@@ -43,6 +45,7 @@ class Gaia(Strategy):
         sites: how many; they differ by at most one worker.
         threshold: share of a number's value above which its change is significant in the first round.
         lag: rounds by which the slowest site may be behind.
+        barrier: share of a shard's bytes; a packet with more is announced, and readers wait for it. 1: none is.
         servers: of each site, each with an equal shard.
         placement: where all servers run.
     """
@@ -63,6 +66,7 @@ class Gaia(Strategy):
     sites: Count = 2
     threshold: NonNegative = 0.01
     lag: int = Field(default=4, ge=0)
+    barrier: Fraction = 0.5
     servers: Count = 1
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
@@ -115,7 +119,7 @@ class Gaia(Strategy):
         same = {site: servers[shard] for site, servers in enumerate(sites.servers) if site != own}
         peers = tuple(rank for site, rank in same.items() if site in sites.busy)
         idle = tuple(rank for site, rank in same.items() if site not in sites.busy)
-        rule = SiteRule(threshold=self.threshold, lag=self.lag)
+        rule = SiteRule(threshold=self.threshold, lag=self.lag, barrier=self.barrier)
         return SiteServer(sites.members[own], peers, idle, rule)
 
     def _busy(self, workers: int) -> int:

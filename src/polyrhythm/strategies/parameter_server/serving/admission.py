@@ -59,6 +59,18 @@ def admit_bare(message: Message) -> None:
         raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
 
 
+def admit_announcement(message: Message) -> None:
+    """Lets in a message that says nothing but its kind and a number.
+
+    Raises:
+        RefusedMessage: it carries a tensor, or the number cannot be.
+    """
+    if message.tensor is not None:
+        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
+    if message.version < 1:
+        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came of round {message.version}")
+
+
 def admitted_plan(message: Message) -> OptimizerPlan:
     """Reads the plan of an optimiser.
 

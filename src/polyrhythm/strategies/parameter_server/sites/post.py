@@ -1,6 +1,7 @@
 """What one shard's servers of all sites tell each other, and what they know of each other's clocks.
 
-    site ── DIFFERENCE(packet or nothing, round, the newest round of yours that I have) ─▶ all other sites, every round
+    site ── ANNOUNCE(round) ─▶                                  all other sites, before a large packet
+         ── DIFFERENCE(packet or nothing, round, the newest round of yours that I have) ─▶       every round
          ── LEAVE(packet, round, …) ─▶                                                    after its last
 
 A packet is kept until all others have said that they have it, so that a checkpoint holds what is on its way. Rounds
@@ -34,6 +35,7 @@ class Post:
         self._heard = dict.fromkeys(peers, 0)
         self._acknowledged = dict.fromkeys(peers, 0)
         self._gone: set[int] = set()
+        self._announced: dict[int, int] = {}
         self._kept: dict[int, Tensor] = {}
 
     @property
@@ -49,23 +51,32 @@ class Post:
         )
 
     @property
+    def awaits(self) -> bool:
+        """Whether a packet has been announced that is still on its way."""
+        return bool(self._announced)
+
+    @property
     def all_gone(self) -> bool:
         """Whether all other sites have sent their last."""
         return len(self._gone) == len(self._heard)
 
-    def tell(self, packet: Tensor | None, *, stop: bool, last: bool = False) -> list[tuple[int, Message]]:
+    def tell(
+        self, packet: Tensor | None, *, stop: bool, large: bool = False, last: bool = False
+    ) -> list[tuple[int, Message]]:
         """Begins the next round with what is significant of it; gives the messages to all other sites.
 
         Args:
             packet: what to send, if anything is.
             stop: whether someone wants to stop.
+            large: whether the packet is to be announced.
             last: whether this site's workers have left.
         """
         self.clock += 1
         if packet is not None and self._heard:
             self._kept[self.clock] = packet
         kind = Kind.LEAVE if last else Kind.DIFFERENCE
-        return [
+        announcements = [(peer, Message(Kind.ANNOUNCE, version=self.clock)) for peer in self._heard if large]
+        return announcements + [
             (peer, Message(kind, packet, version=self.clock, step=heard, stop=stop and not last))
             for peer, heard in self._heard.items()
         ]
@@ -78,11 +89,18 @@ class Post:
             for number, packet in self._kept.items()
         ]
 
+    def expect(self, peer: int, message: Message) -> None:
+        """Takes another site's announcement."""
+        if message.version > self._heard[peer]:
+            self._announced[peer] = message.version
+
     def hear(self, peer: int, message: Message) -> Tensor | None:
         """Takes another site's message; gives its packet, if it has one that is new."""
         self._acknowledged[peer] = max(self._acknowledged[peer], message.step)
         known = min(self._acknowledged.values())
         self._kept = {number: packet for number, packet in self._kept.items() if number > known}
+        if message.version >= self._announced.get(peer, 0):
+            self._announced.pop(peer, None)
         if message.kind is Kind.LEAVE:
             self._gone.add(peer)
         if message.version <= self._heard[peer]:

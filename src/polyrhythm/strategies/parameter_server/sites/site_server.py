@@ -2,7 +2,7 @@
 
 workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
 other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
-workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind
+workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind, or has announced a large packet
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from math import sqrt
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    admit_announcement,
+    admit_push,
+    payload,
+)
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
@@ -33,10 +37,16 @@ class SiteRule:
         threshold: share of a number's value, above which its change is significant in the first round; in round t,
             this divided by the root of t.
         lag: how many rounds the slowest site may be behind.
+        barrier: share of a shard's bytes; a packet with more is announced, and readers wait for it.
     """
 
     threshold: float
     lag: int
+    barrier: float = 1.0
+
+    def is_large(self, packet: Tensor | None, values: Tensor) -> bool:
+        """Whether a packet is to be announced."""
+        return packet is not None and len(packet) > self.barrier * len(values)
 
     def threshold_of(self, number: int) -> float:
         """Gives the threshold of a round, counted from 1."""
@@ -72,6 +82,7 @@ class SiteServer:
         self._unsent: Significance | None = None
         self._held: dict[int, Message] = {}
         self._waiting: list[int] = []
+        self._reading: list[int] = []
         self._steps = dict.fromkeys(members, 0)
         self._stop = False
         self._resumed: State | None = None
@@ -134,6 +145,10 @@ class SiteServer:
             raise RefusedMessage(
                 Reason.SENDER, f"a site heard {message.kind.name} from rank {source}, which is no part of it"
             )
+        if message.kind is Kind.ANNOUNCE:
+            admit_announcement(message)
+            self._post.expect(source, message)
+            return []
         if message.kind not in (Kind.DIFFERENCE, Kind.LEAVE):
             return self._begin(source, message, ())
         packet = self._post.hear(source, message)
@@ -169,7 +184,8 @@ class SiteServer:
         if self._unsent is None:
             self._presence.asking.append(source)
             return []
-        return [self._answer(source)]
+        self._reading.append(source)
+        return self._let_read()
 
     def _push(self, source: int, message: Message) -> list[Reply]:
         admit_push(message, self._shard.values, self.version, self._steps[source])
@@ -200,14 +216,23 @@ class SiteServer:
             self.staleness.update(self.version - message.version for message in weighty)
             self.version += 1
         threshold = self._rule.threshold_of(self._post.clock + 1)
-        return self._post.tell(self._unsent.take(self._shard.values, threshold), stop=self._stop)
+        packet = self._unsent.take(self._shard.values, threshold)
+        large = self._rule.is_large(packet, self._shard.values)
+        return self._post.tell(packet, stop=self._stop, large=large)
 
     def _let_on(self) -> list[Reply]:
-        """Answers the workers of a round, unless another site is too far behind."""
-        if not self._stop and self._post.clock - self._post.slowest > self._rule.lag:
+        """Answers the workers of a round, unless another site is too far behind; and all who may read."""
+        if self._stop or self._post.clock - self._post.slowest <= self._rule.lag:
+            self._reading += self._waiting
+            self._waiting = []
+        return self._let_read()
+
+    def _let_read(self) -> list[Reply]:
+        """Answers those who want to read, unless a packet has been announced that they must not miss."""
+        if self._post.awaits:
             return []
-        waiting, self._waiting = self._waiting, []
-        return [self._answer(rank) for rank in waiting]
+        reading, self._reading = self._reading, []
+        return [self._answer(rank) for rank in reading]
 
     def _leave(self, source: int) -> list[Reply]:
         """A worker leaves; with the last, all that is unsent goes to the others. Worker 0's second leave ends it."""

@@ -17,8 +17,8 @@ START = torch.tensor([4.0, 8.0, 16.0, 32.0])
 class Pair:
     """Two sites whose messages to each other wait in a queue until they are delivered."""
 
-    def __init__(self, threshold=0.0, lag=9):
-        rule = SiteRule(threshold=threshold, lag=lag)
+    def __init__(self, threshold=0.0, lag=9, barrier=1.0):
+        rule = SiteRule(threshold=threshold, lag=lag, barrier=barrier)
         self.servers = {3: SiteServer((0, 1), (4,), (5,), rule), 4: SiteServer((2,), (3,), (5,), rule)}
         self.queue = []
         self.begin()
@@ -192,3 +192,51 @@ def test_what_nobody_sends_is_named():
         pair.say(2, 3, push([1.0] * 4))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 1"):
         pair.say(1, 3, Message(Kind.VECTOR, torch.zeros(4)))
+
+
+def announced(pair):
+    return [(to, message.kind.name) for _, to, message in pair.queue]
+
+
+def test_a_large_packet_is_announced_and_readers_wait_for_it():
+    pair = Pair(barrier=0.5)
+    pair.say(0, 3, push([4.0] * 4))
+    assert set(pair.say(1, 3, push([4.0] * 4))) == {0, 1}
+    assert announced(pair) == [(4, "ANNOUNCE"), (4, "DIFFERENCE")]
+    (_, _, announcement), packet = pair.queue
+    pair.queue = []
+    assert pair.say(3, 4, announcement) == {}
+    assert pair.say(2, 4, Message(Kind.PULL)) == {}  # readers wait, also those that have done their step
+    assert pair.say(2, 4, push([0.0] * 4)) == {}
+    told = pair.say(3, 4, packet[2])
+    assert told[2].tensor.tolist() == [2.0, 6.0, 14.0, 30.0]
+    assert torch.equal(pair.values(4), pair.values(3))
+
+
+def test_what_is_no_larger_than_the_barrier_is_not_announced():
+    pair = Pair(barrier=0.5)
+    pair.say(0, 3, push([4.0, 0.0, 0.0, 0.0]))
+    pair.say(1, 3, push([4.0, 0.0, 0.0, 0.0]))  # one number and its place are 2 of 4
+    assert announced(pair) == [(4, "DIFFERENCE")]
+    never = Pair(barrier=1.0)
+    never.say(0, 3, push([4.0] * 4))
+    never.say(1, 3, push([4.0] * 4))
+    assert announced(never) == [(4, "DIFFERENCE")]
+
+
+def test_a_packet_that_has_come_before_its_announcement_again_is_not_waited_for():
+    pair = Pair(barrier=0.5)
+    pair.say(0, 3, push([4.0] * 4))
+    pair.say(1, 3, push([4.0] * 4))
+    (_, _, announcement), _ = pair.queue
+    pair.deliver()
+    assert pair.say(3, 4, announcement) == {}
+    assert set(pair.say(2, 4, Message(Kind.PULL))) == {2}
+
+
+@pytest.mark.parametrize("wrong", [{"version": 0}, {"version": 1, "tensor": torch.zeros(1)}])
+def test_an_announcement_that_cannot_be_is_refused(wrong):
+    pair = Pair(barrier=0.5)
+    with pytest.raises(RunError, match="ANNOUNCE came"):
+        pair.say(3, 4, Message(Kind.ANNOUNCE, **wrong))
+    assert set(pair.say(2, 4, Message(Kind.PULL))) == {2}
