@@ -22,6 +22,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import loc
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
 from polyrhythm.events import Event
 from polyrhythm.launch.meeting_point import MeetingPoint
+from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.rank import run_rank
 from polyrhythm.launch.signals import ASKING
@@ -63,6 +64,7 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
     try:
         point = MeetingPoint.from_bytes(pipe.recv_bytes())
         met = local(peer.rank, cast.size, point.port, peer.incarnation)
+        job = replace(job, device=gpu_of(job.device, peer.rank))
         run_rank(job, cast, replace(met, address=point.address, key=point.key), threads, stop, emit)
     except BaseException as error:
         status = 1

@@ -11,6 +11,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.preemption import Preemption
@@ -74,6 +75,4 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
 
 def device_of(device: torch.device) -> torch.device:
     """Gives this rank the GPU of its local rank, where replicas live on GPUs; ranks beyond the last share."""
-    if device.type != "cuda":
-        return device
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return gpu_of(device, int(os.environ.get("LOCAL_RANK", "0")))

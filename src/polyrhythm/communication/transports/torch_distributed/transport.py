@@ -25,6 +25,7 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
 from polyrhythm.communication.transports.torch_distributed.groups import group_name
 from polyrhythm.communication.transports.torch_distributed.rank import AnyCollectives, FutureHandle, Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.communication.transports.torch_distributed.staging import Staging
 from polyrhythm.errors import PeerLost
 
 
@@ -48,6 +49,7 @@ class TorchDistributedCommunicator:
         self._making = threading.Lock()
         self._on_cpu: AnyCollectives | None = None
         self._nccl: Any = None
+        self._staging: Staging | None = None
 
     @property
     def rank(self) -> int:
@@ -76,9 +78,13 @@ class TorchDistributedCommunicator:
     def start_send(self, to: int, message: Message) -> Handle:
         """Starts to send."""
         self._home.check(self._lineage)
-        if message.tensor is not None and message.tensor.is_cuda:
-            message = message._replace(tensor=message.tensor.cpu())
-        return self._home.start_send(self._members[to], message, self._context)
+        if message.tensor is None or not message.tensor.is_cuda:
+            return self._home.start_send(self._members[to], message, self._context)
+
+        def start(staged: Tensor) -> Handle:
+            return self._home.start_send(self._members[to], message._replace(tensor=staged), self._context)
+
+        return self._staging_of(message.tensor.device).send(message.tensor, start)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Waits for a message."""
@@ -111,7 +117,7 @@ class TorchDistributedCommunicator:
         self._count(tensor)
         if not tensor.is_cuda:
             return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
-        if one_gpu_a_rank():
+        if one_gpu_a_rank(self.size):
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
 
@@ -185,6 +191,12 @@ class TorchDistributedCommunicator:
     def _count(self, tensor: Tensor) -> None:
         self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
 
+    def _staging_of(self, device: torch.device) -> Staging:
+        with self._making:
+            if self._staging is None:
+                self._staging = Staging.of(device)
+            return self._staging
+
     def _collectives(self) -> AnyCollectives:
         if self._on_cpu is not None:
             return self._on_cpu
@@ -201,9 +213,13 @@ class TorchDistributedCommunicator:
         return self._nccl
 
 
-def one_gpu_a_rank() -> bool:
-    """Whether this rank has a GPU that no other rank of its host uses (NCCL refuses to share one)."""
-    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def one_gpu_a_rank(members: int) -> bool:
+    """Whether each member of a communicator has a GPU that no other has (NCCL refuses to share one).
+
+    Args:
+        members: of the communicator, which are all on this host unless torchrun says how many are.
+    """
+    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", members))
 
 
 def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, TorchDistributedCommunicator]:
