@@ -21,8 +21,8 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import local
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError
 from polyrhythm.events import Event
-from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.gpus import gpu_of
+from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.rank import run_rank
 from polyrhythm.launch.signals import ASKING
