@@ -61,6 +61,7 @@ class Kind(IntEnum):
     REVOKE = 15  # nobody may use this communicator any more
     FETCH = 16  # a worker asks for parameters while it goes on
     ANNOUNCE = 17  # a site to others: a large packet is about to come
+    RELAY = 18  # what comes next from this rank is for a shard that is kept for another
 
 
 class Reason(StrEnum):

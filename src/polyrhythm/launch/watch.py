@@ -58,6 +58,7 @@ class Watch:
         self._guests: Guests | None = None
         self._how_to_join = ""
         self._succession = Succession(ranks.job.losses.restarts)
+        self._lost_servers: set[Peer] = set()
         self._time_s = 0.0
         self._give_up_at: float | None = None
 
@@ -154,9 +155,14 @@ class Watch:
         if over:  # who came too late waits for an answer of nobody
             for child in [child for child in children if child.open and self._is_late(child)]:
                 self._ranks.kill(child)
+        self._start_successors(store)
+
+    def _start_successors(self, store: Any) -> None:
         for peer in self._succession.take_due(time.monotonic()):
             with held_back():  # by the child, until it knows what to do then
                 self._ranks.start(peer)
+            for lost in self._lost_servers:
+                tell_of_loss(store, lost, peer)
             if self._stop.wished:
                 self._ranks.signal(signal.SIGTERM)
 
@@ -167,6 +173,11 @@ class Watch:
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
         self._tell_of_loss(child.peer, store)
+        if child.rank in self._cast.servers:
+            self._lost_servers.add(child.peer)
+            held = "who has kept its shard goes on with it"
+            self._say(f"{self._ranks.name(child.rank)} {child.death}; {held}")
+            return
         pause_s = None if self._stop.wished else self._succession.lose(child.peer, time.monotonic())
         used = f"{self._job.losses.restarts - self._succession.left} of {self._job.losses.restarts}"
         then = "" if pause_s is None else f", and it is started again in {pause_s:g} s (restart {used})"
@@ -184,7 +195,8 @@ class Watch:
 
     def _can_be_spared(self, child: Child) -> bool:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""
-        return child.kind in ("", PEER) and goes_on_without(child.rank, self._cast, self._job.strategy)
+        lost = [peer.rank for peer in self._lost_servers]
+        return child.kind in ("", PEER) and goes_on_without(child.rank, self._cast, self._job.strategy, lost)
 
     def _is_late(self, child: Child) -> bool:
         return child.peer.incarnation > 0 and not child.joined

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json, unpack_tensors
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress, from_json
+from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress, from_json
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Done, Formation, Muster
 from polyrhythm.roles.welcome import Welcome
@@ -32,6 +33,7 @@ class Correspondence:
         attendance: of the workers.
         states: the latest of every worker that is there.
         reports: every server's last words, by its rank.
+        servers_lost: the indices of servers that are lost.
         mend: lets workers regroup; set where they do.
     """
 
@@ -50,7 +52,8 @@ class Correspondence:
         self.attendance = Attendance(len(world.cast.workers))
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
-        self._server_states: dict[int, State] = {}
+        self.servers_lost: set[int] = set()
+        self._server_states: dict[int, State] | None = None
         self._regroups = strategy.regroups(len(world.cast.workers))
         self._muster = Muster(len(world.cast.workers))
         self.mend: Callable[[], None] | None = None
@@ -82,8 +85,9 @@ class Correspondence:
 
     def hand_out(self, workers: dict[int, WorkerState], servers: list[State]) -> None:
         """Sends every other rank the state that it resumes from."""
-        for rank, server in zip(self._world.cast.servers, servers, strict=True):
-            self._control.send(rank, Message(Kind.STATE, pack_tensors(*server)))
+        for server, rank in enumerate(self._world.cast.servers):
+            for shard in self._strategy.holds(server):
+                self._control.send(rank, Message(Kind.STATE, pack_tensors(*servers[shard])))
         for worker, state in workers.items():
             self._send(self._world.cast.workers[worker], state.message())
 
@@ -111,16 +115,45 @@ class Correspondence:
 
     def wait_for_servers(self) -> None:
         """Waits for the last words of every server, which says them when it has been let go."""
-        self.read_until(lambda: len(self.reports) == len(self._world.cast.servers))
+        self.read_until(lambda: all(rank in self.reports for rank in self._living_servers()))
 
     def ask_servers(self) -> list[State]:
-        """Asks every server for its part of a checkpoint."""
+        """Asks for the state of every shard, those that hold it now."""
+        shards = range(len(self._world.cast.servers))
+        found = self._server_states = {}
+        for shard in shards:
+            self._ask_for(shard)
+        self.read_until(lambda: len(found) == len(shards))
+        self._server_states = None
+        return [found[shard] for shard in shards]
+
+    def _ask_for(self, shard: int) -> None:
         servers = self._world.cast.servers
-        self._server_states = {}
-        for rank in servers:
-            self._world.network.send(rank, Message(Kind.CHECKPOINT))
-        self.read_until(lambda: len(self._server_states) == len(servers))
-        return [self._server_states[rank] for rank in servers]
+        holder = next(server for server in self._strategy.holders(shard) if server not in self.servers_lost)
+        with suppress(PeerLost):  # as is heard on the other communicator as well, and then others are asked
+            self._world.network.send(servers[holder], Message(Kind.CHECKPOINT, step=shard))
+
+    def _living_servers(self) -> list[int]:
+        return [rank for index, rank in enumerate(self._world.cast.servers) if index not in self.servers_lost]
+
+    def _lose_server(self, rank: int) -> None:
+        """Notes that a server is lost, unless it was through; asks others for what it still had to say.
+
+        Raises:
+            PeerLost: nobody has kept its shard.
+        """
+        server = self._world.cast.servers.index(rank)
+        if rank in self.reports:
+            return
+        self.servers_lost.add(server)
+        if not self._strategy.spares_servers(self.servers_lost):
+            raise PeerLost(rank, "waiting for a message from anyone")
+        text = f"server {server} (rank {rank}) is lost; who has kept its shard goes on with it"
+        self._say(Notice(time_s=0, text=text))
+        if self._server_states is not None:
+            for shard in range(len(self._world.cast.servers)):
+                if shard not in self._server_states and server in self._strategy.holders(shard):
+                    self._ask_for(shard)
 
     def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
         """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
@@ -147,7 +180,10 @@ class Correspondence:
         except PeerLost as loss:
             if not self._world.goes_on_without(loss.rank, self._strategy):
                 raise
-            self._strike_off(loss.rank)
+            if loss.rank in self._world.cast.servers:
+                self._lose_server(loss.rank)
+            else:
+                self._strike_off(loss.rank)
             return True
         if found is not None:
             self._take(*found)
@@ -183,7 +219,8 @@ class Correspondence:
         elif message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)
         elif source in self._world.cast.servers:
-            self._server_states[source] = unpack_tensors(message.tensor)
+            if self._server_states is not None:
+                self._server_states[message.step] = unpack_tensors(message.tensor)
         else:
             state = WorkerState.from_message(message)
             self.states[state.account.worker] = state

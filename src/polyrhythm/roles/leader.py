@@ -275,6 +275,7 @@ class Leader:
             **(result.test_figures(self._found) if self._found is not None else {}),
             "workers_lost": attendance.lost,
             "workers_joined": attendance.joined,
+            "servers_lost": len(self._others.servers_lost),
             "images_not_seen": 0 if stopped else self._images_not_seen(),
             "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),

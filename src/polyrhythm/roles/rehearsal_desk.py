@@ -100,6 +100,7 @@ class _Leader:
         self._accounts: dict[int, Account] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._attendance = Attendance(len(world.cast.workers))
+        self._servers_lost: set[int] = set()
         self._started_at = world.clock.now()
         self._muster = Muster(len(world.cast.workers))
         self._mend: Callable[[], None] | None = None
@@ -167,7 +168,7 @@ class _Leader:
             else:
                 self._hear(wait=True)
         let_go()
-        while len(self._reports) < len(self._world.cast.servers):
+        while len(self._reports) + len(self._servers_lost) < len(self._world.cast.servers):
             self._hear(wait=True)
         seconds = self._world.clock.now() - self._started_at
         accounts = [self._accounts[rank] for rank in sorted(self._accounts)]
@@ -194,6 +195,10 @@ class _Leader:
         return found is not None
 
     def _strike_off(self, rank: int) -> None:
+        if rank in self._world.cast.servers:
+            self._servers_lost.add(rank)
+            self._say(Notice(time_s=0, text=f"the server of rank {rank} is lost; another has kept its shard"))
+            return
         worker = self._world.cast.workers.index(rank)
         if worker in self._attendance.present:
             step = self._attendance.lose(worker)
@@ -258,6 +263,7 @@ class _Leader:
             "test_top5": None,
             "workers_lost": attendance.lost,
             "workers_joined": attendance.joined,
+            "servers_lost": len(self._servers_lost),
             "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": staleness_figures(accounts, reports),
             **defence_figures(reports),

@@ -7,7 +7,7 @@ reason, and the run's log hears of the first of each kind. It never ends the run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from polyrhythm.communication.message import (
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
 REPORT_EVERY_S = 0.5
@@ -46,9 +46,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
     part = strategy.server(ServerSetting(index, world.cast))
     control = world.control()
     if resume:
-        _, message = control.receive(LEADER)
-        assert message.tensor is not None
-        part.load_state(unpack_tensors(message.tensor))
+        _load_states(part, strategy.holds(index), control)
     reporter = _Reporter(index, part, world)
     outbox = _Outbox(strategy, world)
     refusals = _Refusals(index, world)
@@ -64,7 +62,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
             continue
         if message.kind is Kind.CHECKPOINT:
             with refusals.of(source):
-                _hand_in_state(part, control, source)
+                _hand_in_state(part, index, control, (source, message))
             continue
         if message.kind not in _OUTSIDE_STEPS:
             reporter.begin_once()
@@ -94,10 +92,31 @@ def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 
 
-def _hand_in_state(part: ServerPart, control: Communicator, source: int) -> None:
+def _load_states(part: ServerPart, shards: Sequence[int], control: Communicator) -> None:
+    """Takes from the leader what the run resumes from: the server's own shard, then those that it keeps."""
+    for number, shard in enumerate(shards):
+        _, message = control.receive(LEADER)
+        assert message.tensor is not None
+        state = unpack_tensors(message.tensor)
+        if number == 0:
+            part.load_state(state)
+        elif isinstance(part, KeepingPart):
+            part.load_state_of(shard, state)
+
+
+def _hand_in_state(part: ServerPart, own: int, control: Communicator, asked: tuple[int, Message]) -> None:
+    """Gives the leader the state of a shard, which only servers that keep others' are asked for by number."""
+    source, message = asked
     if source != LEADER:
         raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
-    control.send(source, Message(Kind.STATE, pack_tensors(*part.state())))
+    shard = message.step
+    if shard == own:
+        state = part.state()
+    elif isinstance(part, KeepingPart):
+        state = part.state_of(shard)
+    else:
+        raise RefusedMessage(Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here")
+    control.send(source, Message(Kind.STATE, pack_tensors(*state), step=shard))
 
 
 class _Refusals:

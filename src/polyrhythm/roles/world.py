@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from polyrhythm.communication.activity import Activity
@@ -47,8 +47,13 @@ class StopWish:
         self.leaves = True
 
 
-def goes_on_without(rank: int, cast: Cast, strategy: Strategy) -> bool:
-    """Whether a run with this strategy goes on when a rank is lost: workers can be done without, but for the leader."""
+def goes_on_without(rank: int, cast: Cast, strategy: Strategy, lost: Collection[int] = ()) -> bool:
+    """Whether a run with this strategy goes on when a rank is lost: workers can be done without, but for the leader.
+
+    A server can be done without where another has kept its shard, which is not among the servers that are lost already.
+    """
+    if rank in cast.servers:
+        return strategy.spares_servers([cast.servers.index(one) for one in {rank, *lost}])
     return rank != LEADER and rank in cast.workers and strategy.goes_on(len(cast.workers))
 
 

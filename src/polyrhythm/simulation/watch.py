@@ -14,6 +14,8 @@ from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
+from polyrhythm.strategies.parameter_server.replication.agreement import Agreement
+from polyrhythm.strategies.parameter_server.replication.entry import Entry
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
@@ -36,6 +38,7 @@ class Watch:
         self._on_stepped = [entry.stepped for entry in told]
         self._on_end = [entry.ended for entry in invariants]
         self._scene: Scene | None = None
+        self._agreement: Agreement | None = None
 
     def watched(self, strategy: Strategy) -> Strategy:
         """Gives the strategy with parts that are watched."""
@@ -58,6 +61,15 @@ class Watch:
         """Tells that a server part took something."""
         for tell in self._on_handled:
             tell(event)
+
+    def taken(self, entry: Entry) -> None:
+        """Tells that a shard has taken an entry that can be lost no more; of one on two servers only once."""
+        if self._agreement is None:
+            self._agreement = Agreement(self._now.cast)
+        if self._agreement.is_new(entry, self.now_s):
+            server = self._now.cast.servers[entry.shard]
+            what = entry.message, entry.replies, entry.version_before, entry.version, entry.applied
+            self.handled(Handled(self.now_s, server, entry.source, *what))
 
     def stepped(self, event: Stepped) -> None:
         """Tells that a worker's step is over."""
@@ -107,7 +119,11 @@ class _WatchedStrategy(_Wrapped):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         rank = setting.cast.servers[setting.index]
-        return cast(ServerPart, _WatchedServer(self._inner.server(setting), self._watch, rank))
+        part = self._inner.server(setting)
+        if hasattr(part, "watch"):  # it has several shards, and tells of each itself
+            part.watch(self._watch.taken)
+            return cast(ServerPart, part)
+        return cast(ServerPart, _WatchedServer(part, self._watch, rank))
 
 
 class _WatchedWorker(_Wrapped):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from polyrhythm.communication.message import Message
 from polyrhythm.strategies.cast import Cast
@@ -34,8 +34,13 @@ class ServerPart(Protocol):
         steps: how many gradients of each rank it holds.
     """
 
-    staleness: Counter[int]
-    version: int
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many gradients were applied at which staleness."""
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
 
     @property
     def steps(self) -> dict[int, int]:
@@ -63,3 +68,18 @@ class ServerPart(Protocol):
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave, before any message."""
+
+
+@runtime_checkable
+class KeepingPart(ServerPart, Protocol):
+    """A server's side that keeps shards of other servers beside its own."""
+
+    def state_of(self, shard: int) -> State:
+        """Gives all that a resumed server of a shard needs.
+
+        Raises:
+            RefusedMessage: the shard is not here.
+        """
+
+    def load_state_of(self, shard: int, state: State) -> None:
+        """Takes back what `state_of` gave, before any message."""

@@ -6,6 +6,7 @@ sleeps, logs or seeds, so the same objects run on real machines and in simulatio
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 from torch import Tensor
@@ -64,6 +65,20 @@ class Strategy(Config):
     def shard_count(self) -> int:
         """Into how many shards servers cut the parameters; that many of them count every gradient."""
         return self.server_count
+
+    def holders(self, shard: int) -> tuple[int, ...]:
+        """Gives the servers that hold a shard, by index: the one that workers ask, then who goes on with it."""
+        return (shard,)
+
+    def holds(self, server: int) -> list[int]:
+        """Gives the shards that a server holds, its own first."""
+        others = [shard for shard in range(self.server_count) if shard != server]
+        return [server, *(shard for shard in others if server in self.holders(shard))]
+
+    def spares_servers(self, lost: Collection[int]) -> bool:
+        """Whether all shards are still there when servers are lost, given by their indices."""
+        shards = range(self.server_count)
+        return all(any(server not in lost for server in self.holders(shard)) for shard in shards)
 
     @property
     def server_placement(self) -> Placement:

@@ -21,6 +21,7 @@ class Staleness(Invariant):
         self._read_before: defaultdict[int, dict[tuple[int, int], int]] = defaultdict(dict)
         """For a server: what was read before a gradient that is held, by its rank and step."""
         self._pushes = Pushes(drops=drops)
+        self._drops = drops
 
     def delivered(self, event: Delivered) -> None:
         """A worker has read what it was answered with."""
@@ -31,7 +32,11 @@ class Staleness(Invariant):
         """Counts what is applied now."""
         message, before = event.message, self._read_before[event.server]
         if message is not None and message.kind is Kind.PUSH:
-            before[event.source, message.step] = self._read.get((event.server, event.source), 0)
+            read = self._read.get((event.server, event.source), 0)
+            before.setdefault((event.source, message.step), read)  # it may come again while it is held
+        elif message is None and self._drops:
+            for key in [key for key in before if key[0] == event.source]:
+                del before[key]
         applied = self._pushes.follow(event)
         expected = Counter(
             event.version_before - before[push.source, push.message.step]

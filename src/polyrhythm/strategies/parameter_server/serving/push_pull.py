@@ -35,10 +35,9 @@ class PushPull:
 
     def initialise(self) -> None:
         """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
-        for server, shard, parameters in zip(self._servers, self._shards, self._parameters, strict=True):
-            plan = self._plan.part(shard.start, shard.stop).to_json()
-            self._network.send(server, Message(Kind.CONFIGURE, pack_json(plan)))
-            self._network.send(server, Message(Kind.PARAMETERS, parameters))
+        for position, server in enumerate(self._servers):
+            for message in self._beginning(position):
+                self._network.send(server, message)
 
     def pull(self, final: bool = False) -> int:
         """Overwrites the flat vector with the servers' parameters.
@@ -53,8 +52,8 @@ class PushPull:
             PeerLost: this is a successor, and the run that it would join is ending.
             LetGo: the servers do without this worker.
         """
-        for server in self._servers:
-            self._network.send(server, Message(Kind.PULL, stop=final))
+        for position in range(len(self._servers)):
+            self._ask(position, Message(Kind.PULL, stop=final)).wait()
         self._take_answers()
         return self.reached
 
@@ -81,8 +80,8 @@ class PushPull:
             learning_rate: for the update.
         """
         self._under_way = [
-            self._network.start_send(
-                server,
+            self._ask(
+                position,
                 Message(
                     Kind.PUSH,
                     gradients,
@@ -93,7 +92,7 @@ class PushPull:
                     stop=step.stop,
                 ),
             )
-            for server, gradients, version in zip(self._servers, self._gradients, self._versions, strict=True)
+            for position, (gradients, version) in enumerate(zip(self._gradients, self._versions, strict=True))
         ]
 
     def take(self) -> bool:
@@ -115,7 +114,7 @@ class PushPull:
     def _take_answers(self) -> bool:
         steps, stop = [], False
         for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
-            _, answer = self._network.receive(server)
+            answer = self._answer(position)
             if answer.kind is Kind.LEAVE and answer.stop:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
             if answer.kind is Kind.LEAVE:
@@ -127,3 +126,20 @@ class PushPull:
             stop |= answer.stop
         self.reached = min(steps)
         return stop
+
+    def _beginning(self, position: int) -> list[Message]:
+        """Gives what a server must be given first: how to optimise its shard, and the shard."""
+        shard = self._shards[position]
+        plan = self._plan.part(shard.start, shard.stop).to_json()
+        return [
+            Message(Kind.CONFIGURE, pack_json(plan)),
+            Message(Kind.PARAMETERS, self._parameters[position]),
+        ]
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        """Starts to ask the server of a shard."""
+        return self._network.start_send(self._servers[position], message)
+
+    def _answer(self, position: int) -> Message:
+        """Waits for what the server of a shard answers."""
+        return self._network.receive(self._servers[position])[1]

@@ -15,6 +15,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.parameter_server.replication.of_shards import OfShards
+from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
+from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
@@ -38,12 +41,14 @@ class Served(Strategy):
 
     Attributes:
         servers: how many, each with an equal shard.
+        replicas: servers that hold each shard; of two, one may be lost.
         placement: where servers run.
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
     """
 
     servers: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=2)
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
     eject_after: Count = 5
 
@@ -55,11 +60,17 @@ class Served(Strategy):
         """Refuses what the parts cannot do with so many workers."""
         super().check(workers)
         check_rules(*self.rules(), workers, self.servers)
+        if self.replicas > 1:
+            check_replicas(self.rules()[1], self.servers)
 
     @property
     def server_count(self) -> int:
         """As asked."""
         return self.servers
+
+    def holders(self, shard: int) -> tuple[int, ...]:
+        """Its own server, and with two replicas the one after it."""
+        return (shard,) if self.replicas == 1 else (shard, (shard + 1) % self.servers)
 
     @property
     def server_placement(self) -> Placement:
@@ -114,18 +125,37 @@ class Served(Strategy):
         found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
         if in_step:
             found.append(Replicas(conditions, [workers], alone=adds_up(handling)))
-        return found
+        return found if self.replicas == 1 else [OfShards(conditions.cast, found)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return ServedWorker(setting, own_updates=self.rules()[0].own_updates)
+        link = None if self.replicas == 1 else ReplicatedPushPull(setting)
+        return ServedWorker(setting, link, own_updates=self.rules()[0].own_updates)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         cast = setting.cast
         consistency, handling = self.rules()
         handling = replace(handling, eject_after=self.eject_after)
-        return ShardServer(cast.workers, consistency, handling, cast.servers, setting.index)
+
+        def make(shard: int) -> ShardServer:
+            return ShardServer(cast.workers, consistency, handling, cast.servers, shard)
+
+        return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, cast.workers, make)
+
+
+def check_replicas(handling: Handling, servers: int) -> None:
+    """Refuses shards that cannot be on two servers.
+
+    Raises:
+        RequestError: with the reason and what would work.
+    """
+    if servers < 2:
+        raise RequestError("replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1")
+    if handling.aggregator.whole:
+        raise RequestError(
+            f"{handling.aggregator} compares whole gradients, for which servers wait for each other: use replicas=1"
+        )
 
 
 def check_rules(consistency: Consistency, handling: Handling, pushers: int, servers: int) -> None:

@@ -13,13 +13,16 @@ class ServedWorker(WorkerPart):
 
     Args:
         setting: this worker's.
+        servers: its way to the servers, where it is another than the plain one.
         own_updates: whether it updates its own copy, in case that an answer is empty.
     """
 
-    def __init__(self, setting: WorkerSetting, *, own_updates: bool = False) -> None:
+    def __init__(
+        self, setting: WorkerSetting, servers: PushPull | None = None, *, own_updates: bool = False
+    ) -> None:
         super().__init__()
         self._leads = setting.workers.rank == 0
-        self._servers = PushPull(setting)
+        self._servers = servers or PushPull(setting)
         self._flat = setting.flat
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
 

@@ -152,6 +152,13 @@ class ShardServer:
         self._losses.check()
         return self._leave(rank)
 
+    def answer_again(self, source: int) -> list[Reply]:
+        """Answers a pusher whose last answer was lost with a server: with the parameters as they are now."""
+        gone = not self._presence.is_there(source) and source != self._presence.final
+        if gone or self._losses.was_let_go(source):
+            return [(source, Message(Kind.LEAVE, stop=self._losses.was_let_go(source)))]
+        return [self._answer(source)]
+
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
         if self._shard is None:

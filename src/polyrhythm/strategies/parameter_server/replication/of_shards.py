@@ -1,0 +1,59 @@
+"""Invariants of shards that are on two servers: they see every shard as one server, whoever has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyrhythm.communication.message import Kind
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
+from polyrhythm.strategies.parameter_server.replication.kept_shard import KEPT
+
+
+class OfShards(Invariant):
+    """Tells others what happens to a shard under the rank of the server whose own it is.
+
+    Args:
+        cast: who does what.
+        told: the invariants.
+    """
+
+    def __init__(self, cast: Cast, told: Sequence[Invariant]) -> None:
+        self._workers = frozenset(cast.workers)
+        self._told = told
+        self._before = {rank: cast.servers[index - 1] for index, rank in enumerate(cast.servers)}
+        self._relays: set[tuple[int, int, int]] = set()
+
+    def delivered(self, event: Delivered) -> None:
+        """Passes on what travels between workers and shards, and not what servers tell each other."""
+        source, to, message = event.source, event.to, event.message
+        link = source, event.source_incarnation, to
+        if to in self._before and message.kind is Kind.RELAY:
+            if source in self._workers:
+                self._relays.add(link)
+            return
+        if source in self._before and to in self._before:
+            return
+        if link in self._relays:
+            self._relays.remove(link)
+            event = replace(event, to=self._before[to])
+        elif source in self._before and message.tag == KEPT:
+            event = replace(event, source=self._before[source])
+        for entry in self._told:
+            entry.delivered(event)
+
+    def handled(self, event: Handled) -> None:
+        """Passes it on: it is of a shard already."""
+        for entry in self._told:
+            entry.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on."""
+        for entry in self._told:
+            entry.stepped(event)
+
+    def ended(self, event: Ended) -> None:
+        """Passes it on."""
+        for entry in self._told:
+            entry.ended(event)

@@ -1,0 +1,92 @@
+"""Servers of real processes that are killed where every shard is on two of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
+from polyrhythm.events import Event, Notice, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+EPOCHS, BATCH_SIZE, IMAGES, WORKERS, SERVERS = 6, 4, 1438, 3, 2
+STEPS = EPOCHS * -(-IMAGES // (BATCH_SIZE * WORKERS))
+TRAIN = [
+    *("train", "--data", "digits", "--model", "mlp", "--json", "--optimizer", "sgd(lr=0.04)"),
+    *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS), "--workers", str(WORKERS)),
+]
+ON_TWO = f"parameter_server(servers={SERVERS}, replicas=2)"
+GOING_ON_S = 5.0
+Starter = Callable[..., Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts a run; nothing of it outlives the test."""
+    started: list[Started] = []
+
+    def run(*options: str) -> Started:
+        started.append(Started([POLYRHYTHM, *TRAIN, "--out", "run", *options], tmp_path, tmp_path / "run"))
+        return started[-1]
+
+    yield run
+    for command in started:
+        if command.process.poll() is None:
+            ranks = command.children()
+            command.process.kill()
+            command.process.wait()
+            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+
+
+def ranks_of(command: Started) -> list[int]:
+    return wait_for(
+        lambda: (found := command.children()) and len(found) == WORKERS + SERVERS and found, "all ranks"
+    )
+
+
+def in_epoch(epoch: int, worker: int = 1) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, WorkerProgress) and (event.epoch, event.worker) == (epoch, worker)
+
+
+def steps_of(command: Started, worker: int) -> int:
+    """Gives the steps that a worker was last heard to have done."""
+    events = read_events(command.run / "events.jsonl")
+    done = [event.step for event in events if isinstance(event, WorkerProgress) and event.worker == worker]
+    return max(done, default=0)
+
+
+def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> None:
+    command = start("--strategy", ON_TWO)
+    command.wait_for(in_epoch(1))
+    os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
+    killed_at_s, before = time.monotonic(), [steps_of(command, worker) for worker in range(WORKERS)]
+    for worker in range(WORKERS):
+        wait_for(lambda: steps_of(command, worker) > before[worker], "the workers to go on")  # noqa: B023
+    assert time.monotonic() - killed_at_s < GOING_ON_S
+    result = command.result()
+    figures = result.figures
+    assert result.status == 0
+    assert (figures["servers_lost"], figures["workers_lost"], figures["images_not_seen"]) == (1, 0, 0)
+    assert sum(figures["staleness"]["histogram"].values()) == SERVERS * WORKERS * STEPS
+    assert figures["messages_refused"] == {}
+    assert figures["test_top1"] > 0.85
+    notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
+    assert "server 0 (rank 3) was killed by SIGKILL; who has kept its shard goes on with it" in notices
+
+
+def test_a_worker_that_comes_after_a_server_was_lost_finds_the_other(start: Starter) -> None:
+    command = start("--strategy", ON_TWO, "--epochs", "12")
+    command.wait_for(in_epoch(1))
+    ranks = ranks_of(command)
+    os.kill(ranks[WORKERS + 1], signal.SIGKILL)
+    command.wait_for(lambda event: isinstance(event, Notice) and "server 1 (rank 4) was killed" in event.text)
+    os.kill(ranks[1], signal.SIGKILL)
+    figures = command.result().figures
+    assert (figures["servers_lost"], figures["workers_lost"], figures["workers_joined"]) == (1, 1, 1)
+    assert figures["images_not_seen"] == 0
+    assert sum(figures["staleness"]["histogram"].values()) == 2 * SERVERS * WORKERS * STEPS

@@ -1,0 +1,167 @@
+"""Servers that are killed where every shard is on two of them: nothing that a worker heard of is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from conformance.jobs import blobs, make_job, result_of, resumed, simulated, uneven
+from polyrhythm.errors import RunError
+from polyrhythm.events import Event, Notice, RunEnded
+from polyrhythm.simulation.fault import Fault
+from polyrhythm.simulation.faults.kill import Kill
+from polyrhythm.simulation.run import _piece
+from polyrhythm.simulation.stage import Surroundings, plain_stage
+from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
+from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.parameter_server.replication.kept_shard import KeptShard
+from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
+from simulation.trying import trial
+
+WORKERS, IMAGES, BATCH_SIZE = 3, 53, 4
+STEPS = 10
+AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
+WHOLE_S = 0.25  # a little more than a run takes
+MOMENTS = [round(WHOLE_S * number / 20, 5) for number in range(20)]
+SPECS = [
+    "parameter_server(servers=2, replicas=2)",
+    "parameter_server(servers=3, replicas=2, consistency=synchronous)",
+    "ssp(s=1, servers=2, replicas=2)",
+    "softsync(servers=3, replicas=2)",
+    "backup_workers(servers=2, replicas=2)",
+    "dc_asgd(servers=2, replicas=2)",
+    "staleness_aware(servers=2, replicas=2)",
+]
+
+
+def events_of(job: Any, *deaths: tuple[float, int]) -> list[Event]:
+    """Runs a job in which ranks are killed at given times."""
+    events: list[Event] = []
+    stage = plain_stage(
+        cast_in_order(job.workers, job.strategy.server_count), _piece(job), events.append, AROUND
+    )
+
+    def kill(rank: int) -> None:
+        if not stage.tasks[rank].ended:
+            stage.cluster.kill(rank)
+
+    for at_s, rank in deaths:
+        stage.time.at(at_s, lambda rank=rank: kill(rank))
+    stage.play()
+    return events
+
+
+def job_of(spec: str, **options: Any) -> Any:
+    return make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, **options)
+
+
+def tried(spec: str, seed: int, **options: Any) -> Tried:
+    """Tries a seed with its own faults, and the death of one server."""
+    about = trial(spec, steps=8, **options)
+    random = Random(seed)
+    death = Kill(rank=random.choice(about.layout.cast.servers), at_s=round(random.uniform(0.001, 0.12), 5))
+    faults: tuple[Fault, ...] = (*faults_of(about, seed), death)
+    return try_seeds(replace(about, faults=faults), [seed])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_acknowledged_is_lost_or_applied_twice_and_replicas_agree(spec: str) -> None:
+    """The ledger of every shard, its versions and staleness, and both replicas, bit for bit, after every entry."""
+    assert [failure for seed in range(5) for failure in tried(spec, seed).failures] == []
+
+
+@pytest.mark.parametrize("victim", [WORKERS, WORKERS + 1])
+@pytest.mark.parametrize("at_s", MOMENTS)
+def test_a_run_goes_on_whenever_a_server_dies(at_s: float, victim: int) -> None:
+    events = events_of(job_of("parameter_server(servers=2, replicas=2)"), (at_s, victim))
+    result = result_of(events)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].outcome == "done"
+    assert result["servers_lost"] == any(
+        "is lost" in event.text for event in events if isinstance(event, Notice)
+    )
+    gradients = sum(result["staleness"]["histogram"].values())
+    assert gradients == 2 * WORKERS * STEPS  # each on both shards, as who is left has counted
+    assert result["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize("at_s", MOMENTS[::4])
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -> None:
+    plain = f"parameter_server(servers={servers}, consistency=synchronous"
+    optimizer = {"optimizer": "sgd(momentum=0.9)"}
+    expected = result_of(events_of(job_of(f"{plain})", **optimizer)))["parameters_sha256"]
+    found = events_of(job_of(f"{plain}, replicas=2)", **optimizer), (at_s, WORKERS))
+    assert result_of(found)["parameters_sha256"] == expected
+
+
+def test_servers_that_are_not_neighbours_may_be_lost_together_and_neighbours_not() -> None:
+    job = job_of("parameter_server(servers=4, replicas=2)")
+    apart = result_of(events_of(job, (0.05, 3), (0.05, 5)))
+    assert apart["servers_lost"] == 2
+    assert sum(apart["staleness"]["histogram"].values()) == 4 * WORKERS * STEPS
+    with pytest.raises(RunError, match="is gone"):
+        events_of(job, (0.05, 3), (0.08, 4))
+
+
+def test_a_checkpoint_holds_the_shard_of_a_lost_server(tmp_path: Any) -> None:
+    """Stopped after the loss, and resumed with all servers: the steps go on where they were, on every shard."""
+    job = job_of("parameter_server(servers=2, replicas=2)", folder=tmp_path)
+    events: list[Event] = []
+    stage = plain_stage(cast_in_order(WORKERS, 2), _piece(job), events.append, replace(AROUND, stop_at_s=0.1))
+    stage.time.at(0.05, lambda: stage.cluster.kill(WORKERS))
+    stage.play()
+    stopped = result_of(events)
+    assert events[-1].outcome == "interrupted"
+    before = sum(stopped["staleness"]["histogram"].values())
+    assert 0 < before < 2 * WORKERS * STEPS
+    result = simulated(resumed(job), AROUND).result
+    assert result["servers_lost"] == 0
+    assert sum(result["staleness"]["histogram"].values()) == 2 * WORKERS * STEPS
+
+
+def test_a_resumed_run_may_lose_a_server_at_once(tmp_path: Any) -> None:
+    """What was handed out is on both servers of a shard before anyone asks."""
+    job = job_of("parameter_server(servers=2, replicas=2, consistency=synchronous)", folder=tmp_path)
+    whole = simulated(job_of("parameter_server(servers=2, consistency=synchronous)"), AROUND).result
+    simulated(job, replace(AROUND, stop_at_s=0.1))
+    for at_s in (0.0005, 0.002, 0.0035, 0.005):
+        found = result_of(events_of(resumed(job, keep=False), (at_s, WORKERS)))
+        assert found["parameters_sha256"] == whole["parameters_sha256"]
+
+
+class Hasty(ReplicatedServer):
+    """Lets answers go before the backup has what they acknowledge."""
+
+    def _take(self, source: int, message: Any) -> Any:
+        relayed = super()._take(source, message)
+        entry = self._unacknowledged[-1] if self._unacknowledged else None
+        early = [] if entry is None else [*entry.replies]
+        if entry is not None:
+            entry.replies.clear()
+        return relayed + early
+
+
+def forgetful(self: KeptShard, pusher: int, message: Any) -> Any:
+    """Takes what it is asked once more as new."""
+    self._requests.forget(pusher)
+    return ask(self, pusher, message)
+
+
+ask = KeptShard.ask
+
+
+@pytest.mark.parametrize("seeds", [range(40)])
+def test_answers_that_leave_too_early_are_found(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyrhythm.strategies.parameter_server.serving.served.ReplicatedServer", Hasty)
+    found = [tried(SPECS[0], seed).failures for seed in seeds]
+    assert any(found)
+
+
+def test_what_is_asked_again_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeptShard, "ask", forgetful)
+    found = [tried("backup_workers(servers=2, replicas=2)", seed).failures for seed in range(40)]
+    assert any(found)
