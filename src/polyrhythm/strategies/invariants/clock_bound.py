@@ -12,7 +12,8 @@ from polyrhythm.strategies.invariant import Handled, Invariant, Violation
 class ClockBound(Invariant):
     """Keeps every pusher's clock on every server, from the messages alone.
 
-    A lost pusher counts for nothing until its successor asks; that one begins where the other fell.
+    A lost pusher counts for nothing until its successor asks; that one's clock begins at the slowest of those that are
+    there, if the other fell before that.
 
     Args:
         cast: who does what.
@@ -26,6 +27,7 @@ class ClockBound(Invariant):
         self._cached = cached
         self._clocks = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
         self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
+        self._credits = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
         self._copies: dict[tuple[int, int], int] = {}
 
     def handled(self, event: Handled) -> None:
@@ -34,8 +36,13 @@ class ClockBound(Invariant):
         if event.message is None or event.message.kind is Kind.LEAVE:
             gone.add(event.source)
         elif event.message.kind is Kind.PUSH:
-            clocks[event.source] = max(clocks[event.source], event.message.step + 1)
-        elif event.message.kind is Kind.PULL and not event.message.stop:
+            clock = event.message.step + 1 + self._credits[event.server][event.source]
+            clocks[event.source] = max(clocks[event.source], clock)
+        elif event.message.kind is Kind.PULL and not event.message.stop and event.source in gone:
+            others = [clock for pusher, clock in clocks.items() if pusher not in gone]
+            behind = max(0, min(others, default=0) - clocks[event.source])
+            clocks[event.source] += behind
+            self._credits[event.server][event.source] += behind
             gone.discard(event.source)
         present = [clock for pusher, clock in clocks.items() if pusher not in gone]
         if not present:

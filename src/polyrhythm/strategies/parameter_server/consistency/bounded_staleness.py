@@ -15,8 +15,8 @@ one.
 Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote.
 M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
 from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
-successor of a lost worker begins where that one fell, and those that are further ahead wait for it at their next
-step.
+successor of a lost worker takes the steps that are left of that one's, and its clock begins at the slowest of the
+others', so that nobody waits until it has caught up.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class BoundedStalenessGate:
         self._s = s
         self._cached_reads = cached_reads
         self._clocks = [0] * pushers
+        self._credits = [0] * pushers
+        """By how much a clock is ahead of its pusher's steps, which were behind when it came after a loss."""
         self._present = set(range(pushers))
         self._copied = [-1] * pushers
         """Up to which step every pusher's copy has all updates; -1: it has none."""
@@ -85,14 +87,14 @@ class BoundedStalenessGate:
 
     def ask(self, pusher: int, step: int) -> Decision:
         """Answers with parameters, as soon as the slowest are near enough."""
-        self._clocks[pusher] = step
+        self._clocks[pusher] = step + self._credits[pusher]
         self._copied[pusher] = -1
         self._waiting.add(pusher)
         return self._decide()
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies the gradient, and answers all that may go on."""
-        self._clocks[pusher] = step + 1
+        self._clocks[pusher] = step + 1 + self._credits[pusher]
         self._waiting.add(pusher)
         return self._decide((pusher,))
 
@@ -103,16 +105,21 @@ class BoundedStalenessGate:
         return self._decide()
 
     def join(self, pusher: int) -> None:
-        """Counts its clock again."""
+        """Counts its clock again, from that of the slowest on."""
+        slowest = min((self._clocks[other] for other in self._present), default=0)
+        behind = max(0, slowest - self._clocks[pusher])
+        self._clocks[pusher] += behind
+        self._credits[pusher] += behind
         self._present.add(pusher)
 
     def state(self) -> dict[str, Any]:
         """The clocks; copies are made anew."""
-        return {"clocks": list(self._clocks)}
+        return {"clocks": list(self._clocks), "credits": list(self._credits)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes back the clocks."""
         self._clocks = list(state["clocks"])
+        self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
 
     def _decide(self, apply: tuple[int, ...] = ()) -> Decision:
         if not self._present:

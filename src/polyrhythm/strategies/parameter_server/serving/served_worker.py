@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyrhythm.strategies.parameter_server.serving.not_finite import is_finite
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
@@ -33,9 +34,12 @@ class ServedWorker(WorkerPart):
         return self._servers.pull()
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Pushes, and takes the answers, which overwrite an update of its own where they are not empty."""
+        """Pushes, and takes the answers, which overwrite an update of its own where they are not empty.
+
+        Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either.
+        """
         self._servers.push(step, step.weight, learning_rate)
-        if self._optimizer is not None and step.weight > 0:
+        if self._optimizer is not None and step.weight > 0 and is_finite(self._flat.gradients):
             self._optimizer.step(self._flat.gradients, learning_rate)
         return self._servers.take()
 

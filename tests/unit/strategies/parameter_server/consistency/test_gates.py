@@ -170,7 +170,8 @@ class TestBoundedStaleness:
         assert gate.ask(1, 0) == Decision(answer=(1,))
         assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))
 
-    def test_a_successor_begins_where_the_lost_one_fell(self):
+    def test_nobody_waits_until_a_successor_has_caught_up(self):
+        """It begins with step 0 at the clock of the slowest, 3."""
         gate = BoundedStaleness(s=1).gate(2)
         gate.arrive(0, 0)
         assert gate.arrive(0, 1) == Decision(apply=(0,))
@@ -178,7 +179,14 @@ class TestBoundedStaleness:
         assert gate.arrive(0, 2) == Decision(apply=(0,), answer=(0,))
         gate.join(1)
         assert gate.ask(1, 0) == Decision(answer=(1,))
-        assert gate.arrive(0, 3) == Decision(apply=(0,))  # 4 against 0
+        assert gate.arrive(0, 3) == Decision(apply=(0,), answer=(0,))
+        assert gate.arrive(0, 4) == Decision(apply=(0,))  # 5 against 3
+        resumed = BoundedStaleness(s=1).gate(2)
+        resumed.load_state(gate.state())
+        assert resumed.arrive(1, 0) == Decision(
+            apply=(1,), answer=(1,)
+        )  # 0 has to ask again after a resumption
+        assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))
 
     def test_s_0_is_the_synchronous_gate(self):
         for order in itertools.permutations(range(3)):
