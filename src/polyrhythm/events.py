@@ -143,6 +143,7 @@ class ServerProgress(Event):
         busy_share: of those seconds, the fraction in which it did not wait for messages.
         queue: messages in a row that it found waiting when it looked for one, in the mean; 1: never another.
         dropped: gradients that came too late, since the run began.
+        updating_s: of those seconds, spent on what came: looking at it, updating, making answers.
     """
 
     server: int
@@ -152,6 +153,7 @@ class ServerProgress(Event):
     busy_share: float = 0.0
     queue: float = 0.0
     dropped: int = 0
+    updating_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +234,19 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Straggler(Notice):
+    """A worker has become a straggler, or is none any more, as its text says.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        slowdown: its own time of a step over the median of all workers.
+    """
+
+    worker: int
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """Training is over.
 
@@ -257,6 +272,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerLost,
         WorkerJoined,
         Notice,
+        Straggler,
         RunEnded,
     )
 }

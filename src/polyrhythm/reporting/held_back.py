@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from polyrhythm.reporting.lock_step import LockStep, lock_step
 from polyrhythm.reporting.quantities import percent
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class HeldBack:
         exchange_share: of all workers' time, spent waiting for servers and network.
         servers_busy_share: of the busiest server's time; 0 without servers.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
+        lock_step: what lock-step would have cost a free-running run with servers; None where that is no question.
         text: in one line.
     """
 
@@ -44,6 +46,7 @@ class HeldBack:
     exchange_share: float
     servers_busy_share: float
     server_queue: float
+    lock_step: LockStep | None
     text: str
 
     def to_json(self) -> dict[str, Any]:
@@ -78,9 +81,11 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         cause, why = _slower_workers(totals)
     else:
         cause, why = _exchange(figures, busy, queue)
+    other = lock_step(figures, totals)
     text = (
         f"{why}: {percent(compute)} of the workers' time was computing, {percent(slower)} waiting for slower workers, "
         f"{percent(exchange)} for {'servers and network' if figures.server_loads else 'the network'}"
+        f"{f'; {other.text}' if other else ''}"
     )
     return HeldBack(
         cause=cause,
@@ -89,6 +94,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         exchange_share=exchange,
         servers_busy_share=busy,
         server_queue=queue,
+        lock_step=other,
         text=text,
     )
 

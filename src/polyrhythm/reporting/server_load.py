@@ -14,25 +14,32 @@ class ServerLoad:
     Attributes:
         seconds: of all stretches.
         dropped: gradients that came too late.
+        gradients: applied, with what they have been counted with.
+        busy_s: in which it did not wait for messages.
+        updating_s: of these, spent on what came and not on moving it.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.dropped = 0
-        self._busy_s = 0.0
+        self.gradients = 0
+        self.busy_s = 0.0
+        self.updating_s = 0.0
         self._queue_s = 0.0
 
     def add(self, event: ServerProgress) -> None:
         """Takes one more stretch."""
         self.seconds += event.seconds
         self.dropped = event.dropped
-        self._busy_s += event.busy_share * event.seconds
+        self.gradients += sum(event.staleness.values())
+        self.busy_s += event.busy_share * event.seconds
+        self.updating_s += event.updating_s
         self._queue_s += event.queue * event.seconds
 
     @property
     def busy_share(self) -> float:
         """The fraction of its time in which it did not wait for messages; 0 before it has said anything."""
-        return self._busy_s / self.seconds if self.seconds > 0 else 0.0
+        return self.busy_s / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def queue(self) -> float:

@@ -7,7 +7,7 @@ reason, and the run's log hears of the first of each kind. It never ends the run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
+Handling = Callable[[int, Message], list[tuple[int, Message]]]
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
 """A message that is there within this time is taken to have been waiting."""
@@ -69,13 +70,16 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
             reporter.took(world.clock.now() - looked_at)
         before = world.network.bytes_sent
         with refusals.of(source):
-            outbox.send(part.on_message(source, message))
+            outbox.send(reporter.timed(part.on_message, source, message))
         if message.kind not in _OUTSIDE_STEPS:
             bytes_sent += world.network.bytes_sent - before
         reporter.tell(control, at_last=False)
     outbox.flush()
     reporter.tell(control, at_last=True)
-    report = _last_words(part, world) | {"bytes_sent": bytes_sent, "refused": dict(refusals.counted + world.refused)}
+    report = _last_words(part, world) | {
+        "bytes_sent": bytes_sent,
+        "refused": dict(refusals.counted + world.refused),
+    }
     control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
 
 
@@ -200,12 +204,14 @@ class _Reporter:
         self._wait_s = 0.0
         self._taken = 0
         self._waits = 0
+        self._updating_s = 0.0
 
     def begin_once(self) -> None:
         """Training starts with the first step; event times count from there."""
         if not self._begun:
             self._begun = True
             self._started_at = self._said_at = self._clock.now()
+            self._updating_s = 0.0
 
     def took(self, waited_s: float) -> None:
         """Counts a message, and how long the server has waited for it."""
@@ -213,6 +219,13 @@ class _Reporter:
         if waited_s > AT_ONCE_S:
             self._waits += 1
             self._wait_s += waited_s
+
+    def timed(self, handle: Handling, source: int, message: Message) -> list[tuple[int, Message]]:
+        """Lets a message be handled, and counts how long that takes."""
+        began = self._clock.now()
+        replies = handle(source, message)
+        self._updating_s += self._clock.now() - began
+        return replies
 
     def tell(self, control: Communicator, *, at_last: bool) -> None:
         """Tells the leader, if it is time to, or if there is something left to be said."""
@@ -234,7 +247,8 @@ class _Reporter:
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
             queue=self._taken / max(1, self._waits),
             dropped=getattr(self._part, "dropped", 0),  # only some drop any
+            updating_s=self._updating_s,
         )
         self._said_at, self._said = now, Counter(self._part.staleness)
-        self._wait_s, self._taken, self._waits = 0.0, 0, 0
+        self._wait_s, self._taken, self._waits, self._updating_s = 0.0, 0, 0, 0.0
         return event
