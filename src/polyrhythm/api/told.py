@@ -12,6 +12,7 @@ from polyrhythm.api import run_folder
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, RunEnded
+from polyrhythm.launch.preemption import Preempted
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
@@ -78,10 +79,14 @@ class Told:
         folder: of the run.
         config: says whether TensorBoard is wanted.
         observers: besides the log.
+
+    Attributes:
+        hurries: whether there is no time for a report.
     """
 
     def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
         self._folder = folder
+        self.hurries = False
         self._last: Event | None = None
         self._figures = RunFigures()
         self._observers: list[Observer] = [EventLog(folder / LOG_FILE), *observers]
@@ -112,7 +117,7 @@ class Told:
         with ExitStack() as stack:  # each is closed, even if another fails
             for observer in self._observers:
                 stack.callback(observer.close)
-        if self.begun:
+        if self.begun and not self.hurries and not isinstance(error, Preempted):
             write_report(self._folder)
 
     def run(self) -> Run:
@@ -120,6 +125,7 @@ class Told:
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         found = held_back(self._figures)
         figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
+        figures["stragglers"] = {str(worker): times for worker, times in self._figures.stragglers.items()}
         if self._figures.cache:
             figures["cache"] = self._figures.cache.to_json()
         if self._figures.timings:

@@ -147,6 +147,7 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
             start_method=method,
             entrance=entrance,
         )
+        told.hurries = preempted
     run = told.run()
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 
@@ -173,7 +174,7 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
             raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
     with told_run(job, config, observers) as told:
-        preempted = torchrun.run_under_torchrun(job, told.on_event, config.threads)
+        preempted = told.hurries = torchrun.run_under_torchrun(job, told.on_event, config.threads)
     return dataclasses.replace(told.run(), preempted=preempted)
 
 

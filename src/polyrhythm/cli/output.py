@@ -29,6 +29,14 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console().print(table)
 
 
+def say_what_held_back(figures: dict[str, Any]) -> None:
+    """Prints what held a run back, and who straggled."""
+    if figures["held_back"]:
+        print(f"held back   by {figures['held_back']['text']}")
+    for worker, times in figures["stragglers"].items():
+        print(f"straggler   worker {worker}: its own part of a step took {times:.1f} times the median's")
+
+
 def say_timings(figures: dict[str, Any]) -> None:
     """Prints where the time of workers' steps went, if the run's figures say so."""
     from polyrhythm.reporting.timing_table import remark, timing_lines

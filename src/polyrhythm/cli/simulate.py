@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings
+from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings, say_what_held_back
 from polyrhythm.cli.seeds import try_seeds
 
 INTERRUPTED = 130
@@ -99,8 +99,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     done = "trained in  " if learns else "rehearsed in "
     print(f"{done}{figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
-    if figures["held_back"]:
-        print(f"held back   by {figures['held_back']['text']}")
+    say_what_held_back(figures)
     say_timings(figures)
     print(f"cluster     {figures['cluster']}, {figures['hosts']:,} hosts{price}")
     if learns:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_cache, say_timings
+from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_cache, say_timings, say_what_held_back
 from polyrhythm.launch.preemption import PREEMPTED
 
 INTERRUPTED = 130
@@ -59,8 +59,7 @@ def train(
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
-    if figures["held_back"]:
-        print(f"held back   by {figures['held_back']['text']}")
+    say_what_held_back(figures)
     say_cache(figures)
     say_timings(figures)
     print(f"model       {folder}/model.safetensors")

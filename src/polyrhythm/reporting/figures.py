@@ -14,6 +14,7 @@ from polyrhythm.events import (
     RunEnded,
     RunStarted,
     ServerProgress,
+    Straggler,
     WorkerJoined,
     WorkerLost,
     WorkerProgress,
@@ -48,6 +49,7 @@ class RunFigures:
         evaluations: all tests of the model, in order.
         absent: workers that are lost, and whose successors have not come.
         notices: all that the user should know, in order; losses of workers among it.
+        stragglers: how many times the median time a worker's own steps took at worst, by its index, if it was named.
         checkpoint: the latest, or None.
     """
 
@@ -66,6 +68,7 @@ class RunFigures:
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
+        self.stragglers: dict[int, float] = {}
         self.checkpoint: CheckpointSaved | None = None
 
     @classmethod
@@ -109,6 +112,9 @@ class RunFigures:
             self.absent.add(event.worker)
         elif isinstance(event, WorkerJoined):
             self.absent.discard(event.worker)
+        elif isinstance(event, Straggler):
+            worst = max(self.stragglers.get(event.worker, 0.0), event.slowdown)
+            self.stragglers[event.worker] = worst
 
     def _add_stretch(self, event: WorkerProgress) -> None:
         if self.together is None:

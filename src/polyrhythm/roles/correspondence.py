@@ -11,6 +11,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress, from_json
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
@@ -33,6 +34,7 @@ class Correspondence:
         attendance: of the workers.
         states: the latest of every worker that is there.
         reports: every server's last words, by its rank.
+        stragglers: among the workers.
         servers_lost: the indices of servers that are lost.
         mend: lets workers regroup; set where they do.
     """
@@ -52,6 +54,7 @@ class Correspondence:
         self.attendance = Attendance(len(world.cast.workers))
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
+        self.stragglers = Stragglers()
         self.servers_lost: set[int] = set()
         self._server_states: dict[int, State] | None = None
         self._regroups = strategy.regroups(len(world.cast.workers))
@@ -202,6 +205,7 @@ class Correspondence:
         worker = self._world.cast.workers.index(rank)
         self.states.pop(worker, None)
         self.attendance.join(worker)
+        self.stragglers.forget(worker)
         self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
         self._send(rank, self._welcome().message())
         if self._regroups:
@@ -229,6 +233,8 @@ class Correspondence:
         if isinstance(event, WorkerProgress):
             self.attendance.note(event)
         self._world.emit(event)
+        if isinstance(event, WorkerProgress) and (news := self.stragglers.hear(event)):
+            self._world.emit(news)
 
     def _send(self, rank: int, message: Message) -> None:
         try:

@@ -129,6 +129,10 @@ class Leader:
     def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
+        if isinstance(event, WorkerProgress) and (
+            news := self._others.stragglers.hear(event, self._paused_s)
+        ):
+            self._world.emit(news)
         self._others.read()
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
@@ -287,7 +291,9 @@ class Leader:
         if self._job.strategy.regroups(self._job.workers):
             part = self._replica.part
             lost = 0
-            if not part.replicated:  # workers that hold the same take a step that broke again, with all its images
+            if (
+                not part.replicated
+            ):  # workers that hold the same take a step that broke again, with all its images
                 lost = result.images_of_broken_rounds(self._job, self._others.missed, part.meetings)
             return lost + result.images_left_out(self._job, self._others.history)
         reports = list(self._others.reports.values())

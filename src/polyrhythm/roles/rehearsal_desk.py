@@ -25,6 +25,7 @@ from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Done, Formation, Muster
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
+from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
 
@@ -100,6 +101,7 @@ class _Leader:
         self._accounts: dict[int, Account] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._attendance = Attendance(len(world.cast.workers))
+        self._stragglers = Stragglers()
         self._servers_lost: set[int] = set()
         self._started_at = world.clock.now()
         self._muster = Muster(len(world.cast.workers))
@@ -154,9 +156,7 @@ class _Leader:
             world.emit(Notice(time_s=0, text=remark))
 
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
-        if isinstance(event, WorkerProgress):
-            self._attendance.note(event)
-        self._world.emit(event)
+        self._note(event)
         while self._hear(wait=False):
             pass
 
@@ -220,8 +220,14 @@ class _Leader:
             event = from_json(told)
             if isinstance(event, WorkerProgress):
                 self._see(source, event.worker)
-                self._attendance.note(event)
-            self._world.emit(event)
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        self._world.emit(event)
+        if isinstance(event, WorkerProgress):
+            self._attendance.note(event)
+            if news := self._stragglers.hear(event):
+                self._world.emit(news)
 
     def _let_regroup(self, rank: int, message: Message) -> None:
         worker = self._world.cast.workers.index(rank)
