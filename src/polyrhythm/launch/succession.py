@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyrhythm.communication.transports.membership import Peer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-_LIVES = 10
+_LIVES = 4
 """A successor that lives for so many of the pauses before it has done well: the next pause is a short one again."""
 
 

@@ -16,7 +16,7 @@ def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None
     assert made.take_due(10.7) == [Peer(2, 1)]
     assert made.next_s() is None
     assert made.lose(Peer(1, 1), 11.0) == 1.0
-    assert made.lose(Peer(1, 2), 13.0) == 2.0
+    assert made.lose(Peer(1, 2), 13.0) == 2.0  # after 1 s
     assert made.left == 0
     assert made.lose(Peer(1, 3), 20.0) is None
     assert made.take_due(15.0) == [Peer(1, 2), Peer(1, 3)]
@@ -32,8 +32,8 @@ def test_pauses_have_a_limit() -> None:
 def test_a_successor_that_lived_long_is_replaced_soon() -> None:
     made = Succession(20)
     assert made.lose(Peer(1, 0), 0.0) == 0.5  # and it starts at 0.5
-    assert made.lose(Peer(1, 1), 5.49) == 1.0  # after less than 5 s; the next one starts at 6.49
-    assert made.lose(Peer(1, 2), 16.5) == 0.5  # after 10 s
+    assert made.lose(Peer(1, 1), 2.49) == 1.0  # after less than 2 s; the next one starts at 3.49
+    assert made.lose(Peer(1, 2), 7.5) == 0.5  # after 4 s
 
 
 def test_none_start_when_it_is_over() -> None:
