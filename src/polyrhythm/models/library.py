@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, unknown
 from polyrhythm.models.torchvision_operators import define_missing_operators
 
 if TYPE_CHECKING:
@@ -50,6 +50,25 @@ def torchvision_names() -> list[str]:
 def timm_names() -> list[str]:
     """Lists timm's classifiers, sorted."""
     return list(_timm().list_models(exclude_filters="*_enc"))  # encoders of language models give no logits
+
+
+def published_address(weights: str) -> str:
+    """Gives the web address of weights that torchvision publishes for a classifier.
+
+    Args:
+        weights: by name, such as `ResNet18_Weights.IMAGENET1K_V1`, or `ResNet18_Weights.DEFAULT` for the best ones.
+
+    Raises:
+        RequestError: there are none of that name.
+    """
+    models = _torchvision_models()
+    known: dict[str, Any] = {}
+    for name in torchvision_names():
+        kinds = models.get_model_weights(name)
+        known |= {str(each): each for each in kinds} | {f"{kinds.__name__}.DEFAULT": kinds.DEFAULT}
+    if weights not in known:
+        raise unknown("weights of torchvision", weights, known)
+    return str(known[weights].url)
 
 
 def create_torchvision(name: str, classes: int, channels: int, arguments: dict[str, Any]) -> nn.Module:

@@ -8,7 +8,7 @@ arXiv:1912.11370). Some libraries draw so large a head at random that a short fi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -24,13 +24,12 @@ PRETRAINED = "polyrhythm.models.pretrained"
 
 
 class Pretrained(Protocol):
-    """What every module's `Config` in the folder `pretrained` can do.
+    """What every module's `Config` in the folder `pretrained` can do."""
 
-    Attributes:
-        pixels: how the pictures were normalised that the weights were trained on.
-    """
-
-    pixels: ClassVar[str]
+    @property
+    def pixels(self) -> str:
+        """How the pictures were normalised that the weights were trained on."""
+        ...
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Gives weights by the names of the model that they are for; raises `RequestError` if they cannot be had."""

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.duplicates import duplicates
@@ -178,6 +180,43 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RequestError, match="takes the package pyarrow: install it, or give a CSV file"):
         open_data(str(tmp_path / "table.parquet"))
+
+
+def test_a_parquet_table_says_what_a_text_says(tmp_path: Path) -> None:
+    """Once with `|` in texts, once with real lists, as Parquet has them."""
+    (tmp_path / "table.csv").write_text(
+        HEAD + "a.png,cat|dog,0.9|0.4,x|y,train\nb.png,dog,,x,test\n", encoding="utf-8"
+    )
+    expected = read_manifest(tmp_path / "table.csv")
+    texts = {
+        "image": ["a.png", "b.png"],
+        "labels": ["cat|dog", "dog"],
+        "confidence": ["0.9|0.4", None],
+        "subset": ["x|y", "x"],
+        "split": ["train", "test"],
+    }
+    lists = texts | {"labels": [["cat", "dog"], ["dog"]], "confidence": [[0.9, 0.4], None]}
+    lists |= {"subset": [["x", "y"], ["x"]]}
+    for columns in (texts, lists):
+        parquet.write_table(pyarrow.table(columns), tmp_path / "table.parquet")
+        assert read_manifest(tmp_path / "table.parquet") == expected
+    for name, picture in (("a.png", 1), ("b.png", 2), ("c.png", 3)):
+        _picture(tmp_path / name, picture)
+    parquet.write_table(
+        pyarrow.table(
+            {"image": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", "cat"]}
+            | {"split": ["train", "train", "test"]}
+        ),
+        tmp_path / "table.parquet",
+    )
+    dataset = open_data(str(tmp_path / "table.parquet"), image_size=8)
+    assert (dataset.classes, len(dataset.train), dataset.test.labels.tolist()) == (("cat", "dog"), 2, [0])
+
+
+def test_a_damaged_parquet_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(RequestError, match=r"table\.parquet cannot be read"):
+        read_manifest(tmp_path / "table.parquet")
 
 
 def test_one_class_is_not_enough(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn import functional
 
+from polyrhythm.data.normalization import NORMALIZATIONS
 from polyrhythm.models.create import create_model
-from polyrhythm.models.pretrained.efficientnet_lite0 import as_timm
+from polyrhythm.models.pretrained.efficientnet_lite0 import EfficientNetLite0, _in_package, as_timm
+from polyrhythm.models.start import start_from
+from polyrhythm.models.weights_formats import read_tensors
 
 EPSILON = 1e-3
 STAGES = (
@@ -104,3 +109,17 @@ def test_timms_network_with_the_renamed_weights_gives_the_same_outputs() -> None
         expected = _reference(given, pictures)
         assert expected.std() > 0.1
         torch.testing.assert_close(model(pictures), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_packages_weights_give_the_outputs_of_the_network_written_out() -> None:
+    given = read_tensors(_in_package())
+    model = create_model("timm.tf_efficientnet_lite0", classes=1000, image_shape=(3, 160, 160)).eval()
+    start_from(model, "efficientnet_lite0")
+    photographs = np.stack(
+        [load_sample_image(name)[100:260, 200:360] for name in ("china.jpg", "flower.jpg")]
+    )
+    pictures = NORMALIZATIONS[EfficientNetLite0.pixels](torch.from_numpy(photographs))
+    with torch.no_grad():
+        expected = _reference(given, pictures)
+        torch.testing.assert_close(model(pictures), expected, rtol=1e-4, atol=1e-4)
+    assert expected.softmax(1).max(1).values.min() > 0.2  # trained weights have a mind of their own

@@ -1,0 +1,75 @@
+"""A file from the web that is fetched once: verified, and there whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from hashlib import sha256
+from http.client import HTTPException
+from pathlib import Path
+from urllib.request import urlopen
+
+from polyrhythm.errors import RequestError
+
+CONNECT_S = 10.0
+DOWNLOAD_S = 1800.0
+_CHUNK_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def fetched(address: str, path: Path, checksum: str = "") -> Path:
+    """Fetches a file if it is not there yet.
+
+    Args:
+        address: on the web.
+        path: where it is kept; folders are made if need be.
+        checksum: the first hexadecimal digits of its sha256, if they are known.
+
+    Returns:
+        `path`.
+
+    Raises:
+        RequestError: no connection, too slow, not the file that it must be, or it cannot be kept.
+    """
+    if path.is_file():
+        return path
+    # A warning, because it can take minutes and should not look like a hang.
+    _log.warning("fetching %s", address)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = _download(address, part)
+        if not found.startswith(checksum):
+            raise RequestError(
+                f"{address} is not the known file (its sha256 begins with {found[:8]}, not {checksum})"
+            )
+        part.replace(path)
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RequestError(
+            f"the weights {address} cannot be fetched ({reason}): fetch them where there is a network, and put them "
+            f"at {path}"
+        ) from None
+    finally:
+        with suppress(OSError):  # there is none after success
+            part.unlink()
+    return path
+
+
+def _download(address: str, path: Path) -> str:
+    """Writes what is at an address into a file, and gives its sha256."""
+    give_up_s = time.monotonic() + DOWNLOAD_S
+    digest = sha256()
+    with urlopen(address, timeout=CONNECT_S) as response, path.open("wb") as file:
+        told_bytes = response.length
+        while chunk := response.read1(_CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+            if time.monotonic() > give_up_s:
+                raise OSError(f"not done after {DOWNLOAD_S:.0f} s")
+        if told_bytes not in (None, file.tell()):
+            raise OSError(f"{file.tell()} of {told_bytes} bytes came")
+    return digest.hexdigest()

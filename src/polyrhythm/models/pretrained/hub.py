@@ -1,0 +1,88 @@
+"""Weights out of a repository of the Hugging Face hub, where timm publishes those of its networks.
+
+They are taken from where other programs have fetched them (`HF_HOME`), else fetched once into torch's folder for
+weights (`TORCH_HOME`), as safetensors. What the repository says of the pixels that they were trained on (`mean` in its
+config.json) is heeded.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyrhythm.errors import RequestError
+from polyrhythm.models.fetched_file import fetched
+from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.specs import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_CONFIG = "config.json"
+_NORMALISED = {(0.485, 0.456, 0.406): "imagenet", (0.5, 0.5, 0.5): "centred"}
+"""(x / 255 - 0.5) / 0.5 is `centred` but for half a shade."""
+
+
+class Hub(Config):
+    """Weights of the hub.
+
+    Attributes:
+        repository: as `owner/name`, such as `timm/resnet18.a1_in1k`.
+        file: in it.
+        revision: a branch, a tag or a commit.
+        address: of the hub.
+    """
+
+    repository: str
+    file: str = "model.safetensors"
+    revision: str = "main"
+    address: str = "https://huggingface.co"
+
+    @property
+    def pixels(self) -> str:
+        """How the pictures were normalised that they were trained on; see `Pretrained`.
+
+        Raises:
+            RequestError: the repository cannot be had, or normalises pictures in another way.
+        """
+        told = self._told()
+        mean = tuple(told.get("pretrained_cfg", told).get("mean", (0.485, 0.456, 0.406)))
+        if mean not in _NORMALISED:
+            raise RequestError(
+                f"{self.repository} was trained on pixels of mean {mean}, which pictures here cannot have: take other "
+                "weights, or name --pixels yourself"
+            )
+        return _NORMALISED[mean]
+
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Gives the weights; see `Pretrained.tensors`.
+
+        Raises:
+            RequestError: the repository or the file cannot be had.
+        """
+        return read_tensors(self._fetched(self.file))
+
+    def _told(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._fetched(_CONFIG).read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise RequestError(
+                f"{_CONFIG} of {self.repository} is no description of a network: take other weights"
+            )
+        return found
+
+    def _fetched(self, name: str) -> Path:
+        # imported here, as it takes a while
+        from huggingface_hub import try_to_load_from_cache
+
+        there = try_to_load_from_cache(self.repository, name, revision=self.revision)
+        if isinstance(there, str):
+            return Path(there)
+        parts = (*self.repository.split("/"), self.revision, name)
+        kept = Path(torch.hub.get_dir()) / "checkpoints" / "--".join(part.replace("/", "-") for part in parts)
+        return fetched(f"{self.address}/{self.repository}/resolve/{self.revision}/{name}", kept)
