@@ -57,6 +57,7 @@ class Rehearsal:
         seed: of the times that steps take, where they are drawn.
         exact: whether every number of the model is there, as real networks need it.
         timings: whether workers tell where their steps go.
+        still: whether all numbers are zeros that nothing changes, so that nobody need look at them or make them anew.
         data: its name, for people.
         model: its name, for people.
     """
@@ -72,6 +73,7 @@ class Rehearsal:
     seed: int = 0
     exact: bool = False
     timings: bool = False
+    still: bool = False
     data: str = ""
     model: str = ""
 
@@ -84,6 +86,11 @@ class Rehearsal:
         return StandIn.small(self.sizes, self.workers, strategy.server_count, strategy.slices(self.workers))
 
     @property
+    def computes_nothing(self) -> bool:
+        """Whether gradients are zero, and nothing is made of them."""
+        return self.gradient is leave_zeros and self.optimizer is None
+
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps that every worker takes in an epoch."""
         if not self.epoch_images:
@@ -95,13 +102,13 @@ class Rehearsal:
         """Epochs, the last one perhaps not whole."""
         return -(-self.steps // self.steps_per_epoch)
 
-    @property
+    @cached_property
     def steps_per_report(self) -> int:
         """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
         reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))
         return -(-self.steps // reports)
 
-    @property
+    @cached_property
     def learning_rate(self) -> float:
         """Of every step."""
         return self.optimizer.lr if self.optimizer is not None else 0.0
@@ -156,6 +163,8 @@ class _Rehearser:
         self._desk = rehearsal_desk(rehearsal, world)
         member = Member(self._worker, self._part, self._flat, _stay)
         self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
+        self._network = world.network
+        self._now = world.clock.now
         self._bytes_sent = 0
 
     def run(self) -> None:
@@ -177,9 +186,16 @@ class _Rehearser:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
         done, stopped = start, False
         while done < self._rehearsal.steps and not stopped:
-            taken = self._company.bear(partial(self._advance, done))
+            taken = self._company.bear(partial(self._go_on, done))
             done, stopped = taken or (self._company.step, False)
         return done, stopped and done < self._rehearsal.steps
+
+    def _go_on(self, done: int) -> tuple[int, bool]:
+        """Takes steps until all are done or someone wants to stop; gives the same as `_steps`."""
+        stop = False
+        while done < self._rehearsal.steps and not stop:
+            done, stop = self._advance(done)
+        return done, stop
 
     def _advance(self, before: int) -> tuple[int, bool]:
         """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
@@ -208,22 +224,23 @@ class _Rehearser:
 
     def _step(self, number: int) -> bool:
         """Takes a step; gives whether to stop."""
-        world, rehearsal = self._world, self._rehearsal
+        world, rehearsal, network = self._world, self._rehearsal, self._network
         images = rehearsal.images(self._worker, number)
         step = Step(number, images / rehearsal.batch_size, world.stop.wished)
-        sent_before = world.network.bytes_sent
+        sent_before = network.bytes_sent
         self._part.begin(step)
         if images:
             world.pace.forward(self._shares, self._use)
             rehearsal.gradient(self._worker, number, self._flat.gradients)
             world.pace.backward(self._shares, self._announce)
             world.timer.lap("backward")
-        computed_at = world.clock.now()
+        computed_at = self._now()
         stop = self._part.gradients_ready(step, rehearsal.learning_rate)
         world.timer.lap("update")
-        self._flat.zero_gradients()
-        self._bytes_sent += world.network.bytes_sent - sent_before
-        self._tally.add(images, _NO_LOSS, world.clock.now() - computed_at)
+        if not rehearsal.still:
+            self._flat.zero_gradients()
+        self._bytes_sent += network.bytes_sent - sent_before
+        self._tally.add(images, _NO_LOSS, self._now() - computed_at)
         return stop
 
     def _settle(self) -> None:

@@ -35,16 +35,18 @@ _OUTSIDE_STEPS = (Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE)
 """What a run begins and ends with; workers do not count those bytes either."""
 
 
-def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
+def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: bool = False) -> None:
     """Serves until all workers have left.
 
     Args:
         strategy: makes the server part.
         world: where this rank is.
         resume: whether the leader hands out a checkpoint first.
+        finite: whether all gradients are known to be finite.
     """
-    index = world.cast.servers.index(world.network.rank)
-    part = strategy.server(ServerSetting(index, world.cast))
+    network, clock = world.network, world.clock
+    index = world.cast.servers.index(network.rank)
+    part = strategy.server(ServerSetting(index, world.cast, finite))
     control = world.control()
     if resume:
         _load_states(part, strategy.holds(index), control)
@@ -53,9 +55,9 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
     refusals = _Refusals(index, world)
     bytes_sent = 0
     while not part.done:
-        looked_at = world.clock.now()
+        looked_at = clock.now()
         try:
-            source, message = world.network.receive()
+            source, message = network.receive()
         except PeerLost as loss:
             if not world.goes_on_without(loss.rank, strategy):
                 raise
@@ -65,14 +67,16 @@ def serve(strategy: Strategy, world: World, resume: bool = False) -> None:
             with refusals.of(source):
                 _hand_in_state(part, index, control, (source, message))
             continue
-        if message.kind not in _OUTSIDE_STEPS:
-            reporter.begin_once()
-            reporter.took(world.clock.now() - looked_at)
-        before = world.network.bytes_sent
-        with refusals.of(source):
+        of_a_step = message.kind not in _OUTSIDE_STEPS
+        if of_a_step:
+            reporter.took(looked_at)
+        before = network.bytes_sent
+        try:  # `refusals.of` would take longer than all else that a message costs here
             outbox.send(reporter.timed(part.on_message, source, message))
-        if message.kind not in _OUTSIDE_STEPS:
-            bytes_sent += world.network.bytes_sent - before
+        except RefusedMessage as refusal:
+            refusals.note(source, refusal)
+        if of_a_step:
+            bytes_sent += network.bytes_sent - before
         reporter.tell(control, at_last=False)
     outbox.flush()
     reporter.tell(control, at_last=True)
@@ -144,13 +148,17 @@ class _Refusals:
         try:
             yield
         except RefusedMessage as refusal:
-            self.counted[refusal.reason.value] += 1
-            if (source, refusal.reason) in self._told:
-                return
-            self._told.add((source, refusal.reason))
-            text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
-            notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
-            self._control.send(LEADER, Message(Kind.EVENT, pack_json(notice.to_json())))
+            self.note(source, refusal)
+
+    def note(self, source: int, refusal: RefusedMessage) -> None:
+        """Counts a refusal, and tells the first of its kind."""
+        self.counted[refusal.reason.value] += 1
+        if (source, refusal.reason) in self._told:
+            return
+        self._told.add((source, refusal.reason))
+        text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
+        notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
+        self._control.send(LEADER, Message(Kind.EVENT, pack_json(notice.to_json())))
 
 
 class _Outbox:
@@ -164,15 +172,17 @@ class _Outbox:
     def __init__(self, strategy: Strategy, world: World) -> None:
         self._strategy = strategy
         self._world = world
+        self._start_send = world.network.start_send
         self._leaving: dict[int, Handle] = {}
 
     def send(self, replies: list[tuple[int, Message]]) -> None:
         """Starts to send."""
         for to, reply in replies:
-            if to in self._leaving:
-                self._wait(to, self._leaving.pop(to))
+            before = self._leaving.pop(to, None)
+            if before is not None:
+                self._wait(to, before)
             try:
-                self._leaving[to] = self._world.network.start_send(to, reply)
+                self._leaving[to] = self._start_send(to, reply)
             except PeerLost:
                 if not self._world.goes_on_without(to, self._strategy):
                     raise
@@ -206,15 +216,18 @@ class _Reporter:
         self._waits = 0
         self._updating_s = 0.0
 
-    def begin_once(self) -> None:
-        """Training starts with the first step; event times count from there."""
-        if not self._begun:
-            self._begun = True
-            self._started_at = self._said_at = self._clock.now()
-            self._updating_s = 0.0
+    def took(self, looked_at_s: float) -> None:
+        """Counts a message that has just come, and how long the server has waited for it.
 
-    def took(self, waited_s: float) -> None:
-        """Counts a message, and how long the server has waited for it."""
+        Args:
+            looked_at_s: when it began to wait.
+        """
+        now_s = self._clock.now()
+        if not self._begun:  # training starts with the first step; event times count from there
+            self._begun = True
+            self._started_at = self._said_at = now_s
+            self._updating_s = 0.0
+        waited_s = now_s - looked_at_s
         self._taken += 1
         if waited_s > AT_ONCE_S:
             self._waits += 1

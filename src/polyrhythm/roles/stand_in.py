@@ -14,7 +14,7 @@ from math import ceil, lcm
 import torch
 from torch import nn
 
-from polyrhythm.communication.message import HEADER_BYTES, Message
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
 
@@ -84,7 +84,16 @@ class StandIn:
         tensor = message.tensor
         if tensor is None or not tensor.is_floating_point():
             return message.nbytes
-        return HEADER_BYTES + round(tensor.numel() * tensor.itemsize * self.scale)
+        return HEADER_BYTES + round(tensor.nbytes * self.scale)
+
+
+def as_it_was_sent(message: Message) -> Message:
+    """Gives what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
+
+    A copy of those would be the same, and of a small message is most of its cost. All else is copied: vectors of
+    collectives hold numbers that count workers, and are added up where they are.
+    """
+    return message if message.kind in (Kind.PUSH, Kind.PARAMETERS) else message.received()
 
 
 def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:

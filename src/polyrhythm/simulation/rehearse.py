@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from polyrhythm.events import Event
 from polyrhythm.roles.rehearsal import Rehearsal, rehearse
 from polyrhythm.roles.server import serve
+from polyrhythm.roles.stand_in import as_it_was_sent
 from polyrhythm.roles.world import StopWish, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.scene import Scene
@@ -52,14 +54,23 @@ def rehearse_on(
         RequestError: the cluster slows a rank that is no worker.
         Deadlock: no rank can go on.
     """
-    seed = rehearsal.seed
-    stage = modelled_stage(layout, piece_of(rehearsal), emit, seed=seed, stop=stop, timeline=timeline)
-    Scene(stage, rehearsal.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
+    seed, faults = rehearsal.seed, layout.cluster.faults
+    piece = piece_of(rehearsal, faultless=not faults)
+    stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
+    Scene(stage, rehearsal.strategy, faults, seed=seed, host_of=layout.host_of).play()
 
 
-def piece_of(rehearsal: Rehearsal) -> Piece:
-    """Gives what a stage plays; its messages are as large as the model's."""
-    return Piece(partial(perform, rehearsal), rehearsal.stand_in.nbytes)
+def piece_of(rehearsal: Rehearsal, *, faultless: bool = True) -> Piece:
+    """Gives what a stage plays; its messages are as large as the model's.
+
+    Args:
+        rehearsal: what is rehearsed.
+        faultless: whether nothing changes messages on their way.
+    """
+    if not (faultless and rehearsal.computes_nothing):
+        return Piece(partial(perform, rehearsal), rehearsal.stand_in.nbytes)
+    still = replace(rehearsal, still=True)
+    return Piece(partial(perform, still), still.stand_in.nbytes, as_it_was_sent)
 
 
 def perform(rehearsal: Rehearsal, world: World) -> None:
@@ -67,4 +78,4 @@ def perform(rehearsal: Rehearsal, world: World) -> None:
     if world.is_worker:
         rehearse(rehearsal, world)
     else:
-        serve(rehearsal.strategy, world)
+        serve(rehearsal.strategy, world, finite=rehearsal.still)

@@ -51,10 +51,12 @@ class Piece:
     Attributes:
         role: plays a rank's part in its world.
         nbytes_of: gives the bytes of a message on the links.
+        received: gives what arrives of a message.
     """
 
     role: Callable[[World], None]
     nbytes_of: Callable[[Message], int] = attrgetter("nbytes")
+    received: Callable[[Message], Message] = Message.received
 
 
 @dataclass
@@ -85,6 +87,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.cluster = SimulatedCluster(self.time, self.network, self.cast.size, self.piece.nbytes_of)
+        self.cluster.received = self.piece.received
 
     def play(self) -> None:
         """Plays from the beginning to the end.

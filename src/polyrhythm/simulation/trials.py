@@ -140,7 +140,8 @@ def play(
     watch: Watch | None = None
     if trial.check:
         rehearsal, watch = _watched(trial, rehearsal, faults)
-    stage = modelled_stage(layout, piece_of(rehearsal), emit, seed=seed, stop=stop, timeline=timeline)
+    piece = piece_of(rehearsal, faultless=not faults)
+    stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
     scene = Scene(stage, rehearsal.strategy, faults, seed=seed, host_of=layout.host_of)
     if watch is not None:
         watch.attend(scene)

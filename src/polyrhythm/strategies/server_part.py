@@ -18,10 +18,12 @@ class ServerSetting:
     Attributes:
         index: of its shard.
         cast: which ranks do what.
+        finite: whether all gradients are known to be finite.
     """
 
     index: int
     cast: Cast
+    finite: bool = False
 
 
 class ServerPart(Protocol):

@@ -99,6 +99,14 @@ class Bundle:
     _strangers: int = 0
     _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
+    def go_on(self, rate: float) -> None:
+        """Lets its flows go on at another rate from now on, and plans; called when a flow has just come or gone."""
+        self.rate = rate
+        if self._strangers:
+            self._forget_strangers()
+        left = self._ends[0][0] - self._count
+        self.ends_at_s = self._counted_at + (left / rate if left > 0 else 0.0)
+
     def change_rate(self, rate: float, now_s: float) -> None:
         """Lets its flows go on at another rate from now on."""
         self._count += self.rate * (now_s - self._counted_at)

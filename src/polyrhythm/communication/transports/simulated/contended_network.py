@@ -91,9 +91,10 @@ class ContendedNetwork:
             if bundle.ends_at_s < bundle.alarm_at_s:
                 self._set_alarm(bundle)
             return
+        time = self._time
         for flow in self.sharing.end_next(bundle, now):
-            self._time.soon(flow.sent)
-            self._time.at(now + flow.latency_s, flow.arrived)
+            time.soon(flow.sent)
+            time.at(now + flow.latency_s, flow.arrived)
         if not self._settling:
             self._settling = True
             self._time.soon(self._settle)

@@ -111,12 +111,13 @@ class SimulatedRank:
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, parking the running task until the message is there."""
+        inbox, time = self.inbox, self.cluster.time
         while True:
-            found = self.take_now(want, reason)
+            found = inbox.take(want) if inbox.quiet else self.take_now(want, reason)
             if found is not None:
                 return found
-            self._parked.append((want, self.cluster.time.running()))
-            handed: tuple[int, Message] | tuple[()] = self.cluster.time.park(reason)
+            self._parked.append((want, time.running()))
+            handed: tuple[int, Message] | tuple[()] = time.park(reason)
             if handed:
                 return handed
 

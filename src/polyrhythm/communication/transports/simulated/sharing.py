@@ -48,9 +48,6 @@ class Sharing:
         self.rates_computed = 0
         self.flows_moved = 0
         self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
-        self._homes: dict[
-            tuple[Link, ...], Bundle
-        ] = {}  # of flows that cross these links, as they couple now
         self._starting: list[Flow] = []
         self._changed: dict[Bundle, None] = {}
         self._suspects: dict[Link, None] = {}  # loose links that may carry too much
@@ -68,9 +65,13 @@ class Sharing:
         ended = bundle.end_next(now_s)
         for flow in ended:
             for link in flow.links:
-                del link.flows[flow]
-                link.cross_less(bundle)
-                if link.coupling and len(link.flows) == 1:
+                flows, bundles = link.flows, link.bundles
+                del flows[flow]
+                if bundles[bundle] > 1:
+                    bundles[bundle] -= 1
+                else:
+                    link.cross_less(bundle)
+                if link.coupling and len(flows) == 1:
                     self._couple(link, False)
         self._note_change(bundle)
         return ended
@@ -88,8 +89,8 @@ class Sharing:
         alone = self._refill_alone(touched)
         if alone and not self._suspects:
             self._changed = {}
-        else:
-            touched = self._settle_together(refilled=alone)
+            return touched
+        touched = self._settle_together(refilled=alone)
         for bundle in touched:
             bundle.plan()
         return touched
@@ -106,20 +107,25 @@ class Sharing:
         self._starting.clear()
 
     def _refill_alone(self, changed: Iterable[Bundle]) -> bool:
-        """Gives new rates to bundles that share no coupling link with others; stops where one does, and says no."""
+        """Settles bundles that share no coupling link with others; stops where one does, and says no."""
         for bundle in changed:
             size = bundle.size
+            if not size:
+                for link in bundle.links:
+                    if link.bundles:
+                        return False
+                self._bundles.pop((bundle.links, bundle.limit), None)
+                continue
             rate = bundle.limit
             for link in bundle.links:
-                if len(link.bundles) > (size > 0):
+                if len(link.bundles) > 1:
                     return False
-                if size:
-                    rate = min(rate, link.bandwidth / size)
-            if size:
-                self.rates_computed += 1
-                self._give(bundle, rate)
-            else:
-                self._bundles.pop((bundle.links, bundle.limit), None)
+                share = link.bandwidth / size
+                rate = share if share < rate else rate
+            self.rates_computed += 1
+            bundle.go_on(rate)
+            if bundle.allowed:
+                self._suspect(bundle)
         return True
 
     def _settle_together(self, *, refilled: bool) -> dict[Bundle, None]:
@@ -182,7 +188,12 @@ class Sharing:
                 room = min(room, link.bandwidth)
             elif link.bandwidth < limit:
                 limit = link.bandwidth
-        bundle = self._bundle(coupling, limit if limit < room else inf)
+        key = coupling, limit if limit < room else inf
+        bundle = self._bundles.get(key)
+        if bundle is None:
+            bundle = Bundle(*key)
+            if coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
+                self._bundles[key] = bundle
         bundle.join(flow, self._now_s)
         for link in flow.links:
             bundles = link.bundles
@@ -190,14 +201,6 @@ class Sharing:
             if len(link.flows) > 1 and not link.coupling:
                 self._suspects[link] = None
         self._note_change(bundle)
-
-    def _bundle(self, coupling: tuple[Link, ...], limit: float) -> Bundle:
-        if not coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
-            return Bundle(coupling, limit)
-        bundle = self._bundles.get((coupling, limit))
-        if bundle is None:
-            bundle = self._bundles[coupling, limit] = Bundle(coupling, limit)
-        return bundle
 
     def _take(self, bundle: Bundle, flow: Flow) -> None:
         bundle.leave(flow, self._now_s)
@@ -251,10 +254,14 @@ class Sharing:
         if rate == bundle.rate:
             return False
         bundle.change_rate(rate, self._now_s)
-        if bundle.allowed:  # else it crosses no loose link with others
-            for link in bundle.outgrown():
-                self._suspects[link] = None
+        if bundle.allowed:
+            self._suspect(bundle)
         return True
+
+    def _suspect(self, bundle: Bundle) -> None:
+        """Has the loose links looked at that had room for less than the present rate of a bundle."""
+        for link in bundle.outgrown():
+            self._suspects[link] = None
 
     def _couple_overloaded(self) -> None:
         suspects, self._suspects = self._suspects, {}

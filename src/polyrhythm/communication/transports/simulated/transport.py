@@ -35,6 +35,7 @@ class SimulatedCluster:
         network: the links.
         courier: takes messages over them.
         nbytes_of: gives the bytes of a message on the links.
+        received: gives what arrives of a message.
         ranks: one entry a rank: the latest under its number.
         host_of: the number of each rank's host; empty if all are on one.
         shared_vectors: memory that ranks share, by name and ranks.
@@ -53,6 +54,7 @@ class SimulatedCluster:
         self.host_of: tuple[int, ...] = ()
         self.shared_vectors: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.nbytes_of = nbytes_of
+        self.received: Callable[[Message], Message] = Message.received
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]
         self._everyone = tuple(range(size))
         self._groups: dict[str, Group] = {}
@@ -170,10 +172,12 @@ class SimulatedCommunicator:
         return self._carry(to, message)
 
     def _carry(self, to: int, message: Message) -> Parcel:
-        home, cluster = self._home, self._home.cluster
-        receiver = home.peer(self._context, self._members[to])
-        parcel = Parcel(home, receiver, self._context, message.received(), cluster.nbytes_of(message))
-        home.bytes_sent += parcel.nbytes
+        home, context = self._home, self._context
+        cluster = home.cluster
+        receiver = home.peer(context, self._members[to])
+        nbytes = cluster.nbytes_of(message)
+        home.bytes_sent += nbytes
+        parcel = Parcel(home, receiver, context, cluster.received(message), nbytes)
         cluster.courier.carry(parcel)
         return parcel
 
@@ -237,6 +241,10 @@ class SimulatedCommunicator:
         if key not in cluster.shared_vectors:
             cluster.shared_vectors[key] = torch.zeros(like.numel(), dtype=like.dtype)
         return cluster.shared_vectors[key]
+
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """No memory is better than another here."""
+        return None
 
     def regrouped(
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]

@@ -136,7 +136,7 @@ class Served(Strategy):
         """Makes the part of one server."""
         cast = setting.cast
         consistency, handling = self.rules()
-        handling = replace(handling, eject_after=self.eject_after)
+        handling = replace(handling, eject_after=self.eject_after, finite=setting.finite)
 
         def make(shard: int) -> ShardServer:
             return ShardServer(cast.workers, consistency, handling, cast.servers, shard)

@@ -46,11 +46,13 @@ class Handling:
         merge: corrects each for its staleness.
         aggregator: makes one of several.
         eject_after: gradients in a row that are not finite, after which their pusher is let go; 0: never.
+        finite: whether all gradients are known to be finite.
     """
 
     merge: MergeRule = field(default_factory=Plain)
     aggregator: Aggregator = field(default_factory=WeightedMean)
     eject_after: int = 0
+    finite: bool = False
 
 
 class Shard:

@@ -73,7 +73,9 @@ class ShardServer:
         self._presence = Presence(pushers)
         self._numbers = self._presence.numbers
         self._losses = Losses(consistency.spares(len(pushers)), str(consistency))
-        self._not_finite = NotFinite(len(pushers), self._handling.eject_after)
+        self._not_finite = NotFinite(
+            len(pushers), self._handling.eject_after, looks=not self._handling.finite
+        )
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
         self._held = Held(len(pushers))
         self._readings = Readings(len(pushers), remembers=self._handling.merge.remembers)
