@@ -65,7 +65,7 @@ class IncomingMemoryLinks:
         _try_system()
         self.card = Card(host, f"polyrhythm/{secrets.token_hex(16)}", secrets.token_hex(TOKEN_BYTES))
         self._membership = membership
-        self._readers: list[threading.Thread] = []
+        self._readers: set[threading.Thread] = set()
         self._open: dict[threading.Thread, _Reading] = {}
         self._silent: set[PacketSocket] = set()
         self._listener = PacketSocket()
@@ -83,7 +83,7 @@ class IncomingMemoryLinks:
             hang_up(connection)
         for reading in list(self._open.values()):
             reading.say_goodbye()
-        for reader in self._readers:
+        for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
@@ -103,7 +103,7 @@ class IncomingMemoryLinks:
                 time.sleep(_PAUSE_S)  # too many open files: some may be closed soon
                 continue
             reader = threading.Thread(target=self._read, args=(connection,), name="reader", daemon=True)
-            self._readers.append(reader)
+            self._readers.add(reader)
             reader.start()
             del connection  # it is the reader's
 
@@ -112,6 +112,7 @@ class IncomingMemoryLinks:
         source = self._greet(connection)
         if source is None:
             hang_up(connection)
+            self._readers.discard(threading.current_thread())
             return
         reading = self._open[threading.current_thread()] = _Reading(connection, source, self._membership)
         self._membership.greet(source)
@@ -132,6 +133,7 @@ class IncomingMemoryLinks:
             self._membership.lose(source)
         finally:
             self._open.pop(threading.current_thread(), None)
+            self._readers.discard(threading.current_thread())
 
     def _greet(self, connection: PacketSocket) -> Peer | None:
         self._silent.add(connection)

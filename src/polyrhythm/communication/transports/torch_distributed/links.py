@@ -186,7 +186,7 @@ class IncomingLinks:
         self._store.set_timeout(FOREVER)
         self._closing_store = rendezvous.store
         self._membership = membership
-        self._readers: list[threading.Thread] = []
+        self._readers: set[threading.Thread] = set()
         self._open: dict[int, Any] = {}
         self._acceptor = threading.Thread(target=self._accept, name="acceptor", daemon=True)
 
@@ -202,7 +202,7 @@ class IncomingLinks:
         self._acceptor.join(patience_s)
         for number in list(self._open):
             self._say_goodbye(number)
-        for reader in self._readers:
+        for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
@@ -228,7 +228,7 @@ class IncomingLinks:
             reader = threading.Thread(
                 target=self._read, args=(source, number), name=_reader_name(source), daemon=True
             )
-            self._readers.append(reader)
+            self._readers.add(reader)
             reader.start()
 
     def _hear_of_loss(self, peer: Peer) -> None:
@@ -255,6 +255,7 @@ class IncomingLinks:
             self._membership.lose(source)
         finally:
             self._open.pop(number, None)
+            self._readers.discard(threading.current_thread())
 
     def _is_ours(self, group: Any, source: Peer, name: str) -> bool:
         """Whether a new link is what it is said to be. One that is not says nothing about that peer."""

@@ -1,0 +1,78 @@
+"""Runs whose hosts are taken away after a notice, and that are started again by the same command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, environment, shell
+from polyrhythm.events import CheckpointSaved, Event, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+TRAIN = [
+    *("train", "--data", "digits", "--model", "lenet5(widths=[4, 8], hidden=16, dropout=0.5)", "--json"),
+    *("--batch-size", "3", "--epochs", "3", "--resume", "auto", "--notice-s", "20"),
+]
+
+
+def in_the_second_epoch(event: Event) -> bool:
+    return isinstance(event, WorkerProgress) and event.epoch == 1
+
+
+def test_a_preempted_run_goes_on_by_the_same_command_as_if_nothing_had_been(tmp_path: Path) -> None:
+    command = Started([POLYRHYTHM, *TRAIN, "--out", "run"], tmp_path, tmp_path / "run")
+    command.wait_for(in_the_second_epoch)
+    os.killpg(command.process.pid, signal.SIGTERM)  # as Slurm tells all processes of a step
+    result = command.result()
+    assert result.status == os.EX_TEMPFAIL, result.err
+    assert result.err.splitlines()[-1] == "preempted; continue with: polyrhythm train --resume run"
+    saved = [
+        event for event in read_events(command.run / "events.jsonl") if isinstance(event, CheckpointSaved)
+    ]
+    assert saved[-1].step % 240
+    resumed, whole = shell(tmp_path, [*TRAIN, "--out", "run"], [*TRAIN, "--out", "whole"])
+    assert resumed.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
+    assert resumed.figures["steps"] == 720
+
+
+def test_what_is_not_written_within_the_notice_is_given_up(tmp_path: Path) -> None:
+    short = [*TRAIN[:-1], "3"]
+    command = Started([POLYRHYTHM, *short, "--out", "run"], tmp_path, tmp_path / "run")
+    command.wait_for(in_the_second_epoch)
+    ranks = command.children()
+    os.kill(ranks[1], signal.SIGSTOP)  # it will never take its step
+    command.process.terminate()
+    result = command.result()  # without the notice it would wait for ever
+    assert result.status == os.EX_TEMPFAIL
+    assert result.complaint == (
+        "the notice of 3 s ran out before a checkpoint was whole: continue with --resume run, from the last one"
+    )
+    assert are_gone(ranks)
+    (resumed,) = shell(tmp_path, [*TRAIN, "--out", "run"])
+    assert resumed.figures["epochs"] == 3
+
+
+def test_torchrun_starts_all_again_when_one_rank_was_preempted(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [*torchrun, "--max-restarts", "1", "--no-python", POLYRHYTHM, *TRAIN, "--out", "run"]
+    command = Started(launch, tmp_path, tmp_path / "run")
+    command.wait_for(in_the_second_epoch)
+    second = max(command.children())
+    os.kill(second, signal.SIGTERM)
+    result = command.result()
+    assert result.status == 0, result.err
+    (whole,) = shell(tmp_path, [*TRAIN, "--out", "whole"])
+    assert result.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
+    assert (
+        subprocess.run(
+            [POLYRHYTHM, *TRAIN, "--out", "run"],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 2
+    )  # it has ended, and is not begun again
