@@ -31,6 +31,7 @@ SIDE = 4
 # Beside every strategy's defaults, which are found by themselves.
 VARIATIONS = [
     "parameter_server(servers=3)",
+    "parameter_server(servers=2, replicas=2)",
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, consistency=synchronous, placement=dedicated)",
     "mixed(replicas=1)",

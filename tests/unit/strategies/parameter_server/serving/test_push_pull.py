@@ -91,7 +91,7 @@ def test_a_push_says_which_version_its_gradient_was_computed_from():
         (Kind.PUSH, 9, 4, 0.5, 0.01, True),
     ]
     assert [push.tensor.tolist() for push in pushes] == [[0.0, 1.0], [2.0, 3.0, 4.0]]
-    assert [handle.waits for handle in network.handles] == [1, 1]
+    assert [handle.waits for handle in network.handles] == [1, 1, 1, 1]  # two pulls, two pushes
 
 
 def test_nobody_has_to_stop_unless_a_server_says_so():
