@@ -19,6 +19,7 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.execution import ForwardPass
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.objective import Objective
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.stages import graded
 
@@ -107,6 +108,10 @@ class Learner:
         else:
             self._place, self._present = place, present
 
+    def _objective(self, epoch: int) -> Objective:
+        learning = self._job.learning
+        return learning.objective.at(epoch, learning.epochs)
+
     def cache_use(self) -> CacheUse | None:
         """Says what the cache of decoded images did since the last call; None where there is none."""
         return use_of(self._loader.split)
@@ -153,7 +158,8 @@ class Learner:
         labels = batch.labels.to(device, non_blocking=True)
         full = len(images) == self._job.calendar.batch_size(batch.epoch)
         with self._precision.autocast():
-            loss = self._job.learning.objective(self._forward(images, full=full), labels, images)
+            objective = self._objective(batch.epoch)
+            loss = objective(self._forward(images, full=full), labels, images)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise RequestError(

@@ -67,6 +67,10 @@ class Loss(Config, ABC):
         # divided by the batch, not by the sum of the weights: batches of several workers then add up to one large one
         return losses.mean() if weights is None else (losses * weights).mean()
 
+    def at(self, epoch: int, epochs: int) -> Loss:
+        """Gives the loss of an epoch, from 0, of a run of so many: the same in all, unless it says otherwise."""
+        return self
+
     @abstractmethod
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Gives the loss of each sample, (B,), of logits (B, K)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polyrhythm.training.distillation import Teachers, soft_loss
@@ -26,6 +26,11 @@ class Objective:
     loss: Loss = field(default_factory=CrossEntropy)
     targets: Targets = field(default_factory=Targets)
     teachers: Teachers | None = None
+
+    def at(self, epoch: int, epochs: int) -> Objective:
+        """Gives what is minimised in an epoch, from 0, of a run of so many."""
+        loss = self.loss.at(epoch, epochs)
+        return self if loss is self.loss else replace(self, loss=loss)
 
     def __call__(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
         """Gives a batch's loss, ().

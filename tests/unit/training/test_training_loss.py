@@ -15,6 +15,7 @@ from polyrhythm.training.losses.cross_entropy import CrossEntropy
 from polyrhythm.training.losses.ensemble import Ensemble
 from polyrhythm.training.losses.oracle import Oracle
 from polyrhythm.training.losses.small_loss import SmallLoss
+from polyrhythm.training.objective import Objective
 
 PLAIN = Targets()
 
@@ -135,3 +136,21 @@ def test_two_branches_teach_each_other() -> None:
     assert set(easy[0].tolist()) != set(easy[1].tolist())
     expected = losses[0][easy[1]].mean() + losses[1][easy[0]].mean()
     torch.testing.assert_close(SmallLoss(forget=0.5)(logits, labels, PLAIN), expected)
+
+
+def test_what_is_forgotten_rises_over_the_first_epochs() -> None:
+    """The paper's schedule: 0 in the first epoch, all of it from the end of the ramp on."""
+    loss = SmallLoss(forget=0.4, ramp=0.4)
+    forgotten = [loss.at(epoch, 10).forget for epoch in range(7)]
+    assert forgotten == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert SmallLoss(forget=0.4, ramp=0).at(0, 10).forget == 0.4
+    logits, labels = _batch()
+    everything = Objective(loss).at(0, 10)(logits, labels, torch.empty(0))
+    torch.testing.assert_close(everything, functional.cross_entropy(logits, labels))
+    later = Objective(loss).at(5, 10)(logits, labels, torch.empty(0))
+    torch.testing.assert_close(later, SmallLoss(forget=0.4)(logits, labels, PLAIN))
+
+
+def test_other_losses_are_the_same_in_every_epoch() -> None:
+    objective = Objective(CrossEntropy())
+    assert objective.at(7, 10) is objective

@@ -3,12 +3,12 @@
 B. Han and others, "Co-teaching: robust training of deep neural networks with extremely noisy labels", NeurIPS 2018,
 arXiv:1804.06872.
 
-    S_r = the (1 - forget) B samples with the least CE(z_r, y)
+    S_r = the (1 - f) B samples with the least CE(z_r, y),     f = forget min(epoch / (ramp epochs), 1)
     l = mean over r and i in S_{r+1} of CE(z_ri, y_i)            each branch learns what the next one finds easy
 
 Two networks teach each other in the paper; here they are the branches of `treenet(split=0, branches=2)`. A network
-without branches chooses for itself (the paper's baseline). Departures: `forget` is the same in every epoch, where the
-paper raises it from 0 in the first ten; and the choice is made in a worker's own batch.
+without branches chooses for itself (the paper's baseline). Networks learn what is right before they learn by heart what
+is wrong, hence the ramp: the paper's takes 10 of its 200 epochs. Departure: the choice is made in a worker's own batch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,18 @@ class SmallLoss(Loss):
 
     Attributes:
         forget: share of a batch that is not learned from; about the share of wrong labels.
+        ramp: share of the run's epochs in which `forget` rises from 0; 0: it does not.
     """
 
     forget: float = Field(0.2, ge=0, lt=1)
+    ramp: float = Field(0.05, ge=0, le=1)
+
+    def at(self, epoch: int, epochs: int) -> SmallLoss:
+        """Gives the loss with what is forgotten in that epoch; see `Loss.at`."""
+        rising = self.ramp * epochs
+        if epoch >= rising:
+            return self
+        return self.model_copy(update={"forget": self.forget * epoch / rising})
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Gives the loss of each sample, 0 for those left out; see `Loss.of`."""
