@@ -144,6 +144,7 @@ DECLARED_OF_A_RUN = {
     "parallel_sgd": parallel_sgd,
     "periodic_averaging": periodic_averaging,
     "hierarchical_averaging": hierarchical_averaging,
+    "ng_sgd": local_sgd,
     "bmuf": local_sgd,
     "slowmo": local_sgd,
     "diloco": local_sgd,

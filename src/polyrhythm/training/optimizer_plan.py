@@ -20,6 +20,7 @@ from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optim
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
 from polyrhythm.training.optimizers.lamb import LAMBOptimizer
 from polyrhythm.training.optimizers.lars import LARSOptimizer
+from polyrhythm.training.optimizers.ngsgd import NaturalGradientSGD
 from polyrhythm.training.optimizers.tf1_rmsprop import TF1RMSPropOptimizer
 
 # Optimisers that treat every number of the vector alike, so that they may run on any slice of it.
@@ -44,7 +45,7 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
 
 # Optimisers that look at whole layers: each parameter stays a span of its own.
 LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {
-    kind.__name__: kind for kind in (LARSOptimizer, LAMBOptimizer)
+    kind.__name__: kind for kind in (LARSOptimizer, LAMBOptimizer, NaturalGradientSGD)
 }
 
 _KINDS = ELEMENTWISE | LAYERWISE

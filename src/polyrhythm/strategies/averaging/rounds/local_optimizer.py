@@ -104,11 +104,20 @@ class LocalOptimizer:
 
 
 def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:
-    """Gives the numbers in each tensor of the state that a mean makes sense of, by a step on a vector of zeros."""
+    """Gives the numbers in each tensor of the state that a mean makes sense of: one for each number of a parameter.
+
+    They are found by a step on a vector of zeros. What has another shape, such as a basis, stays each worker's own.
+    """
     tried: FlatOptimizer = plan.build(torch.zeros_like(vector))
     tried.step(torch.zeros_like(vector), plan.rate)
+    shapes = {parameter.shape for parameter in _parameters(tried)}
     return {
         name: tensor.numel()
         for name, tensor in sorted(tried.state()[0].items())
-        if tensor.ndim > 0 and tensor.is_floating_point()
+        if tensor.ndim > 0 and tensor.shape in shapes and tensor.is_floating_point()
     }
+
+
+def _parameters(optimizer: FlatOptimizer) -> list[Tensor]:
+    groups = optimizer.inner.param_groups if optimizer.inner is not None else []
+    return [parameter for group in groups for parameter in group["params"]]

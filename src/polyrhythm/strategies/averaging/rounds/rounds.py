@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from polyrhythm.communication.collective import Collective
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.outer import Outer
+from polyrhythm.strategies.averaging.rounds.preconditioner import Preconditioner
 
 
 def every(steps: int) -> Callable[[int], bool]:
@@ -24,6 +25,7 @@ class Rounds:
         first: the step with which the first round begins; before it workers meet at every step.
         collective: how models are added up.
         optimizer_state: what becomes of the local optimiser's state at a mean of all.
+        preconditioner: changes gradients before the local optimiser sees them; None: nothing does.
         outer: what is made of the mean; None: it is the new model.
         group: neighbouring workers that average among themselves more often; 1: none do.
         group_steps: between two means inside a group.
@@ -33,6 +35,7 @@ class Rounds:
     collective: Collective
     first: int = 0
     optimizer_state: AtAverage = "keep"
+    preconditioner: Preconditioner | None = None
     outer: Outer | None = None
     group: int = 1
     group_steps: int = 0

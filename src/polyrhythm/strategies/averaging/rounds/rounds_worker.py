@@ -21,12 +21,14 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.local_optimizer import LocalOptimizer
 from polyrhythm.strategies.averaging.rounds.meeting_places import MeetingPlaces
 from polyrhythm.strategies.averaging.rounds.model_mean import Mean
+from polyrhythm.strategies.averaging.rounds.outer import Outer
+from polyrhythm.strategies.averaging.rounds.preconditioner import Preconditioner
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
-_OPTIMIZER, _OUTER = "optimizer.", "outer."
+_OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
 _NEVER = -1
 
 
@@ -91,6 +93,8 @@ class RoundsWorker(WorkerPart):
         """Takes a step with the flat gradients, unless they weigh nothing (an empty batch)."""
         self._rate = learning_rate
         if weight > 0:
+            if self._rounds.preconditioner is not None:
+                self._rounds.preconditioner.apply()
             self._optimizer.step(learning_rate)
             self.staleness[0] += 1
 
@@ -135,9 +139,9 @@ class RoundsWorker(WorkerPart):
         noted |= {"worker": self._worker, "weight": self._weight, "updated": self._updated}
         if self._apart and self._beginning is not None:
             named["beginning"] = self._beginning
-        if self._rounds.outer is not None:
-            tensors, noted["outer"] = self._rounds.outer.state()
-            named |= _below(_OUTER, tensors)
+        for prefix, rule in self._rules():
+            tensors, noted[prefix] = rule.state()
+            named |= _below(prefix, tensors)
         return named, noted
 
     def load_state(self, state: State) -> None:
@@ -148,15 +152,17 @@ class RoundsWorker(WorkerPart):
         self._weight = facts["weight"] if facts["worker"] == self._worker or not self._apart else 0.0
         self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
         self._optimizer.load_state(_above(_OPTIMIZER, tensors), facts["optimizer"])
-        self._load_outer(state)
+        for prefix, rule in self._rules():
+            rule.load_state((_above(prefix, tensors), facts[prefix]))
 
     def _start_outer(self) -> None:
         if self._rounds.outer is not None:
             self._rounds.outer.start(self._flat.vector)
 
-    def _load_outer(self, state: State) -> None:
-        if self._rounds.outer is not None:
-            self._rounds.outer.load_state((_above(_OUTER, state[0]), state[1]["outer"]))
+    def _rules(self) -> list[tuple[str, Outer | Preconditioner]]:
+        """Gives the rules that remember something, with the prefix of their names."""
+        rules = (_OUTER, self._rounds.outer), (_PRECONDITIONER, self._rounds.preconditioner)
+        return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
     def _go_apart(self) -> None:
         """Keeps what a round begins with for those who miss the mean before it."""
@@ -196,7 +202,8 @@ class RoundsWorker(WorkerPart):
             self._optimizer.missed_average(*of_optimizer)
         else:
             self._optimizer.load_state(*of_optimizer)
-        self._load_outer(newest)
+        if self._rounds.outer is not None:
+            self._rounds.outer.load_state((_above(_OUTER, tensors), facts[_OUTER]))
         self._apart, self._weight, self._beginning = False, 1.0, None
 
 

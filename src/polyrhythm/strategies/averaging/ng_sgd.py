@@ -1,0 +1,80 @@
+"""NG-SGD: local steps along the natural gradient, and a mean of all models after every so many.
+
+Povey, Zhang, Khudanpur, "Parallel training of DNNs with natural gradient and parameter averaging", ICLR workshop 2015,
+arXiv 1410.7455.
+
+    w_i <- w_i - lr * |g| / |p| * p,  p = A_i^-1 g_i(w_i) B_i^-1     H times, each worker alone, layer by layer
+    w_i <- (1/N) * sum_j w_j                                         then all together
+
+H = steps: the paper averages after K samples of each worker, about 400,000, so H is K over the batch size; here rounds
+are short enough for runs of a few hundred steps. A and B are smoothed estimates of the Fisher matrices of the layer's
+outputs and inputs (see `natural_gradient` and `low_rank_fisher`), each worker's own; rank, alpha, eta and update_every
+are theirs. With rank = 0 this is `local_sgd`, bit for bit. Departures: estimates are made of rows and columns of mean
+gradients, for want of single samples' derivatives; biases are not preconditioned; and p may go into any optimiser, the
+run's own, in place of plain SGD. Batch-norm statistics are never averaged in training.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.preconditioner import NaturalGradients
+from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.natural_gradient import Fisher
+from polyrhythm.training.quantities import Count, InnerFraction, NonNegative
+
+
+class NGSGD(Averaging):
+    """Workers train alone along natural gradients and average their models every few steps.
+
+    Attributes:
+        steps: of each worker between two means.
+        rank: directions of each Fisher matrix that are told apart; 0: none, which is local SGD.
+        alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
+        eta: share of an estimate that each renewal replaces.
+        update_every: steps from one renewal to the next, after the first ten.
+        collective: how models are added up.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Povey, Zhang, Khudanpur",
+        "Parallel training of DNNs with natural gradient and parameter averaging",
+        "ICLR workshop",
+        2015,
+        "1410.7455",
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M(N-1)/(NH)",
+        staleness="0",
+        use_it="as local SGD, where layers are badly scaled and rounds are long: natural steps keep models together",
+        when_a_worker_dies=MEET_AGAIN,
+    )
+    sums_gradients: ClassVar[bool] = True
+    plain_alone: ClassVar[bool] = False
+
+    steps: Count = 32
+    rank: int = Field(default=20, ge=0)
+    alpha: NonNegative = 4.0
+    eta: InnerFraction = 0.1
+    update_every: Count = 4
+
+    def round_steps(self, workers: int) -> int:
+        """As asked."""
+        return self.steps
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        fisher = Fisher(self.rank, self.alpha, self.eta, self.update_every)
+        rounds = Rounds(
+            steps=self.steps,
+            collective=self.collective,
+            preconditioner=NaturalGradients(setting.flat, fisher),
+        )
+        return RoundsWorker(setting, rounds)

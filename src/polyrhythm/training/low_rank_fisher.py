@@ -1,0 +1,92 @@
+"""A running estimate of a Fisher matrix as low rank plus a multiple of the identity, and its smoothed inverse.
+
+Povey, Zhang, Khudanpur, "Parallel training of DNNs with natural gradient and parameter averaging", ICLR workshop 2015,
+arXiv 1410.7455, appendix A (the online method).
+
+    F = R^T D R + r I              R: (K, n) with orthonormal rows, D: K numbers above 0 on a diagonal
+    T = (e / m) X^T X + (1 - e) F  with m new rows X; F' is T on the K directions that one power iteration of T finds
+    G = F + a tr(F) / n I          smoothed;  X G^-1 = (X - X R^T diag(d / (d + b)) R) / b,  b = r + a tr(F) / n
+
+e is `eta`, a `alpha`. The first rows are taken three times with e = 1, so that the estimate begins with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FIRST_TURNS = 3
+_LEAST_SHARE = 5e-4  # of the largest eigenvalue: what no other is below
+_LEAST = 1e-20
+
+
+@dataclass
+class LowRankFisher:
+    """The estimate.
+
+    Attributes:
+        basis: `(K, n)`, R.
+        spectrum: `(K + 1,)`: d, and r last.
+    """
+
+    basis: Tensor
+    spectrum: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, rank: int) -> LowRankFisher:
+        """Begins an estimate.
+
+        Args:
+            rows: `(m, n)`, not all 0.
+            rank: K, below n.
+        """
+        size = rows.shape[1]
+        basis = rows.new_zeros(rank, size)
+        basis[torch.arange(size) % rank, torch.arange(size)] = 1.0
+        basis.div_(basis.norm(dim=1, keepdim=True))
+        found = cls(basis, rows.new_full((rank + 1,), float(rows.square().sum()) / rows.numel()))
+        for _ in range(_FIRST_TURNS):
+            found.update(rows, 1.0)
+        return found
+
+    @property
+    def trace(self) -> Tensor:
+        """Of F."""
+        return self.spectrum[:-1].sum() + self.spectrum[-1] * self.basis.shape[1]
+
+    def update(self, rows: Tensor, eta: float) -> None:
+        """Takes new rows into the estimate, in place.
+
+        Args:
+            rows: `(m, n)`.
+            eta: the share that they make of it.
+        """
+        rank, size = self.basis.shape
+        share, kept = eta / len(rows), 1.0 - eta
+        turned = (rows @ self.basis.T).T @ rows * share
+        turned += kept * (self.spectrum[:-1] + self.spectrum[-1]).unsqueeze(1) * self.basis  # R T
+        squares, directions = torch.linalg.eigh((turned @ turned.T).double())
+        values = (
+            squares.clamp_min(0).sqrt().flip(0).to(rows.dtype)
+        )  # of T on the directions found, largest first
+        trace = share * rows.square().sum() + kept * self.trace
+        least = torch.maximum(_LEAST_SHARE * values[0], values.new_tensor(_LEAST))
+        rest = torch.maximum((trace - values.sum()) / (size - rank), least)
+        # Where a value is next to nothing its direction is noise: what is left of it is made orthonormal again.
+        scaled = (directions.flip(1).T.to(rows.dtype) @ turned) / values.clamp_min(_LEAST).unsqueeze(1)
+        self.basis = torch.linalg.qr(scaled.T).Q.T.contiguous()
+        self.spectrum = torch.cat([(values - rest).clamp_min(_LEAST), rest.reshape(1)])
+
+    def preconditioned(self, rows: Tensor, alpha: float) -> Tensor:
+        """Gives `X G^-1`, `(m, n)`, but for a factor common to all of it.
+
+        Args:
+            rows: X, `(m, n)`.
+            alpha: of the smoothing.
+        """
+        size = self.basis.shape[1]
+        floor = self.spectrum[-1] + alpha * self.trace / size
+        share = self.spectrum[:-1] / (self.spectrum[:-1] + floor)
+        return rows - (rows @ self.basis.T * share) @ self.basis
