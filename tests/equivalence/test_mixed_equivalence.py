@@ -73,3 +73,16 @@ def test_asynchronous_groups_of_local_sgd_by_hand():
         moved = local_rounds(job, members, steps, read[group], number) - read[group]
         read[group] = centre = centre + moved
     torch.testing.assert_close(vector_of(found.models[0]), centre, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_one_node_of_bsc_is_synchronous_rmsprop_of_tensorflow_bit_for_bit(replicas):
+    """2.3: a node's replicas with the paper's optimiser, which servers run, and all-reduce, where every worker does."""
+    optimizer = "tf1_rmsprop(lr=0.1, decay=0.9, epsilon=1.0, weight_decay=0.0001)"
+    node, reduced = (
+        simulated(make_job(spec, replicas, optimizer=optimizer), UNEVEN)
+        for spec in (f"mixed(replicas={replicas}, servers=3)", "synchronous")
+    )
+    assert node.sha256 == reduced.sha256
+    other = simulated(make_job("synchronous", replicas, optimizer="rmsprop(lr=0.1)"), UNEVEN)
+    assert node.sha256 != other.sha256

@@ -13,27 +13,16 @@ never near.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.serving.by_distance import ByDistance
 from polyrhythm.strategies.parameter_server.serving.in_order import in_order, middle
-from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
 
 
-class Bulyan(Aggregator):
-    """Chosen by neighbours, then averaged near the median, for each parameter.
-
-    Attributes:
-        f: how many gradients may be wrong.
-    """
-
-    whole: ClassVar[bool] = True
-
-    f: int = Field(default=1, ge=0)
+class Bulyan(ByDistance):
+    """Chosen by neighbours, then averaged near the median, for each parameter."""
 
     @property
     def least(self) -> int:
@@ -44,11 +33,10 @@ class Bulyan(Aggregator):
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
         """Chooses, then averages."""
-        assert distances is not None, "the server has them made"
         left, count = list(range(len(gradients))), len(gradients)
         chosen: list[int] = []
         while len(chosen) < count - 2 * self.f:
-            chosen.append(krum_order(distances, left, self.f)[0])
+            chosen.append(self.order(distances, left)[0])
             left.remove(chosen[-1])
         ordered = in_order([gradients[position] for position in chosen])
         away = (ordered - middle(ordered)).abs()

@@ -13,34 +13,17 @@ infinitely far from all others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
+from polyrhythm.strategies.parameter_server.serving.by_distance import ByDistance
 
 
-class Krum(Aggregator):
-    """One gradient, chosen by its neighbours.
-
-    Attributes:
-        f: how many gradients may be wrong.
-    """
-
-    whole: ClassVar[bool] = True
-
-    f: int = Field(default=1, ge=0)
-
-    @property
-    def least(self) -> int:
-        """2f + 3."""
-        return 2 * self.f + 3
+class Krum(ByDistance):
+    """One gradient, chosen by its neighbours."""
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
         """Chooses one."""
-        assert distances is not None, "the server has them made"
-        return gradients[krum_order(distances, range(len(gradients)), self.f)[0]]
+        return gradients[self.order(distances, range(len(gradients)))[0]]

@@ -11,33 +11,28 @@ f = f, of n >= 2f + 3 gradients; m = m, by default as large as may be. With m = 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator, mean
-from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
+from polyrhythm.strategies.parameter_server.serving.aggregator import mean
+from polyrhythm.strategies.parameter_server.serving.by_distance import ByDistance
 
 
-class MultiKrum(Aggregator):
+class MultiKrum(ByDistance):
     """The mean of several gradients, chosen by their neighbours.
 
     Attributes:
-        f: how many gradients may be wrong.
         m: how many are chosen; default: all but f + 2.
     """
 
-    whole: ClassVar[bool] = True
-
-    f: int = Field(default=1, ge=0)
     m: int | None = Field(default=None, ge=1)
 
     @property
     def least(self) -> int:
         """2f + 3, or what m needs."""
-        return max(2 * self.f + 3, (self.m or 1) + self.f + 2)
+        return max(super().least, (self.m or 1) + self.f + 2)
 
     def check(self, gradients: int) -> None:
         """Refuses too few, or an m for which they are too few."""
@@ -52,7 +47,6 @@ class MultiKrum(Aggregator):
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
         """Averages those that are chosen, in the order of their pushers."""
-        assert distances is not None, "the server has them made"
         count = self.m or len(gradients) - self.f - 2
-        chosen = sorted(krum_order(distances, range(len(gradients)), self.f)[:count])
+        chosen = sorted(self.order(distances, range(len(gradients)))[:count])
         return mean([gradients[position] for position in chosen])
