@@ -7,6 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from multiprocess.two_hosts import two_hosts
+from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _children_start_soon() -> None:
+    """Spares every process that a test forks from importing torch's compiler."""
+    make_optimizers_quickly()
 
 
 @pytest.fixture

@@ -8,15 +8,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, result_of, resumed
+from conformance.jobs import blobs, make_job, result_of, resumed, strategy
+from polyrhythm.api.faults import REPRESENTATIVES, Fault, Outcome, outcomes
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.launch.local import run_local
+from polyrhythm.reporting.event_log import EventLog, read_events
 from polyrhythm.roles.archive import FOLDER
 from polyrhythm.training import checkpoint
 from polyrhythm.training.checkpoint import (
@@ -44,8 +47,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a
 
 
 @needs_root
-def test_on_a_full_disk_training_goes_on_and_the_last_good_checkpoint_stays(small_disk: Path) -> None:
-    job = make_job("synchronous", 2, dataset=blobs(train=200), folder=small_disk, checkpoints=1, epochs=8)
+@pytest.mark.parametrize("spec", REPRESENTATIVES)
+def test_on_a_full_disk_training_goes_on_and_the_last_good_checkpoint_stays(
+    spec: str, small_disk: Path
+) -> None:
+    assert outcomes(strategy(spec))[Fault.DISK_FULL] is Outcome.KEEPS
+    job = make_job(spec, 2, dataset=blobs(train=200), folder=small_disk, checkpoints=1, epochs=8)
     filler = small_disk / "filler"
     said: list[Event] = []
 
@@ -56,7 +63,7 @@ def test_on_a_full_disk_training_goes_on_and_the_last_good_checkpoint_stays(smal
 
     run_local(job, hear, threads=1)
     saved = [event.step for event in said if isinstance(event, CheckpointSaved)]
-    notices = [event.text for event in said if isinstance(event, Notice)]
+    notices = [event.text for event in said if isinstance(event, Notice) and "cannot write" in event.text]
     assert notices
     assert all(
         text.startswith(f"cannot write checkpoint {small_disk}/{FOLDER}/step-")
@@ -133,3 +140,32 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(
     assert torch.equal(tensors["w"], torch.full((1000,), float(newest)))
     prune(tmp_path, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == [f"step-{newest:08d}.safetensors"]
+
+
+@needs_root
+def test_a_full_disk_costs_events_and_no_run(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, filler = small_disk / "events.jsonl", small_disk / "filler"
+    events = [Notice(time_s=number, text="x" * 1000) for number in range(12)]
+    log = EventLog(path)
+    log.on_event(events[0])
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    for event in events[1:10]:
+        log.on_event(event)
+    filler.unlink()
+    for event in events[10:]:
+        log.on_event(event)
+    log.close()
+    kept = read_events(path)
+    missing = 12 - sum(event in events for event in kept)
+    assert 0 < missing < 10  # the page that the first was written to had room for some more
+    assert kept[-2:] == events[10:]
+    (said,) = [event for event in kept if event not in events]
+    assert said == Notice(
+        time_s=10, text=f"{missing} events are missing here, for which there was no room on the disk"
+    )
+    told = capsys.readouterr().err
+    assert told == (
+        f"polyrhythm: cannot write {path}: No space left on device; events are left out until it can be written\n"
+    )

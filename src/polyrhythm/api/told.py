@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -118,7 +119,14 @@ class Told:
             for observer in self._observers:
                 stack.callback(observer.close)
         if self.begun and not self.hurries and not isinstance(error, Preempted):
+            self._write_report()
+
+    def _write_report(self) -> None:
+        try:
             write_report(self._folder)
+        except OSError as error:  # what the run has come to is more than its report
+            reason = f"cannot write the report of {self._folder}: {error.strerror or error}"
+            print(f"polyrhythm: {reason}", file=sys.stderr, flush=True)
 
     def run(self) -> Run:
         """Gives the run, once it is over."""

@@ -6,12 +6,15 @@ as the JSON mapping of Protocol Buffers does, so that every line is valid JSON a
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import RequestError
-from polyrhythm.events import from_json
+from polyrhythm.events import Notice, from_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,22 +28,49 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class EventLog:
     """Appends every event to a file as it happens, so that a killed run has all but its last line.
 
+    A disk that is full ends no run: events are left out until there is room again, and a notice says how many.
+
     Raises:
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         _cut_to_whole_lines(path)
-        # Line-buffered: a line is with the operating system before on_event returns.
-        self._file = path.open("a", encoding="utf-8", buffering=1, newline="\n")
+        # Unbuffered: a line is with the operating system before on_event returns, and what is not never will be.
+        self._file = path.open("ab", buffering=0)
+        self._left_out = 0
 
     def on_event(self, event: Event) -> None:
         """Writes one line."""
-        self._file.write(json.dumps(_encoded(event.to_json()), ensure_ascii=False, allow_nan=False) + "\n")
+        events = [event]
+        if self._left_out:
+            text = f"{self._left_out} events are missing here, for which there was no room on the disk"
+            events = [Notice(time_s=event.time_s, text=text), event]
+        self._left_out = 0 if self._wrote(events) else self._left_out + 1
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _wrote(self, events: list[Event]) -> bool:
+        """Writes a line each, or nothing of them; gives whether they are there."""
+        records = [_encoded(event.to_json()) for event in events]
+        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+        content, end = "".join(lines).encode(), self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(content) == len(content):
+                return True
+            reason = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        self._file.truncate(end)
+        if not self._left_out:
+            print(
+                f"polyrhythm: cannot write {self._file.name}: {reason}; events are left out until it can be written",
+                file=sys.stderr,
+                flush=True,
+            )
+        return False
 
 
 def _cut_to_whole_lines(path: Path) -> None:

@@ -1,0 +1,78 @@
+"""What becomes of a run when something goes wrong: told from what its strategy declares, and from nothing else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from polyrhythm.roles.world import LEADER, goes_on_without
+from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.strategy import Strategy
+
+REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
+"""One strategy a family: where all run the same code, these are tested on real processes for the others."""
+
+CUT_OFF_TESTED = (*REPRESENTATIVES, "d_psgd", "parameter_server(consistency=synchronous)")
+"""Strategies of which a host is really cut off in a test."""
+
+
+class Fault(StrEnum):
+    """What goes wrong."""
+
+    WORKER_KILLED = "a worker killed"
+    LEADER_KILLED = "worker 0 killed"
+    SERVER_KILLED = "a server killed"
+    STOPPED = "a rank stopped, and continued"
+    CUT_OFF = "a worker's host cut off"
+    NOT_FINITE = "gradients not finite"
+    DISK_FULL = "disk full"
+    DAMAGED = "checkpoint damaged"
+
+
+class Outcome(StrEnum):
+    """What becomes of the run."""
+
+    GOES_ON = "goes on"
+    REGROUPS = "regroups, goes on"
+    STOPS = "stops, named"
+    NAMED = "named, goes on"
+    LEFT_OUT = "left out, goes on"
+    ENDS = "stops, says where"
+    KEEPS = "goes on, keeps the last"
+    OLDER = "goes on from the one before"
+    NONE = "–"
+
+
+def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
+    """Gives the outcome of every fault.
+
+    Args:
+        strategy: of the run.
+        workers: how many there are.
+    """
+    cast = cast_in_order(workers, strategy.server_count)
+
+    def without(rank: int) -> Outcome:
+        if not goes_on_without(rank, cast, strategy):
+            return Outcome.STOPS
+        return Outcome.REGROUPS if strategy.regroups(workers) else Outcome.GOES_ON
+
+    left_out = strategy.leaves_out_not_finite(workers)
+    return {
+        Fault.WORKER_KILLED: without(cast.workers[-1]),
+        Fault.LEADER_KILLED: without(LEADER),
+        Fault.SERVER_KILLED: without(cast.servers[0]) if cast.servers else Outcome.NONE,
+        Fault.STOPPED: Outcome.NAMED,
+        Fault.CUT_OFF: Outcome.NONE if strategy.one_host else without(cast.workers[-1]),
+        Fault.NOT_FINITE: Outcome.LEFT_OUT if left_out else Outcome.ENDS,
+        Fault.DISK_FULL: Outcome.KEEPS,
+        Fault.DAMAGED: Outcome.OLDER,
+    }
+
+
+def is_tested(strategy: str, fault: Fault) -> bool:
+    """Whether the test suite lets this fault happen to real processes of a strategy, by its name or spec."""
+    if fault is Fault.CUT_OFF:
+        return strategy in CUT_OFF_TESTED
+    if fault in (Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
+        return strategy in REPRESENTATIVES
+    return True
