@@ -247,6 +247,17 @@ class Straggler(Notice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restarted(Notice):
+    """All ranks are started again, since one was lost that could not be done without.
+
+    Attributes:
+        updates_lost: workers' steps that are known to have been done since the checkpoint.
+    """
+
+    updates_lost: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """Training is over.
 
@@ -273,6 +284,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerJoined,
         Notice,
         Straggler,
+        Restarted,
         RunEnded,
     )
 }

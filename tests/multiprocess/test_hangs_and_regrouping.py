@@ -101,7 +101,7 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
 
 
 def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(start: Starter) -> None:
-    command = start("mixed(replicas=3)")
+    command = start("mixed(replicas=3)", "--restarts", "0")
     command.wait_for(under_way)
     os.kill(command.children()[2], signal.SIGSTOP)
     result = command.result()

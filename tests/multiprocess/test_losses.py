@@ -174,7 +174,7 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
 def test_without_its_leader_or_a_server_a_run_ends_and_can_be_resumed(
     rank: int, name: str, start: Starter
 ) -> None:
-    command = start()
+    command = start("--restarts", "0")
     command.wait_for(in_epoch(1))
     command.wait_for(lambda event: isinstance(event, CheckpointSaved))
     kill(command, rank)

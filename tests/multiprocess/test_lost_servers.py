@@ -1,8 +1,9 @@
-"""Servers of real processes that are killed where every shard is on two of them."""
+"""Servers of real processes that are killed: where every shard is on two of them, and where it is not."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
-from polyrhythm.events import Event, Notice, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
 EPOCHS, BATCH_SIZE, IMAGES, WORKERS, SERVERS = 6, 4, 1438, 3, 2
@@ -90,3 +91,22 @@ def test_a_worker_that_comes_after_a_server_was_lost_finds_the_other(start: Star
     assert (figures["servers_lost"], figures["workers_lost"], figures["workers_joined"]) == (1, 1, 1)
     assert figures["images_not_seen"] == 0
     assert sum(figures["staleness"]["histogram"].values()) == 2 * SERVERS * WORKERS * STEPS
+
+
+def test_without_a_replica_the_run_is_started_again_from_its_last_checkpoint(start: Starter) -> None:
+    command = start("--strategy", "parameter_server(servers=2)", "--epochs", "3")
+    command.wait_for(lambda event: isinstance(event, CheckpointSaved))
+    os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
+    result = command.result()
+    figures = result.figures
+    (again,) = [event for event in read_events(command.run / "events.jsonl") if isinstance(event, Restarted)]
+    assert result.status == 0
+    assert re.match(
+        r"server 0 \(rank 3\) was killed by SIGKILL; the run is started again \(restart 1 of 3\) from its last "
+        rf"checkpoint, epoch \d, step \d+: {again.updates_lost} updates since then are lost$",
+        again.text,
+    ), again.text
+    assert (figures["restarts"], figures["updates_lost"]) == (1, again.updates_lost)
+    assert f"started again 1 time, {again.updates_lost:,} update" in result.err
+    assert sum(figures["staleness"]["histogram"].values()) == SERVERS * WORKERS * STEPS // 2
+    assert figures["test_top1"] > 0.85

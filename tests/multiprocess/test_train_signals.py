@@ -104,7 +104,7 @@ def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
     ],
 )
 def test_a_killed_rank_is_named(strategy: str, rank: int, name: str, start: Starter) -> None:
-    command, ranks = start("--strategy", strategy)
+    command, ranks = start("--strategy", strategy, "--restarts", "0")
     os.kill(ranks[rank], signal.SIGKILL)
     result = command.result()
     assert result.status == 1

@@ -12,9 +12,9 @@ from typing import Any
 from polyrhythm.api import run_folder
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, Notice, RunEnded
+from polyrhythm.events import Event, Notice, Restarted, RunEnded
 from polyrhythm.launch.preemption import Preempted
-from polyrhythm.reporting.event_log import LOG_FILE, EventLog
+from polyrhythm.reporting.event_log import LOG_FILE, EventLog, read_events
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.observer import Observer
@@ -131,8 +131,13 @@ class Told:
     def run(self) -> Run:
         """Gives the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
+        again = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
+        if again:  # what was done twice counts once
+            self._figures = RunFigures.of(read_events(self._folder / LOG_FILE))
         found = held_back(self._figures)
         figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
+        figures["restarts"] = len(again)
+        figures["updates_lost"] = sum(notice.updates_lost for notice in again)
         figures["stragglers"] = {str(worker): times for worker, times in self._figures.stragglers.items()}
         if self._figures.cache:
             figures["cache"] = self._figures.cache.to_json()

@@ -6,7 +6,7 @@ import dataclasses
 import multiprocessing
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from polyrhythm.events import Event, Notice
 from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
 from polyrhythm.launch.preemption import Preempted
+from polyrhythm.launch.restarting import run_restarting
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
@@ -139,14 +140,19 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
     with told_run(job, config, observers) as told, entrance_of(job, config) as entrance:
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
-        preempted = run_local(
-            job,
-            told.on_event,
-            port=config.port,
-            threads=config.threads,
-            start_method=method,
-            entrance=entrance,
-        )
+
+        def play(job: Job, emit: Callable[[Event], None]) -> bool:
+            return run_local(
+                job,
+                emit,
+                port=config.port,
+                threads=config.threads,
+                start_method=method,
+                entrance=entrance,
+            )
+
+        restarts = config.restarts if config.keep_checkpoints and entrance is None else 0
+        preempted = run_restarting(job, play, told.on_event, restarts)
         told.hurries = preempted
     run = told.run()
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")

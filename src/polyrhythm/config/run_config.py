@@ -33,7 +33,8 @@ class RunConfig(BaseModel):
     restarts: int = Field(
         default=3,
         ge=0,
-        description="How many lost workers are started again, where the strategy goes on without them.",
+        description="How many lost workers are started again, where the strategy goes on without them; and how "
+        "often the whole run, from its last checkpoint, where it does not.",
     )
     silence_s: float = Field(
         default=3.0,

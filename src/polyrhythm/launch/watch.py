@@ -25,6 +25,7 @@ from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.ranks import Child, Ranks
+from polyrhythm.launch.restarting import RankLost
 from polyrhythm.launch.signals import held_back
 from polyrhythm.launch.succession import Succession
 from polyrhythm.launch.watchdog import cause_of_loss
@@ -104,7 +105,10 @@ class Watch:
             self._guests.see_off(wait)
         failed = [child for child in self._ranks.children if child.failed]
         if failed:
-            raise verdict(failed, self._ranks, self._job)
+            error = verdict(failed, self._ranks, self._job)
+            if isinstance(error, RankLost) and self._stop.wished:  # nobody wants it to be started again
+                raise RunError(str(error))
+            raise error
 
     def _patience_s(self) -> float | None:
         until = self._succession.next_s() if self._give_up_at is None else self._give_up_at
@@ -229,7 +233,7 @@ def verdict(failed: list[Child], ranks: Ranks, job: Job) -> Exception:
             return RequestError(child.error)
     for child in failed:  # one that was killed could not say so, and the others' collectives broke
         if not child.kind and child.process.exitcode is not None:
-            return RunError(f"{ranks.name(child.rank)} {child.death}; continue with --resume{folder}")
+            return RankLost(f"{ranks.name(child.rank)} {child.death}", f"continue with --resume{folder}")
     for child in failed:
         if child.kind in (RUN, BUG):
             return RunError(f"{ranks.name(child.rank)}: {child.error}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from polyrhythm.events import (
     Evaluated,
     Notice,
+    Restarted,
     RunEnded,
     RunStarted,
     WorkerJoined,
@@ -108,4 +109,7 @@ def end_line(event: RunEnded, figures: RunFigures) -> str:
         parts.append(f"test top-1 {percent(known['test_top1'])}")
     if "images_per_s" in known:
         parts.append(f"{whole(known['images_per_s'])} images/s")
+    again = [notice.updates_lost for notice in figures.notices if isinstance(notice, Restarted)]
+    if again:
+        parts.append(f"started again {counted(len(again), 'time')}, {counted(sum(again), 'update')} lost")
     return "  ".join(parts)
