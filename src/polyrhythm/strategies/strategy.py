@@ -40,6 +40,7 @@ class Strategy(Config):
         replayable: whether the order in which ranks hear each other decides all of a run.
         one_host: whether all workers must be on one host.
         sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
+        can_begin_anew: whether its workers, which go in step, can be set to a common point between two steps.
         offers: what a group of its workers has for servers above it, which other groups share.
     """
 
@@ -49,6 +50,7 @@ class Strategy(Config):
     replayable: ClassVar[bool] = True
     one_host: ClassVar[bool] = False
     sends_by_value: ClassVar[bool] = False
+    can_begin_anew: ClassVar[bool] = False
     offers: ClassVar[Offer] = Offer.NOTHING
 
     @property

@@ -150,6 +150,14 @@ class WorkerPart:
         self.load_state(newest)
         return step
 
+    def begin_at(self, vector: Tensor) -> None:
+        """All workers begin anew at the same point, where the strategy `can_begin_anew`; nothing is under way.
+
+        Args:
+            vector: `(size,)`, the same bits on all; copied.
+        """
+        raise NotImplementedError
+
     def present(self) -> Tensor | None:
         """An epoch is over: gives the model to be tested, where it is not worker 0's own.
 

@@ -3,28 +3,34 @@
 Wang, Tantia, Ballas, Rabbat, "SlowMo: improving communication-efficient distributed SGD with slow momentum", ICLR
 2020, arXiv 1910.00643.
 
-    u <- b * u + (x_0 - mean_i x_i) / lr          after a round of local steps that all began at x_0
+    u <- b * u + (x_0 - mean_i x_i) / lr          after a round of base steps that all began at x_0
     x_0 <- x_0 - a * lr * u
 
 b = slow_momentum, a = slow_lr, lr = the local learning rate at the end of the round. With a constant rate this is
-classical BMUF with z = a and m = b. The base algorithm is local steps of any optimiser; `optimizer_state` says what
-becomes of its state at the end of a round, which the paper leaves open. Departure: with lr = 0 the first term counts
-as 0 in u, and the step is its limit, to the mean. Batch-norm statistics are never averaged in training.
+classical BMUF with z = a and m = b. Base steps are local ones of any optimiser, whose state at the end of a round is
+what `optimizer_state` says (the paper leaves it open), or those of gossip (`base`), whose workers begin each round at
+x_0 with a mass of 1 and keep their optimisers' state. Departure: with lr = 0 the first term counts as 0 in u, and the
+step is its limit, to the mean. Batch-norm statistics are never averaged in training.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
+from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.rounds_over_base import RoundsOverBase
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
 
@@ -36,6 +42,7 @@ class SlowMo(Averaging):
         steps: of each worker in a round.
         slow_momentum: share of the slow buffer that is kept at each round.
         slow_lr: what the slow step is multiplied by, beside the learning rate.
+        base: the strategy whose steps a round is made of, such as sgp or d_psgd; None: steps of each worker alone.
         optimizer_state: what becomes of the local momentum and the like after a round: keep, average or reset.
         collective: how models are added up.
     """
@@ -58,7 +65,33 @@ class SlowMo(Averaging):
     steps: Count = 12
     slow_momentum: Decay = 0.5
     slow_lr: Positive = 1.0
+    base: Annotated[Strategy | None, chosen("base strategy", *FAMILIES)] = None
     optimizer_state: AtAverage = "keep"
+
+    def check(self, workers: int) -> None:
+        """Refuses a base whose workers cannot begin anew, and what becomes of nothing over one."""
+        super().check(workers)
+        if self.base is None:
+            return
+        self.base.check(workers)
+        if not self.base.can_begin_anew:
+            raise RequestError(
+                f"slowmo: base={self.base} cannot begin rounds anew at a common point: use base=sgp or base=d_psgd, "
+                "or leave base out for local steps"
+            )
+        if self.optimizer_state != "keep":
+            raise RequestError(
+                f"slowmo: optimizer_state={self.optimizer_state} has no meaning over base={self.base}, whose workers "
+                "keep theirs: leave it out"
+            )
+
+    def remark(self, workers: int) -> str:
+        """Says what the base does."""
+        return self.base.remark(workers) if self.base is not None else ""
+
+    def regroups(self, workers: int) -> bool:
+        """Over local steps."""
+        return self.base is None and super().regroups(workers)
 
     def round_steps(self, workers: int) -> int:
         """As asked."""
@@ -66,6 +99,9 @@ class SlowMo(Averaging):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
+        if self.base is not None:
+            outer = SlowMomentum(self.slow_momentum, self.slow_lr)
+            return RoundsOverBase(self.base.worker(setting), setting.flat, self.steps, outer)
         rounds = Rounds(
             steps=self.steps,
             collective=self.collective,

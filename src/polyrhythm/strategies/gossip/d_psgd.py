@@ -57,6 +57,8 @@ class DPSGD(Strategy):
         use_it="networks on which messages to all are slow: neighbours only, hidden behind the computation",
     )
 
+    can_begin_anew: ClassVar[bool] = True
+
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
     def check(self, workers: int) -> None:
@@ -143,6 +145,10 @@ class DPSGDWorker(WorkerPart):
     def present(self) -> Tensor | None:
         """Gives the mean of all workers."""
         return mean_of_all(self._workers, self._flat.vector)
+
+    def begin_at(self, vector: Tensor) -> None:
+        """Takes these parameters."""
+        self._flat.vector.copy_(vector)
 
     def end(self) -> None:
         """Leaves the mean of all workers in the vector."""

@@ -59,6 +59,8 @@ class SGP(Strategy):
         use_it="slow networks: one message of a worker a step, and still everybody's mean within a few",
     )
 
+    can_begin_anew: ClassVar[bool] = True
+
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = OnePeerExponential()
     overlap: bool = False
 
@@ -151,6 +153,12 @@ class SGPWorker(WorkerPart):
         for message in self._arrived:
             whole.add_(_payload(message))
         return mean_of_all(self._workers, whole)
+
+    def begin_at(self, vector: Tensor) -> None:
+        """Takes these parameters, with a mass of 1; what had been sent before is in them."""
+        self._flat.vector.copy_(vector)
+        self._numerator.copy_(vector)
+        self._mass, self._arrived = 1.0, []
 
     def end(self) -> None:
         """Leaves the mean of all workers in the vector."""
