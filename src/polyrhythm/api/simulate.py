@@ -38,6 +38,8 @@ from polyrhythm.specs import build
 CLUSTER_FILE = "cluster.yaml"
 TRACE_FILE = "trace.json"
 GRADIENTS = ("real", "none")
+REAL_ONLY = ("port", "listen", "token_file", "vacant", "notice_s")
+"""Options that mean nothing where no process is."""
 
 
 def simulate(  # noqa: PLR0913 - what a user may say, all by name
@@ -70,7 +72,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
             batches; one that is broken ends the run.
         out: the run folder, new or empty; None makes one under `runs/`.
         observers: are told every event.
-        **options: any field of `RunConfig` but `port`, as in `train`.
+        **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
         The run; its figures have `gradients`, `waiting_share`, `cluster`, `hosts` and `price` too.
@@ -79,8 +81,11 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
         RequestError: something in the request is wrong; nothing has been written.
         RunError: the run failed, by a deadlock for example.
     """
-    if "port" in options:
-        raise RequestError("simulated ranks meet at no port: leave --port out")
+    for key in REAL_ONLY:
+        if key in options:
+            raise RequestError(
+                f"simulated ranks meet at no port, and nobody joins them: leave --{key.replace('_', '-')} out"
+            )
     if gradients not in GRADIENTS:
         raise unknown("gradients", gradients, GRADIENTS)
     if gradients == "none":

@@ -19,7 +19,7 @@ from typing import Any
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import Event, Notice, RunStarted, WorkerJoined, from_json
+from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerJoined, from_json
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
@@ -135,6 +135,8 @@ class Watch:
         if isinstance(event, WorkerJoined):
             for newest in self._newest(event.rank):
                 newest.joined = True
+        if isinstance(event, RunEnded) and self._guests is not None:
+            self._guests.sum_up()
         self._emit(event)
         if isinstance(event, RunStarted) and self._guests is not None:
             self._guests.door.begin(parameters=event.parameters)

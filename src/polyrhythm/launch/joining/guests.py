@@ -36,6 +36,7 @@ class Guests:
         self._say = say
         self._tell_of_loss = tell_of_loss
         self._said: set[str] = set()
+        self._over = False
 
     def look(self) -> None:
         """Takes the door's news."""
@@ -48,28 +49,37 @@ class Guests:
         Args:
             wait: until one of these is readable, or for so many seconds.
         """
+        self._over = True
         self.door.end()
         deadline = time.monotonic() + FAREWELL_S
         self.look()
         while self.present and (left_s := deadline - time.monotonic()) > 0:
             wait([self.door], left_s)
             self.look()
+
+    def sum_up(self) -> None:
+        """Says how many visitors were refused; the run is about to say that it has ended, which is its last word."""
+        self.look()
         if refused := self.door.refused.total():
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.door.refused.most_common())
             self._say(f"the door refused {refused} {'visitor' if refused == 1 else 'visitors'}: {reasons}")
+        self._over = True
+        self.door.end()
 
     def _take(self, news: News) -> None:
         if news.what == "refused":
-            if news.reason not in self._said:  # the first of each reason; all are counted
+            if news.reason not in self._said and not self._over:  # the first of each reason; all are counted
                 self._said.add(news.reason)
                 self._say(f"the door refused {news.who} ({news.reason}): {news.why}")
             return
         name = self._name(news.peer.rank)
         if news.what == "came":
             self.present.add(news.peer)
+            if self._over:
+                return
             self._say(f"{news.who} takes the place of {name}")
             return
         self.present.discard(news.peer)
-        if news.what == "went":
+        if news.what == "went" and not self._over:
             self._tell_of_loss(news.peer)
             self._say(f"{name}, which came from {news.who}, {news.why}; its place is vacant")
