@@ -77,9 +77,10 @@ class DrawnPace:
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
         self._step_s = self.draw_s() * work
-        for bucket in reversed(range(len(shares))):
-            use(bucket)
-            self.clock.sleep(self._step_s * FORWARD_SHARE * shares[bucket])
+        if shares:
+            for bucket in reversed(range(len(shares))):
+                use(bucket)
+                self.clock.sleep(self._step_s * FORWARD_SHARE * shares[bucket])
 
     def backward(self, shares: Sequence[float], ready: Announce) -> None:
         """Sleeps for the rest, announcing each bucket after its share."""

@@ -154,7 +154,9 @@ class _Rehearser:
         workers = world.workers()
         self._worker = workers.rank
         plan = rehearsal.plan(self._flat)
-        setting = WorkerSetting(world.network, workers, world.cast, self._flat, plan, rehearsal.steps)
+        setting = WorkerSetting(
+            world.network, workers, world.cast, self._flat, plan, rehearsal.steps, rehearsal.still
+        )
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1
         listens = self._announces or self._part.hears_use

@@ -68,7 +68,8 @@ class Scene:
         for fault in faults:
             fault.check(self)
         stage.cluster.courier = self.links
-        stage.draws = partial(self._draws, stage.draws)
+        if faults:
+            stage.draws = partial(self._draws, stage.draws)
         stage.piece = replace(stage.piece, role=partial(self._play_role, stage.piece.role))
         for number, fault in enumerate(faults):
             fault.begin(self, Random(seed_for("fault", seed, number)))

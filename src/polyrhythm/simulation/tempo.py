@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from polyrhythm.communication.clock import Clock
 from polyrhythm.errors import RequestError
@@ -40,6 +41,8 @@ def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[
     generator = generator_for_rank(seed, rank)
     factor = layout.step_factor(rank) * cluster.slow.get(rank, 1.0)
     passing = [entry for entry in cluster.passing_slowness if entry.rank == rank]
+    if factor == 1.0 and not passing:
+        return partial(cluster.step_time.draw, generator)
 
     def draw() -> float:
         seconds = cluster.step_time.draw(generator) * factor

@@ -145,10 +145,10 @@ class ObservedTime(VirtualTime):
         super().sleep(seconds)
         self._note(COMPUTE, start)
 
-    def park(self, reason: str) -> Any:
+    def park(self, reason: str, task: Task | None = None) -> Any:
         """Blocks the running task until it is woken; gives what it is handed."""
         start = self.now_s
-        handed = super().park(reason)
+        handed = super().park(reason, task)
         self._note(WAIT, start, reason)
         return handed
 

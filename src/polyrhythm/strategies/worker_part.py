@@ -27,6 +27,7 @@ class WorkerSetting:
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
+        still: whether parameters and gradients are zeros that nothing changes, as in a rehearsal.
     """
 
     network: Communicator
@@ -35,6 +36,7 @@ class WorkerSetting:
     flat: FlatParameters
     plan: OptimizerPlan
     steps: int | None = None
+    still: bool = False
 
 
 class WorkerPart:

@@ -58,7 +58,7 @@ class Parcel:
         if not self._left:
             time = self.source.cluster.time
             self._waiter = time.running()
-            time.park("a message to leave")
+            time.park("a message to leave", self._waiter)
 
 
 class Courier(Protocol):

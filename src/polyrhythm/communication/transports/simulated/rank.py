@@ -116,8 +116,9 @@ class SimulatedRank:
             found = inbox.take(want) if inbox.quiet else self.take_now(want, reason)
             if found is not None:
                 return found
-            self._parked.append((want, time.running()))
-            handed: tuple[int, Message] | tuple[()] = time.park(reason)
+            task = time.running()
+            self._parked.append((want, task))
+            handed: tuple[int, Message] | tuple[()] = time.park(reason, task)
             if handed:
                 return handed
 

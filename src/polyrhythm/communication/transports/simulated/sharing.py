@@ -70,10 +70,13 @@ class Sharing:
                 if bundles[bundle] > 1:
                     bundles[bundle] -= 1
                 else:
-                    link.cross_less(bundle)
+                    del bundles[bundle]
+                    if bundle.allowed:
+                        bundle.allowed.pop(link, None)
                 if link.coupling and len(flows) == 1:
                     self._couple(link, False)
-        self._note_change(bundle)
+        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        self._changed[bundle] = None
         return ended
 
     def settle(self, now_s: float) -> Iterable[Bundle]:
@@ -200,16 +203,14 @@ class Sharing:
             bundles[bundle] = bundles.get(bundle, 0) + 1
             if len(link.flows) > 1 and not link.coupling:
                 self._suspects[link] = None
-        self._note_change(bundle)
+        bundle.ends_at_s = inf
+        self._changed[bundle] = None
 
     def _take(self, bundle: Bundle, flow: Flow) -> None:
         bundle.leave(flow, self._now_s)
         for link in flow.links:
             link.cross_less(bundle)
-        self._note_change(bundle)
-
-    def _note_change(self, bundle: Bundle) -> None:
-        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        bundle.ends_at_s = inf
         self._changed[bundle] = None
 
     def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[list[Bundle]]:

@@ -25,6 +25,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import Task, Vir
 from polyrhythm.errors import PeerLost
 
 _COLLECTIVE = Direct()
+_Waited = tuple[int | None, int, Want, str]
+"""What a receiver waits for: source and tag as it named them, what that means, and in words."""
 
 
 class SimulatedCluster:
@@ -136,7 +138,7 @@ class SimulatedCommunicator:
         self._numbers = group.numbers
         self._rank = self._numbers[home.rank]
         self._collective_space: SimulatedCommunicator | None = None
-        self._waited: tuple[int | None, int, tuple[Want, str]] | None = None
+        self._waited: _Waited | None = None
         self._collectives = 0
         self._turns = InTurn()
 
@@ -183,13 +185,15 @@ class SimulatedCommunicator:
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Waits for a message."""
-        want, reason = self._wait_for(source, tag)
-        global_source, message = self._home.take(want, reason)
+        waited = self._waited
+        if waited is None or waited[0] != source or waited[1] != tag:  # most receive the same again
+            waited = self._wait_for(source, tag)
+        global_source, message = self._home.take(waited[2], waited[3])
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         """Takes a message if one is there."""
-        found = self._home.take_now(self._wait_for(source, tag)[0])
+        found = self._home.take_now(self._wait_for(source, tag)[2])
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
@@ -273,15 +277,15 @@ class SimulatedCommunicator:
             made._apart()._know(self._incarnations)
         return made
 
-    def _wait_for(self, source: int | None, tag: int) -> tuple[Want, str]:
-        """Gives what a receiver waits for, and in words; that of the last time, since most receive the same again."""
+    def _wait_for(self, source: int | None, tag: int) -> _Waited:
+        """Gives what a receiver waits for: that of the last time if it is the same."""
         waited = self._waited
         if waited is None or waited[0] != source or waited[1] != tag:
             who = "anyone" if source is None else f"rank {self._members[source]}"
             global_source = None if source is None else self._members[source]
             want = Want(self._context, global_source, tag, self._members, self._lineage)
-            waited = self._waited = (source, tag, (want, f"a message from {who}"))
-        return waited[2]
+            waited = self._waited = source, tag, want, f"a message from {who}"
+        return waited
 
     def _apart(self) -> SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""

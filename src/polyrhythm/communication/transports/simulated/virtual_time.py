@@ -97,8 +97,8 @@ class VirtualTime:
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
         task = self.running()
-        self.at(self.now_s + seconds, task.switch)
         task.waiting_for = "time to pass"
+        self.at(self.now_s + seconds, task.switch)
         self.hub.switch()
 
     def at(self, time_s: float, action: Action) -> None:
@@ -139,9 +139,14 @@ class VirtualTime:
         """How many actions are to come."""
         return len(self._later) + len(self._present)
 
-    def park(self, reason: str) -> Any:
-        """Blocks the running task until it is woken; gives what it is handed then, `()` if nothing."""
-        self.running().waiting_for = reason
+    def park(self, reason: str, task: Task | None = None) -> Any:
+        """Blocks the running task until it is woken; gives what it is handed then, `()` if nothing.
+
+        Args:
+            reason: what it waits for, in words.
+            task: the running one, for those who know it.
+        """
+        (self.running() if task is None else task).waiting_for = reason
         return self.hub.switch()
 
     def wake(self, task: Task) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import LetGo, PeerLost
@@ -25,13 +27,14 @@ class PushPull:
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None) -> None:
         self._network = setting.network
         self._servers = setting.cast.servers
+        self._still = setting.still
         self._plan = setting.plan if plan is None else plan
         self._shards = shards(setting.flat.size, len(self._servers))
         self.reached = 0
         self._under_way: list[Handle] = []
         self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
-        self._gradients = [setting.flat.gradients[shard] for shard in self._shards]
+        self._flat = setting.flat
 
     def initialise(self) -> None:
         """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
@@ -56,6 +59,10 @@ class PushPull:
             self._ask(position, Message(Kind.PULL, stop=final)).wait()
         self._take_answers()
         return self.reached
+
+    def _gradients(self) -> list[Tensor]:
+        """Gives the gradients of every shard; they may move between steps."""
+        return [self._flat.gradients[shard] for shard in self._shards]
 
     def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
         """Pushes the flat gradients and overwrites the flat vector with the answers.
@@ -92,7 +99,9 @@ class PushPull:
                     stop=step.stop,
                 ),
             )
-            for position, (gradients, version) in enumerate(zip(self._gradients, self._versions, strict=True))
+            for position, (gradients, version) in enumerate(
+                zip(self._gradients(), self._versions, strict=True)
+            )
         ]
 
     def take(self) -> bool:
@@ -119,7 +128,7 @@ class PushPull:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
             if answer.kind is Kind.LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
-            if answer.tensor is not None:
+            if answer.tensor is not None and not self._still:
                 parameters.copy_(answer.tensor)
             self._versions[position] = answer.version
             steps.append(answer.step)
