@@ -74,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     given = {"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"}
     job = assemble(
-        configure(given | ({"transform": chosen.transform} if chosen.transform else {})), Keeping()
+        configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping()
     )
     store = host_store()
     home, network = connect(local(0, 1, store.port))

@@ -1,12 +1,14 @@
 """What a synchronous step costs over the same step without communication, and what DistributedDataParallel costs.
 
     python benchmarks/step-efficiency/measure.py [--models mlp lenet5 resnet18] [--workers 2] [--rounds 15] [--json]
+    python benchmarks/step-efficiency/measure.py --hosts --workers 3 4
 
 Each worker is a process of one thread with one batch of 64 random images in memory. In each round all workers take, in
 turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, some with
 PyTorch's DistributedDataParallel over gloo, and some with `lazy_synchronous`. Printed are medians over rounds of the
 slowest worker's step time, the images that all workers together learn from in a second, and the medians and ranges of
-the rounds' ratios of speeds: ours to the step alone, and ours to DDP.
+the rounds' ratios of speeds: ours to the step alone, and ours and `lazy_synchronous` to DDP. With `--hosts` each worker
+has a host of its own, a network namespace with a link of 1 Gb/s; that needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -16,18 +18,32 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no name server knows the namespaces, and it says so
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
+
+from namespaces import shaped_hosts
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    Rendezvous,
+    from_environment,
+    host_store,
+    local,
+)
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.models.create import create_model
 from polyrhythm.roles.replica import Replica
@@ -37,10 +53,12 @@ from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
+from ranks import on_hosts
 
 _SHAPES = {"mlp": ((1, 8, 8), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
 _CLASSES = 10
 _RATE = 0.01
+_BITS_PER_S = 1e9
 _ROUND_S = 0.1
 """About so long each way steps in a round."""
 
@@ -58,6 +76,7 @@ class Figures:
     images_per_s: float
     to_alone: tuple[float, float, float]
     to_ddp: tuple[float, float, float]
+    lazy_to_ddp: tuple[float, float, float]
 
 
 def main() -> None:
@@ -67,28 +86,40 @@ def main() -> None:
     )
     options.add_argument("--workers", type=int, nargs="+", default=[2])
     options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--hosts", action="store_true", help="each worker on a host of its own")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    table = [measure(model, workers, chosen.rounds) for model in chosen.models for workers in chosen.workers]
+    how = on_links if chosen.hosts else on_one_host
+    table = [
+        figures(model, workers, how(model, workers, chosen.rounds))
+        for model in chosen.models
+        for workers in chosen.workers
+    ]
     if chosen.json:
         print(json.dumps([asdict(line) for line in table]))
         return
     print(
-        "| model | workers | ours | alone | DDP | lazy | images/s | speed to alone (range) | to DDP (range) |"
+        "| model | workers | ours | alone | DDP | lazy | images/s | speed to alone (range) | to DDP (range) "
+        "| lazy to DDP (range) |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for line in table:
         ratios = [
-            f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in (line.to_alone, line.to_ddp)
+            f"{middle:.2f} ({low:.2f} to {high:.2f})"
+            for middle, low, high in (line.to_alone, line.to_ddp, line.lazy_to_ddp)
         ]
         print(
             f"| {line.model} | {line.workers} | {line.ours_ms:.3f} ms | {line.alone_ms:.3f} ms | {line.ddp_ms:.3f} ms "
-            f"| {line.lazy_ms:.3f} ms | {line.images_per_s:,.0f} | {ratios[0]} | {ratios[1]} |"
+            f"| {line.lazy_ms:.3f} ms | {line.images_per_s:,.0f} | {' | '.join(ratios)} |"
         )
 
 
-def measure(model: str, workers: int, rounds: int) -> Figures:
-    """Starts the workers and gathers what they timed."""
+Timings = list[list[float]]
+"""Seconds of a step, by way and round."""
+
+
+def on_one_host(model: str, workers: int, rounds: int) -> list[Timings]:
+    """Starts workers that meet over loopback; gives what each timed."""
     context = multiprocessing.get_context("spawn")
     store = host_store()
     pipes, processes = [], []
@@ -105,6 +136,17 @@ def measure(model: str, workers: int, rounds: int) -> Figures:
     timings = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
+    return timings
+
+
+def on_links(model: str, workers: int, rounds: int) -> list[Timings]:
+    """Starts workers on hosts of their own; gives what each timed."""
+    with shaped_hosts(workers, _BITS_PER_S) as hosts:
+        return on_hosts(hosts, partial(_role, model=model, rounds=rounds))
+
+
+def figures(model: str, workers: int, timings: list[Timings]) -> Figures:
+    """Makes a line of what the workers timed; the slowest of a round counts."""
     slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
     ours_ms, alone_ms, ddp_ms, lazy_ms = (1e3 * statistics.median(times) for times in slowest)
     return Figures(
@@ -117,6 +159,7 @@ def measure(model: str, workers: int, rounds: int) -> Figures:
         1e3 * workers * _SHAPES[model][1] / ours_ms,
         _ratio(slowest[0], slowest[1]),
         _ratio(slowest[0], slowest[2]),
+        _ratio(slowest[3], slowest[2]),
     )
 
 
@@ -128,13 +171,31 @@ def _ratio(ours: list[float], others: list[float]) -> tuple[float, float, float]
 def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    home, network = connect(local(rank, workers, port))
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
-    dist.init_process_group("gloo", store=dist.PrefixStore("ddp", store), rank=rank, world_size=workers)
+    meeting = local(rank, workers, port)
+    home, network = connect(meeting)
+    pipe.send(_timed(network, meeting, name, rounds))
+    home.close()
+    os._exit(0)
+
+
+def _role(network: Communicator, *, model: str, rounds: int) -> Timings:
+    """What a worker does on a host of its own."""
+    # Workers compute here; at a priority above all else they would leave the machine to nobody.
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
+    return _timed(network, from_environment(), model, rounds)
+
+
+def _timed(network: Communicator, meeting: Rendezvous, name: str, rounds: int) -> Timings:
+    rank, workers = network.rank, network.size
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("ddp", meeting.store), rank=rank, world_size=workers
+    )
     shape, size = _SHAPES[name]
     torch.manual_seed(rank)
     batch = torch.randn(size, *shape), torch.randint(_CLASSES, (size,))
-    away_home, away = connect(_apart(local(0, 1, port), rank))
+    away_home, away = connect(_apart(meeting))
     together, lazily = Cast(tuple(range(workers))), network.subgroup("lazy", range(workers))
     ways = [
         _ours(Synchronous(), _model(name, shape), World(network, together), batch),
@@ -142,18 +203,17 @@ def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Co
         _ddp(name, shape, batch),
         _ours(LazySynchronous(), _model(name, shape), World(lazily, together), batch),
     ]
-    pipe.send(_time(ways, rounds, network))
+    times = _time(ways, rounds, network)
     network.barrier()
     dist.destroy_process_group()
     away_home.close()
-    home.close()
-    os._exit(0)
+    return times
 
 
-def _apart(rendezvous: Rendezvous, rank: int) -> Rendezvous:
+def _apart(meeting: Rendezvous) -> Rendezvous:
     """Gives a meeting place of one's own at the same store."""
-    store: Any = dist.PrefixStore(f"alone/{rank}", rendezvous.store)
-    return Rendezvous(store, rendezvous.rank, rendezvous.size, rendezvous.address)
+    store: Any = dist.PrefixStore(f"alone/{meeting.rank}", meeting.store)
+    return Rendezvous(store, 0, 1, meeting.address)
 
 
 def _model(name: str, shape: tuple[int, int, int]) -> nn.Module:
@@ -190,7 +250,7 @@ def _ddp(name: str, shape: tuple[int, int, int], batch: tuple[Tensor, Tensor]) -
     return step
 
 
-def _time(ways: list[Callable[[], None]], rounds: int, network: Any) -> list[list[float]]:
+def _time(ways: list[Callable[[], None]], rounds: int, network: Communicator) -> Timings:
     counts = []
     for step in ways:
         for _ in range(3):
@@ -202,7 +262,7 @@ def _time(ways: list[Callable[[], None]], rounds: int, network: Any) -> list[lis
         took = torch.tensor([(time.perf_counter() - began) / 3], dtype=torch.float64)
         network.broadcast(took)  # all must take as many steps
         counts.append(max(1, int(_ROUND_S / float(took))))
-    times: list[list[float]] = [[] for _ in ways]
+    times: Timings = [[] for _ in ways]
     for _ in range(rounds):
         for place, step in enumerate(ways):
             network.barrier()

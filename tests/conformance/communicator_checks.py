@@ -425,6 +425,27 @@ def a_shared_vector_is_the_same_memory(communicator: Communicator) -> None:
         assert other.tolist() == [0]
 
 
+def a_vector_to_sum_is_like_any_other(communicator: Communicator) -> None:
+    """Sums of it, and of slices of it, have the bits of those of a vector that lies anywhere; or no rank has one."""
+    generator = torch.Generator().manual_seed(communicator.rank)
+    for number, dtype in enumerate((torch.float32, torch.float64)):
+        values = torch.randn(700_001, generator=generator, dtype=dtype)
+        vector = communicator.vector_to_sum(f"vector {number}", values)
+        missing = torch.tensor([0.0 if vector is not None else 1.0])
+        communicator.all_reduce(missing)
+        assert missing.item() in (0, SIZE)
+        if vector is None:
+            continue
+        assert (vector.shape, vector.dtype) == (values.shape, dtype)
+        assert not vector.any()
+        vector.copy_(values)
+        handle = communicator.start_all_reduce(vector[400_001:])
+        communicator.all_reduce(vector[:400_001])
+        handle.wait()
+        communicator.all_reduce(values)
+        assert torch.equal(vector, values)
+
+
 CHECKS: tuple[Callable[[Communicator], None], ...] = (
     numbered,
     every_field_arrives_both_ways,
@@ -451,4 +472,5 @@ CHECKS: tuple[Callable[[Communicator], None], ...] = (
     sent_bytes_are_counted,
     nobody_waits_on_what_is_revoked,
     a_shared_vector_is_the_same_memory,
+    a_vector_to_sum_is_like_any_other,
 )

@@ -91,6 +91,10 @@ class Around:
         """Makes a vector that all ranks read and write."""
         return self._inner.shared_vector(name, like)
 
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """Makes a vector that is added up where it lies."""
+        return self._inner.vector_to_sum(name, like)
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Makes the communicator of some of these ranks."""
         return self._inner.subgroup(name, ranks)

@@ -97,6 +97,19 @@ class Communicator(Protocol):
             NoSharedMemory: on all ranks, if not all are on one host, or it cannot be had.
         """
 
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """Makes a vector of zeros of this rank's own, which `all_reduce` adds up where it lies. All ranks must call it.
+
+        Ranks of one host see each other's, so it and slices of it, the same on all ranks, are not copied on the way.
+
+        Args:
+            name: tells it apart from other vectors of this communicator; used once.
+            like: gives size and dtype, the same on all ranks.
+
+        Returns:
+            None, on all ranks alike, where any other memory serves as well.
+        """
+
     def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
         """Makes a `subgroup` of those who are there now, successors of lost ranks among them.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from torch import Tensor
+
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
@@ -31,15 +33,28 @@ class GradientMean:
         self._group = group
         self._flat = flat
         self._sum = AllReduce(collective or Library(), group, "gradients")
-        whole = flat.gradients_and_tail
-        self._buckets = [whole[place.start : place.stop] for place in flat.buckets]
+        self._by_library = not (collective or Library()).in_messages
+        self._buckets = self._cut()
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
     def prepare(self) -> None:
-        """Lets the collective look at the links, if it wants to; all members must call it before the first step."""
-        if self._group.size > 1:
-            self._sum.prepare()
+        """Lets the collective look at the links, if it wants to; all members must call it before the first step.
+
+        Gradients, which are zero, move to where they are added up soonest.
+        """
+        if self._group.size == 1:
+            return
+        self._sum.prepare()
+        if self._by_library:
+            memory = self._group.vector_to_sum("gradients", self._flat.gradients_and_tail)
+            if memory is not None:
+                self._flat.renew_gradients(memory)
+                self._buckets = self._cut()
+
+    def _cut(self) -> list[Tensor]:
+        whole = self._flat.gradients_and_tail
+        return [whole[place.start : place.stop] for place in self._flat.buckets]
 
     def begin(self, step: Step) -> None:
         """Forgets the last step."""

@@ -46,6 +46,7 @@ class LateMean:
         self._group = group
         self._flat = flat
         self._sum = AllReduce(collective, group, "gradients", in_turn=True)
+        self._by_library = not collective.in_messages
         self._alone = group.size == 1
         # One bucket is wanted as a whole.
         self._orders = bool(piece_bytes) and len(flat.buckets) > 1 and not self._alone
@@ -68,6 +69,8 @@ class LateMean:
         """Looks how fast the collective is, if that is of use; all members must call it."""
         if not self._alone:
             self._sum.prepare()
+            memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
+            self._outgoing = self._outgoing if memory is None else memory
         if self._orders:
             many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
             self._speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])

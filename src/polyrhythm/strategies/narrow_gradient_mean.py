@@ -51,6 +51,7 @@ class NarrowGradientMean(GradientMean):
         self, group: Communicator, flat: FlatParameters, collective: Collective, dtype: torch.dtype
     ) -> None:
         super().__init__(group, flat, collective)
+        self._by_library = False  # it is copies that travel, so the gradients stay
         self._narrow = torch.zeros(flat.size, dtype=dtype, device=flat.vector.device)
         self._weights = torch.zeros(2, dtype=torch.int64, device=flat.vector.device)
         self._weights_under_way: Handle | None = None

@@ -124,9 +124,13 @@ class FlatParameters:
         first, second = self._tail.tolist()
         return first, second
 
-    def renew_gradients(self) -> None:
-        """Gives gradients, zero, memory of their own: what still writes into the old one does no harm."""
-        self._whole_gradients = torch.zeros_like(self._whole_gradients)
+    def renew_gradients(self, memory: Tensor | None = None) -> None:
+        """Gives gradients, zero, other memory: what still writes into the old one does no harm.
+
+        Args:
+            memory: `(size + 2,)` zeros, in which they are to lie; None: any.
+        """
+        self._whole_gradients = torch.zeros_like(self._whole_gradients) if memory is None else memory
         self.gradients = self._whole_gradients[: self.size]
         self._tail = self._whole_gradients[self.size :]
         renewed = []

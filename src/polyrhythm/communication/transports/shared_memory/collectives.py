@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -49,6 +49,14 @@ class SharedMemoryCollectives:
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds up over all members, in place."""
         self._do(lambda: self._on_vector(tensor, self._exchange.all_reduce))
+
+    def sums_in_place(self, like: Tensor) -> bool:
+        """Whether vectors of this size are worth `add_rows`: smaller ones are added up as a whole by everyone."""
+        return like.nbytes > self._exchange.small_bytes
+
+    def add_rows(self, rows: Sequence[Tensor]) -> Tensor:
+        """Takes vectors of all members that all of them see, to be added up where they lie; gives this member's."""
+        return self._exchange.in_place.add(rows)
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
         """Adds up this member's slice of a contiguous vector of shape `(n,)`, in place, and gives the slice.

@@ -36,6 +36,7 @@ class Operation(IntEnum):
     ALL_GATHER = 3
     BROADCAST = 4
     BARRIER = 5
+    ALL_REDUCE_IN_PLACE = 6
 
 
 def describe(operation: Operation, tensor: Tensor, root: int = 0) -> int:

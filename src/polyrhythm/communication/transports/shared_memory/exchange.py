@@ -11,7 +11,8 @@ the vector is cut. A vector larger than a slot goes in chunks, and one barrier a
     barrier b publishes   my part of chunk c (all but my slice)        and my sum of my slice of chunk c-1
     then                  take the others' sums of chunk c-1; add up my slice of chunk c; hand in chunk c+1
 
-A vector that is small is added up as a whole by everyone, which costs one barrier and no second copy.
+A vector that is small is added up as a whole by everyone, which costs one barrier and no second copy. One that lies
+where all members see it is added up where it lies, between two barriers, and not copied at all.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from polyrhythm.communication.transports.shared_memory.description import (
     describe,
 )
 from polyrhythm.communication.transports.shared_memory.places import HalfPlaces, Places
+from polyrhythm.communication.transports.shared_memory.rows import InPlace
 
 _SMALL_BYTES = 2 << 20
 """Of all members' vectors together: so much is added up faster by everyone than passed on."""
+
+_PIECE_BYTES = 1 << 17
+"""Of each member's vector: so much is added up and written back while it is in the nearest caches."""
 
 _NOTHING = torch.empty(0)
 
@@ -56,6 +61,10 @@ class Exchange:
         member: this one.
         members: the ranks of all members, among all ranks of the run.
 
+    Attributes:
+        small_bytes: vectors up to this size are added up as a whole by everyone.
+        in_place: vectors that all members see.
+
     Every operation raises `RequestError` on all members if they disagree about it, and `CollectiveBroken` if one of
     them is gone.
     """
@@ -66,14 +75,19 @@ class Exchange:
         self._member = member
         self._members = members
         self._places = Places(arena, member)
-        self._small_bytes = min(arena.layout.slot_bytes, _SMALL_BYTES // len(members))
+        self.small_bytes = min(arena.layout.slot_bytes, _SMALL_BYTES // len(members))
+        self.in_place = InPlace(member)
 
     def all_reduce(self, vector: Tensor) -> None:
         """Adds a vector of shape `(n,)` up over all members, in place."""
-        self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
-        if vector.nbytes <= self._small_bytes:
+        if vector.nbytes <= self.small_bytes:
+            self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
             self._sum_whole(vector)
+        elif (parts := self.in_place.parts(vector)) is not None:
+            self._barrier.describe(describe(Operation.ALL_REDUCE_IN_PLACE, vector))
+            self._sum_in_place(parts)
         else:
+            self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
             self._sum_slices(vector)
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
@@ -148,6 +162,18 @@ class Exchange:
                 self._hand_in(following)
             self._barrier.cross()
             self._collect(chunk)
+
+    def _sum_in_place(self, parts: list[Tensor]) -> None:
+        self._cross(first=True)
+        start, length, _ = self._places.cut(len(parts[0]))
+        step = _PIECE_BYTES // parts[0].element_size()
+        for at in range(start, start + length, step):
+            stop = min(at + step, start + length)
+            first, *others = (part[at:stop] for part in parts)
+            _add_up([first, *others], first)
+            for part in others:
+                part.copy_(first)
+        self._barrier.cross()
 
     def _chunk(self, part: Tensor) -> _Chunk:
         before, own, behind = part.split_with_sizes(self._places.cut(part.numel()))

@@ -19,6 +19,8 @@ from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import revoke_tells
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.shared_memory.rows import Rows
 from polyrhythm.communication.transports.torch_distributed.collectives import (
     CollectiveHandle,
 )
@@ -175,6 +177,20 @@ class TorchDistributedCommunicator:
             raise NoSharedMemory("their parameters are on a GPU")
         whole = group_name(f"{self._name}/vector {name}", self._members)
         return self._home.shared_vector(whole, self._members, like)
+
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """Makes a vector that is added up where it lies, if all ranks share a host, and it is not small."""
+        if self.size == 1 or like.is_cuda:
+            return None
+        collectives = self._collectives()
+        if not isinstance(collectives, SharedMemoryCollectives) or not collectives.sums_in_place(like):
+            return None
+        rows = Rows(self.size, like)
+        try:
+            memory = self.shared_vector(f"to sum {name}", rows.memory_like)
+        except NoSharedMemory:
+            return None
+        return collectives.add_rows(rows.of(memory))
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""

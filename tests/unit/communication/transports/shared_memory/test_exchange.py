@@ -16,6 +16,7 @@ from polyrhythm.communication.transports.shared_memory.arena import Arena, Layou
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier
 from polyrhythm.communication.transports.shared_memory.exchange import Exchange
 from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+from polyrhythm.communication.transports.shared_memory.rows import Rows
 from polyrhythm.errors import RequestError
 
 SLOT_BYTES = 4096
@@ -207,3 +208,48 @@ def test_members_that_disagree_are_told_and_may_go_on(
         "with the same dtype and size on all ranks"
     )
     assert _together(exchanges, work) == [(said, 3000.0 * len(exchanges))] * len(exchanges)
+
+
+SPLITS = ((0, 20_011), (0, 7000), (7000, 20_011), (4097, 9000), (20_000, 20_011), (5, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vectors_that_all_see_are_added_up_where_they_lie(
+    exchanges: list[Exchange], dtype: torch.dtype
+) -> None:
+    members = len(exchanges)
+    wanted = [vector.to(dtype) for vector in _vectors(members, 20_011)]
+    rows = Rows(members, wanted[0])
+    memory = torch.zeros_like(rows.memory_like, device="cpu")
+    expected = _sum_in_rank_order(wanted)
+
+    def work(exchange: Exchange, member: int) -> None:
+        own = exchange.in_place.add(rows.of(memory))
+        for start, stop in SPLITS:
+            own.copy_(wanted[member])
+            exchange.barrier()
+            exchange.all_reduce(own[start:stop])
+            assert torch.equal(own[start:stop], expected[start:stop])
+            assert torch.equal(own[:start], wanted[member][:start])
+            assert torch.equal(own[stop:], wanted[member][stop:])
+            exchange.barrier()
+
+    _together(exchanges, work)
+    assert all(row.data_ptr() % 64 == memory.data_ptr() % 64 for row in rows.of(memory))
+
+
+def test_a_vector_of_its_own_beside_one_that_all_see_is_an_error_everywhere(
+    exchanges: list[Exchange],
+) -> None:
+    members = len(exchanges)
+    rows = Rows(members, torch.zeros(20_011))
+    memory = torch.zeros_like(rows.memory_like, device="cpu")
+
+    def work(exchange: Exchange, member: int) -> None:
+        own = exchange.in_place.add(rows.of(memory))
+        with pytest.raises(RequestError, match="all_reduce_in_place"):
+            exchange.all_reduce(torch.zeros(20_011) if member == 1 else own)
+        exchange.all_reduce(own.fill_(1.0))
+        assert torch.equal(own, torch.full((20_011,), float(members)))
+
+    _together(exchanges, work)
