@@ -130,6 +130,17 @@ def test_what_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         decode_header(_with_elements(MAXIMUM_ELEMENTS, dtype=1))
 
 
+def test_more_than_a_run_can_need_is_refused_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = decode_header(_with_elements(125, dtype=1), most_bytes=1000)
+    assert found.nbytes == HEADER_BYTES + 1000
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("memory was taken"))
+    with pytest.raises(
+        MalformedMessage, match="1,008 bytes was announced, where 1,000 are the most"
+    ) as refusal:
+        decode_header(_with_elements(126, dtype=1), most_bytes=1000)
+    assert refusal.value.reason == "oversized"
+
+
 @pytest.mark.parametrize(
     ("position", "value"), [(0, 0), (3, ord("2")), (4, len(Kind)), (4, 255), (5, len(DTYPES))]
 )
