@@ -12,6 +12,7 @@ from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.augmentation.contact_sheet import contact_sheet
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.data.open import open_data
+from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError
 
@@ -59,6 +60,7 @@ def augment(
     changed = [
         made.on(tones)(images, sample_keys("transform", seed, epoch, indices)) for epoch in range(variants)
     ]
-    sheet = contact_sheet(torch.stack([images, *changed], 1), tones)
+    shown = scaled(images, changed[0].shape[-1])  # a window leaves less of them
+    sheet = contact_sheet(torch.stack([shown, *changed], 1), tones)
     Image.fromarray(sheet.numpy()).save(path)
     return {"file": str(path), "augment": str(made), "pictures": len(indices), "variants": variants}

@@ -89,14 +89,12 @@ def _robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -
         rows = [
             [
                 each["name"],
-                *(
-                    f"{percent(top1)} ({at:g})"
-                    for at, top1 in zip(each["strengths"], each["top1"], strict=True)
-                ),
+                f"{each['strengths'][0]:.3g} to {each['strengths'][-1]:.3g}",
+                *(f"{100 * top1:.1f}" for top1 in each["top1"]),
             ]
             for each in model["declines"]
         ]
-        print_table(title, ["top-1 (at strength)", "1", "2", "3", "4", "5"], rows)
+        print_table(title, ["top-1 in %", "strength", "1", "2", "3", "4", "5"], rows)
     if found["plot"]:
         print(f"curves: {found['plot']}")
 

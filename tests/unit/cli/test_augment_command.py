@@ -39,3 +39,11 @@ def test_it_writes_a_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[
     }
     with Image.open(path) as sheet:
         assert sheet.size == (3 * (96 + 8), 3 * (96 + 8))
+
+
+def test_what_is_left_of_a_picture_stands_beside_the_picture_at_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "sheet.png"
+    options = ["--data", "digits", "--pictures", "2", "--variants", "1", "--preview", str(path)]
+    assert _status(["augment", "window(size=6)", *options]) == 0
+    with Image.open(path) as sheet:
+        assert sheet.size == (2 * (96 + 8), 2 * (96 + 8))
