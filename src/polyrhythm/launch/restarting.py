@@ -100,9 +100,7 @@ def _again(job: Job, session: Session, loss: RankLost, which: str) -> tuple[Job,
         held = {worker: steps_held(snapshot, worker, job.workers) for worker in session.steps}
         where, job = f"from its last checkpoint, epoch {snapshot.epoch}, step {snapshot.step}", archive_job
     lost = sum(max(0, step - held.get(worker, 0)) for worker, step in session.steps.items())
-    text = (
-        f"{loss.what}; the run is started again ({which}) {where}: {lost} updates since then are lost"
-    )
+    text = f"{loss.what}; the run is started again ({which}) {where}: {lost} updates since then are lost"
     return job, Restarted(time_s=session.time_s, text=text, updates_lost=lost)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.recutting import goes_on_from, recutting_notice
 from polyrhythm.roles.resharding import can_reshard, resharded, resharding_notice
 from polyrhythm.roles.snapshot import Snapshot
 from polyrhythm.training.best_checkpoint import keep_best
@@ -78,11 +79,14 @@ class Archive:
         before = facts["job"]["workers"]
         resharding = before != self._job.workers and can_reshard(self._job, before)
         for key, value in self._identity.items():
-            if facts["job"][key] != value and not (resharding and key == "workers"):
+            served = key == "strategy" and goes_on_from(self._job, facts["job"][key])
+            if facts["job"][key] != value and not (resharding and key == "workers") and not served:
                 raise RequestError(
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         snapshot = Snapshot.of(tensors, facts)
+        if len(snapshot.servers) != self._job.strategy.server_count:
+            self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
             return snapshot
         self.remarks.append(resharding_notice(self._job, before))

@@ -80,7 +80,7 @@ class Leader:
             self._presentation.average.load_state_dict(snapshot.average)
         replicated = self._replica.part.replicated
         others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self._job.workers)}
-        self._others.hand_out(others, snapshot.servers)
+        self._others.hand_out(others, self._job.strategy.recut(snapshot.servers, self._replica.plan))
         self._earlier_s = snapshot.seconds
         return snapshot.worker(0, replicated)
 

@@ -30,6 +30,7 @@ class Replica:
 
     Attributes:
         flat: the parameters and gradients.
+        plan: of the optimiser.
         part: the strategy's side of this worker.
         bytes_sent: by the strategy in its steps, since the replica was made.
     """
@@ -48,8 +49,8 @@ class Replica:
         self.workers: Communicator = world.workers()
         asked = strategy.bucket_bytes_for(self.workers, next(model.parameters()))
         self.flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
-        plan = OptimizerPlan.of(optimizer, self.flat)
-        setting = WorkerSetting(world.network, self.workers, world.cast, self.flat, plan, steps)
+        self.plan = OptimizerPlan.of(optimizer, self.flat)
+        setting = WorkerSetting(world.network, self.workers, world.cast, self.flat, self.plan, steps)
         self.part = strategy.worker(setting)
         self.bytes_sent = 0
         self._network = world.network

@@ -6,7 +6,7 @@ sleeps, logs or seeds, so the same objects run on real machines and in simulatio
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -26,8 +26,10 @@ from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class Strategy(Config):
@@ -76,6 +78,22 @@ class Strategy(Config):
         """Gives the shards that a server holds, its own first."""
         others = [shard for shard in range(self.server_count) if shard != server]
         return [server, *(shard for shard in others if server in self.holders(shard))]
+
+    def goes_on_from(self, before: Strategy) -> bool:
+        """Whether a checkpoint of a run with another strategy serves, once `recut` has cut its servers' states."""
+        return self == before
+
+    def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
+        """Gives the states of this strategy's servers, from those of a run that it `goes_on_from`.
+
+        Args:
+            states: of all servers that there were.
+            plan: of the user's optimiser.
+
+        Raises:
+            RequestError: they cannot be cut so.
+        """
+        return list(states)
 
     def spares_servers(self, lost: Collection[int]) -> bool:
         """Whether all shards are still there when servers are lost, given by their indices."""

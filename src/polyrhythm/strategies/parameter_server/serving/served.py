@@ -6,6 +6,7 @@ are chosen apart; a strategy is a composition of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -20,14 +21,17 @@ from polyrhythm.strategies.parameter_server.replication.replicated_push_pull imp
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
+from polyrhythm.strategies.parameter_server.serving.recut import recut
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
@@ -67,6 +71,15 @@ class Served(Strategy):
     def server_count(self) -> int:
         """As asked."""
         return self.servers
+
+    def goes_on_from(self, before: Strategy) -> bool:
+        """Where only servers are others: their number, their replicas, and where they run."""
+        others = {"servers": self.servers, "replicas": self.replicas, "placement": self.placement}
+        return isinstance(before, type(self)) and before.model_copy(update=others) == self
+
+    def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
+        """Cut anew, if there were more or fewer servers."""
+        return list(states) if len(states) == self.servers else recut(states, plan, self.servers)
 
     def holders(self, shard: int) -> tuple[int, ...]:
         """Its own server, and with two replicas the one after it."""
