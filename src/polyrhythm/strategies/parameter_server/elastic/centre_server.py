@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.state import State
 
@@ -45,6 +46,7 @@ class CentreServer:
         self._steps = [0] * len(workers)
         self._seen: dict[int, int] = {}
         self._stop = False
+        self._begun = False
         self._resumed = False
 
     @property
@@ -65,9 +67,10 @@ class CentreServer:
         """
         number = self._presence.number(source, message.kind)
         if message.kind is Kind.VECTOR:
+            self._admit(number, message)
             return self._exchange(number, message)
         if message.kind is Kind.PARAMETERS:
-            return self._initialise(_tensor(message))
+            return self._initialise(number, payload(message))
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
@@ -100,13 +103,28 @@ class CentreServer:
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self._resumed = True
 
-    def _initialise(self, values: Tensor) -> list[Reply]:
+    def _admit(self, worker: int, message: Message) -> None:
+        if self._held.get(worker) is not None:
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} sent its parameters a second time")
+        admit_vector(message, self.centre)
+
+    def _initialise(self, worker: int, values: Tensor) -> list[Reply]:
+        if worker != 0:
+            raise RefusedMessage(Reason.SENDER, f"worker {worker} sent the parameters to begin with")
+        if self._begun:
+            raise RefusedMessage(Reason.ORDER, "initial parameters came a second time")
+        if not values.is_floating_point():
+            raise RefusedMessage(Reason.PAYLOAD, f"initial parameters came as {values.dtype}")
+        self._begun = True
         if not self._resumed:
             self.centre = values
         asking, self._presence.asking = self._presence.asking, []
         return [self._answer(source) for source in asking]
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
+        admit_bare(message)
+        if message.stop and self._presence.numbers[source] != 0:
+            raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
         if message.stop:
             self._presence.final = source
             return self._answer_final()
@@ -118,6 +136,10 @@ class CentreServer:
         return [self._answer(source)]
 
     def _leave(self, source: int, message: Message) -> list[Reply]:
+        if message.tensor is None:
+            admit_bare(message)
+        elif self._presence.is_there(source):
+            self._admit(self._presence.numbers[source], message)
         if message.tensor is None or not self._presence.leave(source):
             return self.on_loss(source)
         worker = self._presence.numbers[source]
@@ -144,7 +166,7 @@ class CentreServer:
             return []
         held, self._held = sorted(self._held.items()), {}
         # The vectors are ours, and become the differences where they are: all of them before the centre moves.
-        differences = [_tensor(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]
+        differences = [payload(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]
         replies = []
         for (worker, message), difference in zip(held, differences, strict=True):
             self.centre.add_(difference)
@@ -173,9 +195,3 @@ class CentreServer:
         self._seen.setdefault(worker, self.version)
         values = self.centre.clone()  # it leaves while others pull at the centre
         return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
-
-
-def _tensor(message: Message) -> Tensor:
-    if message.tensor is None:
-        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
-    return message.tensor

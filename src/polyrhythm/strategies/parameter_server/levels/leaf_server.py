@@ -15,7 +15,13 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
-from polyrhythm.strategies.parameter_server.serving.admission import admitted_plan, payload
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    admit_bare,
+    admit_push,
+    admitted_initial,
+    admitted_plan,
+    payload,
+)
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
@@ -47,6 +53,8 @@ class LeafServer:
         self._there = set(self._members)
         self._steps = dict.fromkeys(self._members, 0)
         self._plan: OptimizerPlan | None = None
+        self._begun = False
+        self._like = torch.empty(0, device="meta")
         self._held: dict[int, Message] = {}
         self._asking: list[int] = []
         self._waiting: list[int] = []
@@ -67,16 +75,20 @@ class LeafServer:
         if source not in self._members:
             return self._hear_server(source, message)
         if message.kind is Kind.PUSH:
+            self._admit(source, message)
             return self._push(source, message)
-        if message.kind is Kind.PULL:
-            return self._pull(source, message)
-        if message.kind is Kind.LEAVE:
-            return self._leave(source)
+        if message.kind in (Kind.PULL, Kind.LEAVE):
+            admit_bare(message)
+            return self._pull(source, message) if message.kind is Kind.PULL else self._leave(source)
         if message.kind is Kind.CONFIGURE:
+            if self._plan is not None:
+                raise RefusedMessage(Reason.ORDER, "a second plan came")
             self._plan = admitted_plan(message)
             return []
         if message.kind is Kind.PARAMETERS:
-            return self._initialise(payload(message))
+            self._plan = admitted_initial(self._plan, payload(message), ready=self._begun)
+            self._begun = True
+            return self._initialise(self._plan, payload(message))
         raise RefusedMessage(
             Reason.KIND, f"a leaf cannot do anything with {message.kind.name} from rank {source}"
         )
@@ -92,13 +104,17 @@ class LeafServer:
     def load_state(self, state: State) -> None:
         """Takes nothing."""
 
-    def _initialise(self, values: Tensor) -> list[Reply]:
+    def _admit(self, source: int, message: Message) -> None:
+        """Lets in a gradient for the parameters that were answered last."""
+        if source in self._held or source not in self._there:
+            raise RefusedMessage(Reason.ORDER, f"rank {source} pushed a second time, or after it had left")
+        admit_push(message, self._like, self.version, self._steps[source])
+
+    def _initialise(self, plan: OptimizerPlan, values: Tensor) -> list[Reply]:
         """Hands out the shards, each with its part of the plan."""
-        if self._plan is None:
-            raise RefusedMessage(Reason.ORDER, "initial parameters came before the plan")
         replies = []
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
-            text = pack_json(self._plan.part(shard.start, shard.stop).to_json())
+            text = pack_json(plan.part(shard.start, shard.stop).to_json())
             replies += [
                 (root, Message(Kind.CONFIGURE, text)),
                 (root, Message(Kind.PARAMETERS, values[shard])),
@@ -162,6 +178,7 @@ class LeafServer:
         if message.kind is Kind.VECTOR:
             self.version += 1
         values = torch.cat([payload(answer) for answer in answers])
+        self._like = values.to("meta")
         step = min(answer.step for answer in answers)
         stop = any(answer.stop for answer in answers)
         self._steps.update(dict.fromkeys(self._waiting, step))

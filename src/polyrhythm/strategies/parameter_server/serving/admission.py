@@ -47,6 +47,30 @@ def admit_push(message: Message, values: Tensor, version: int, step: int) -> Non
         )
 
 
+def admit_vector(message: Message, values: Tensor) -> None:
+    """Lets in the parameters of a worker that keeps its own, where others of the same shape are kept.
+
+    Args:
+        message: of the worker.
+        values: `(n,)`, what is kept; empty as long as nothing is.
+
+    Raises:
+        RefusedMessage: it does not fit.
+    """
+    tensor = payload(message)
+    if not len(values):
+        raise RefusedMessage(Reason.ORDER, "a worker's parameters came before the first ones")
+    if tensor.shape != values.shape or tensor.dtype != values.dtype:
+        raise RefusedMessage(
+            Reason.PAYLOAD,
+            f"{tensor.numel()} parameters, {tensor.dtype}, came for {values.numel()}, {values.dtype}",
+        )
+    if (message.version, message.weight, message.learning_rate) != (0, 1.0, 0.0):
+        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
+    if message.step < 0:  # how many steps lie between two exchanges is the worker's to say
+        raise RefusedMessage(Reason.STEP, f"parameters of step {message.step} came")
+
+
 def admit_bare(message: Message) -> None:
     """Lets in a message that says nothing but its kind, and perhaps that something is final.
 

@@ -5,7 +5,13 @@ from itertools import permutations
 import pytest
 import torch
 
-from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.communication.message import (
+    Kind,
+    Message,
+    RefusedMessage,
+    pack_tensors,
+    unpack_tensors,
+)
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
@@ -188,3 +194,39 @@ def test_what_no_worker_sends_is_named():
         made.on_message(2, Message(Kind.PUSH, torch.zeros(3)))
     with pytest.raises(RunError, match="a VECTOR came without its tensor"):
         made.on_message(2, Message(Kind.VECTOR))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (offer([0.0, 0.0]), "payload"),
+        (offer([0, 0, 0]), "payload"),
+        (offer([0.0, 0.0, 0.0], step=-1), "step"),
+        (offer([0.0, 0.0, 0.0])._replace(version=1), "numbers"),
+        (offer([0.0, 0.0, 0.0])._replace(weight=2.0), "numbers"),
+        (Message(Kind.PARAMETERS, torch.zeros(3)), "sender"),
+        (Message(Kind.PULL, stop=True), "sender"),
+        (Message(Kind.PULL, torch.zeros(3)), "payload"),
+        (Message(Kind.LEAVE, torch.zeros(2)), "payload"),
+        (Message(Kind.LEAVE, version=1), "numbers"),
+    ],
+)
+def test_what_no_worker_of_ours_sends_leaves_the_centre_where_it_is(message, reason):
+    made = centre(HALF)
+    with pytest.raises(RefusedMessage) as refused:
+        made.on_message(2, message)
+    assert refused.value.reason == reason
+    assert pulled(made).tensor.tolist() == START.tolist()
+    assert made.steps == {0: 0, 2: 0, 5: 0}
+
+
+def test_the_centre_is_given_once_and_first():
+    with pytest.raises(RefusedMessage) as early:
+        CentreServer(WORKERS, HALF).on_message(2, offer([0.0, 0.0, 0.0]))
+    with pytest.raises(RefusedMessage) as again:
+        centre(HALF).on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
+    made = centre(QUARTER_TOGETHER)
+    made.on_message(2, offer([0.0, 0.0, 0.0]))
+    with pytest.raises(RefusedMessage) as twice:
+        made.on_message(2, offer([0.0, 0.0, 0.0]))
+    assert [each.value.reason for each in (early, again, twice)] == ["order"] * 3

@@ -1,9 +1,11 @@
 """A leaf by hand-written messages, without any network: workers 0, 1, 2 of 0 … 4; leaves 5, 6; roots 7, 8."""
 
+import math
+
 import pytest
 import torch
 
-from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
+from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
@@ -18,6 +20,16 @@ PLAN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)
 
 def leaf(index=0, groups=2):
     return LeafServer(Levels.of(CAST, groups), index)
+
+
+def begun(index=0):
+    """A leaf whose workers have the parameters to begin with."""
+    made = leaf(index)
+    for worker in Levels.of(CAST, 2).groups[index]:
+        made.on_message(worker, Message(Kind.PULL))
+    made.on_message(7, from_root([0.0], version=0, step=0, kind=Kind.PARAMETERS))
+    made.on_message(8, from_root([0.0, 0.0], version=0, step=0, kind=Kind.PARAMETERS))
+    return made
 
 
 def push(values, step=0, weight=1.0, stop=False):
@@ -44,7 +56,7 @@ def test_neighbours_share_a_leaf_and_some_leaves_may_have_nobody():
 
 
 def test_one_mean_goes_up_weighted_with_its_samples():
-    made = leaf(1)
+    made = begun(1)
     assert made.on_message(4, push([8.0, 0.0, 0.0], weight=0.5)) == []
     assert made.on_message(2, push([2.0, 4.0, 5.0])) == []
     replies = made.on_message(3, push([4.0, 6.0, 15.0], stop=True))
@@ -53,14 +65,14 @@ def test_one_mean_goes_up_weighted_with_its_samples():
 
 
 def test_only_empty_batches_weigh_nothing():
-    made = leaf(0)
+    made = begun(0)
     made.on_message(0, push([0.0, 0.0, 0.0], weight=0.0))
     replies = made.on_message(1, push([0.0, 0.0, 0.0], weight=0.0))
     assert [reply.weight for _, reply in replies] == [0.0, 0.0]
 
 
 def test_the_roots_answers_are_put_together_for_all_of_the_group():
-    made = leaf(1)
+    made = begun(1)
     for worker in (2, 3, 4):
         made.on_message(worker, push([1.0, 1.0, 1.0]))
     assert made.on_message(8, from_root([5.0, 6.0], version=4)) == []
@@ -127,3 +139,43 @@ def test_who_is_not_of_the_group_is_named():
         leaf(0).on_message(3, push([1.0]))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 1"):
         leaf(0).on_message(1, Message(Kind.VECTOR, torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (push([1.0, 1.0]), "payload"),
+        (push([1, 1, 1]), "payload"),
+        (Message(Kind.PUSH), "payload"),
+        (push([1.0, 1.0, 1.0], weight=math.nan), "numbers"),
+        (push([1.0, 1.0, 1.0], weight=-1.0), "numbers"),
+        (push([1.0, 1.0, 1.0])._replace(version=1), "numbers"),
+        (push([1.0, 1.0, 1.0], step=1), "step"),
+        (push([1.0, 1.0, 1.0], step=-1), "step"),
+        (Message(Kind.PULL, torch.ones(3)), "payload"),
+        (Message(Kind.LEAVE, step=1), "numbers"),
+        (Message(Kind.PARAMETERS, torch.ones(3)), "order"),
+        (Message(Kind.CONFIGURE, torch.ones(3, dtype=torch.uint8)), "malformed"),
+        (Message(Kind.JOIN), "kind"),
+    ],
+)
+def test_what_no_worker_of_ours_sends_changes_nothing(message, reason):
+    made = begun(0)
+    with pytest.raises(RefusedMessage) as refused:
+        made.on_message(1, message)
+    assert refused.value.reason == reason
+    made.on_message(0, push([1.0, 2.0, 3.0]))
+    assert shown(made.on_message(1, push([3.0, 4.0, 5.0]))) == [
+        (7, Kind.PUSH, [2.0]),
+        (8, Kind.PUSH, [3.0, 4.0]),
+    ]
+
+
+def test_nothing_is_pushed_before_the_parameters_or_a_second_time():
+    with pytest.raises(RefusedMessage):
+        leaf(0).on_message(0, push([1.0, 1.0, 1.0]))
+    made = begun(0)
+    made.on_message(0, push([1.0, 1.0, 1.0]))
+    with pytest.raises(RefusedMessage) as refused:
+        made.on_message(0, push([1.0, 1.0, 1.0]))
+    assert refused.value.reason == "order"

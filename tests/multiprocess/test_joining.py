@@ -1,0 +1,160 @@
+"""Workers that join a running job by hand, and leave it again: processes of their own, through the door."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import POLYRHYTHM, Result, Started, environment, shell, wait_for
+from polyrhythm.events import Event, Notice, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+EPOCHS = 10
+TRAIN = [
+    *(
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp(hidden=2048)",
+        "--json",
+        "--batch-size",
+        "8",
+        "--listen",
+        "0",
+    ),
+    *("--workers", "3", "--vacant", "1", "--restarts", "0", "--epochs", str(EPOCHS), "--out", "run"),
+    *("--silence-s", "60"),
+]
+STEPS = EPOCHS * 60
+
+
+class Guest:
+    """`polyrhythm join`, running."""
+
+    def __init__(self, folder: Path, name: str, token_file: Path) -> None:
+        told = json.loads((folder / "run" / "join.json").read_text())
+        self.address = told["address"]
+        self._err = folder / f"{name}.err"
+        with self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [POLYRHYTHM, "join", told["address"], "--token-file", str(token_file), "--threads", "1"],
+                cwd=folder,
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def has_a_place(self) -> bool:
+        assert self.process.poll() is None, self._err.read_text()
+        return self._err.read_text() == "joins as worker 2 (rank 2)\n"
+
+    def result(self) -> Result:
+        status = self.process.wait(120)
+        return Result(status, "", self._err.read_text())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Started]]:
+    started: list[Started] = []
+
+    def run(strategy: str) -> Started:
+        started.append(Started([POLYRHYTHM, *TRAIN, "--strategy", strategy], tmp_path, tmp_path / "run"))
+        started[-1].wait_for(lambda event: isinstance(event, WorkerProgress))
+        return started[-1]
+
+    yield run
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.wait()
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Callable[[str], Guest]]:
+    guests: list[Guest] = []
+
+    def come(name: str) -> Guest:
+        guests.append(Guest(tmp_path, name, tmp_path / "run" / "join-token"))
+        return guests[-1]
+
+    yield come
+    for guest in guests:
+        if guest.process.poll() is None:
+            guest.process.kill()
+            guest.process.wait()
+
+
+def guests_steps(event: Event) -> bool:
+    return isinstance(event, WorkerProgress) and event.worker == 2
+
+
+def notices(run: Path) -> list[str]:
+    return [event.text for event in read_events(run / "events.jsonl") if isinstance(event, Notice)]
+
+
+def let_in(command: Started, join: Callable[[str], Guest], name: str) -> Guest:
+    """Starts a guest; the workers that are there wait for it, else a short run would be over before."""
+    ours = command.children()[:2]
+    for worker in ours:
+        os.kill(worker, signal.SIGSTOP)
+    guest = join(name)
+    wait_for(guest.has_a_place, "a place")
+    for worker in ours:
+        os.kill(worker, signal.SIGCONT)
+    return guest
+
+
+def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
+    start: Callable[[str], Started], join: Callable[[str], Guest]
+) -> None:
+    command = start("parameter_server")
+    first = let_in(command, join, "first")
+    command.wait_for(guests_steps)
+    first.process.terminate()
+    left = first.result()
+    assert left.status == os.EX_TEMPFAIL, left.err
+    second = let_in(command, join, "second")
+    figures = command.result().figures
+    done = second.result()
+    assert done.status == 0, done.err
+    assert done.err.splitlines()[-1] == "done: all its steps are taken"
+    assert (figures["workers_lost"], figures["workers_joined"]) == (2, 2)
+    assert (figures["steps"], figures["images_not_seen"]) == (STEPS, 0)
+    # no gradient of anybody is lost, or applied twice
+    assert sum(figures["staleness"]["histogram"].values()) == 3 * STEPS
+    said = notices(command.run)
+    assert any(text.endswith("left: its host asked it to; its place is vacant") for text in said), said
+    assert not (command.run / "join.json").exists()
+    assert not (command.run / "join-token").exists()
+
+
+def test_a_worker_joins_those_who_go_in_step_and_a_stranger_does_not(
+    start: Callable[[str], Started], join: Callable[[str], Guest], tmp_path: Path
+) -> None:
+    command = start("synchronous")
+    guest = let_in(command, join, "guest")
+    address = guest.address
+    (tmp_path / "wrong").write_text("not the token of this run")
+    leader = command.children()[0]
+    os.kill(leader, signal.SIGSTOP)
+    (refused,) = shell(tmp_path, ["join", address, "--token-file", "wrong"])
+    os.kill(leader, signal.SIGCONT)
+    assert refused.status == 2
+    assert refused.complaint == f"the run at {address} has another token: give its own"
+    figures = command.result().figures
+    assert guest.result().status == 0
+    assert (figures["workers_lost"], figures["workers_joined"]) == (1, 1)
+    assert (figures["steps"], figures["images_not_seen"]) == (STEPS, 0)
+    assert figures["test_top1"] > 0.9
+    told = [text for text in notices(command.run) if text.startswith("the door refused")]
+    assert len(told) == 2
+    assert told[0].endswith(" (token): it does not know the token")
+    assert told[1] == "the door refused 1 visitor: 1 token"
