@@ -1,6 +1,6 @@
 """Stragglers: workers whose own steps take much longer than the others', as the leader hears of them.
 
-    own time of a step = (time between two reports - waiting - pauses) / steps,   over the last `REPORTS` reports
+    own time of a step = (time between two reports - waiting - pauses) / steps,   over the last `WINDOW_S` seconds
     straggler          = own time > median * (1 + max(EXCESS, SPREAD / sqrt(steps)))
 
 The second term keeps drawn step times, whose spread is as large as their mean, from being taken for slowness.
@@ -11,13 +11,25 @@ from __future__ import annotations
 from collections import deque
 from math import sqrt
 from statistics import median_low
+from typing import NamedTuple
 
 from polyrhythm.events import Straggler, WorkerProgress
 
-REPORTS = 3
+REPORTS, WINDOW_S = 3, 5.0
+"""At least so many reports, and so many seconds, are judged by."""
+
 EXCESS, SPREAD = 0.5, 5.0
 _ENOUGH = 0.5
 """Of the excess: whoever has less than this share of it keeps up again."""
+
+_WORSE = 1.5
+"""Whoever has kept up again is named anew only if it is so many times as slow as it was said to be before."""
+
+
+class _Stretch(NamedTuple):
+    seconds: float
+    own_s: float
+    steps: int
 
 
 class Stragglers:
@@ -25,9 +37,10 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._reported_s: dict[int, tuple[float, float]] = {}
-        self._stretches: dict[int, deque[tuple[float, int]]] = {}
+        self._stretches: dict[int, deque[_Stretch]] = {}
         self._step_s: dict[int, float] = {}
         self._named: set[int] = set()
+        self._said: dict[int, float] = {}
         self._usual_s = 0.0
         self._since_usual = 0
 
@@ -43,18 +56,19 @@ class Stragglers:
         self._reported_s[worker] = event.time_s, paused_s
         if before is None or not event.steps:  # the first report is of a warm-up
             return None
-        own_s = event.time_s - before[0] - (paused_s - before[1]) - event.wait_s
-        stretches = self._stretches.setdefault(worker, deque(maxlen=REPORTS))
-        stretches.append((max(0.0, own_s), event.steps))
-        steps = sum(count for _, count in stretches)
-        self._step_s[worker] = sum(seconds for seconds, _ in stretches) / steps
-        if len(stretches) < REPORTS or len(self._step_s) == 1:
-            return None
-        return self._judge(event, steps)
+        seconds = event.time_s - before[0] - (paused_s - before[1])
+        stretches = self._stretches.setdefault(worker, deque())
+        stretches.append(_Stretch(seconds, max(0.0, seconds - event.wait_s), event.steps))
+        while len(stretches) > REPORTS and sum(each.seconds for each in list(stretches)[1:]) >= WINDOW_S:
+            stretches.popleft()
+        steps = sum(each.steps for each in stretches)
+        self._step_s[worker] = sum(each.own_s for each in stretches) / steps
+        enough = len(stretches) >= REPORTS and sum(each.seconds for each in stretches) >= WINDOW_S
+        return self._judge(event, steps) if enough and len(self._step_s) > 1 else None
 
     def forget(self, worker: int) -> None:
         """A worker is gone; its successor is another."""
-        for known in (self._reported_s, self._stretches, self._step_s):
+        for known in (self._reported_s, self._stretches, self._step_s, self._said):
             known.pop(worker, None)
         self._named.discard(worker)
 
@@ -64,8 +78,9 @@ class Stragglers:
             return None
         worker, slowdown = event.worker, self._step_s[event.worker] / usual_s
         excess = max(EXCESS, SPREAD / sqrt(steps))
-        if worker not in self._named and slowdown > 1 + excess:
+        if worker not in self._named and slowdown > max(1 + excess, _WORSE * self._said.get(worker, 0.0)):
             self._named.add(worker)
+            self._said[worker] = slowdown
             step_s = self._step_s[worker]
             text = (
                 f"worker {worker} is a straggler: its own part of a step takes {step_s:.3g} s, {slowdown:.1f} times "

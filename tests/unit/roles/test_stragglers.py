@@ -47,6 +47,25 @@ def test_a_straggler_is_named_once_with_its_slowdown_and_again_when_it_keeps_up(
     assert after[0].slowdown < 1.25
 
 
+def test_short_stretches_are_gathered_for_five_seconds() -> None:
+    reports = Reports()
+    rounds = [reports.round(0.001, 0.001, 0.003) for _ in range(60)]  # reports of 0.1 and 0.3 s
+    (when,) = [number for number, said in enumerate(rounds) if said]
+    assert when == 17  # after the warm-up, 17 of 0.3 s are more than 5 s
+
+
+def test_who_keeps_flapping_is_named_once_unless_it_gets_worse() -> None:
+    reports = Reports()
+    said: list[Straggler] = []
+    for slow in (0.2, 0.1, 0.2, 0.1, 0.35, 0.1):
+        for _ in range(4):
+            said += reports.round(0.1, 0.1, slow)
+    assert [round(each.slowdown, 1) for each in said if "straggler" in each.text] == [
+        2.0,
+        pytest.approx(3.5, abs=1),
+    ]
+
+
 def test_waiting_is_not_slowness() -> None:
     """In step with others, everybody's steps take equally long; the slow one alone does not wait."""
     reports = Reports()
