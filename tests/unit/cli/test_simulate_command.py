@@ -90,7 +90,8 @@ def test_it_leaves_what_train_leaves_and_a_timeline(
     assert figures["hosts"] == 3
     assert figures["price"] == pytest.approx(3 * 0.19 * figures["seconds"] / 3600, rel=1e-12)
     last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
-    assert {**last["result"], "held_back": figures["held_back"], "stragglers": {}} == figures
+    told = {"held_back": figures["held_back"], "stragglers": {}, "restarts": 0, "updates_lost": 0}
+    assert {**last["result"], **told} == figures
     assert figures["held_back"]["cause"] == "compute"
     cluster = open_cluster(folder / "cluster.yaml")
     assert str(cluster.step_time) == "constant(seconds=2.0)"
