@@ -99,8 +99,12 @@ class Bundle:
     _strangers: int = 0
     _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
 
-    def go_on(self, rate: float) -> None:
-        """Lets its flows go on at another rate from now on, and plans; called when a flow has just come or gone."""
+    def refill(self) -> None:
+        """Takes all that its links have, and plans; called when a flow has just come or gone."""
+        rate, size = self.limit, self.size
+        for link in self.links:
+            share = link.bandwidth / size
+            rate = share if share < rate else rate
         self.rate = rate
         if self._strangers:
             self._forget_strangers()

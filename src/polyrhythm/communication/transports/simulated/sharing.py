@@ -112,21 +112,14 @@ class Sharing:
     def _refill_alone(self, changed: Iterable[Bundle]) -> bool:
         """Settles bundles that share no coupling link with others; stops where one does, and says no."""
         for bundle in changed:
-            size = bundle.size
-            if not size:
-                for link in bundle.links:
-                    if link.bundles:
-                        return False
+            for link in bundle.links:
+                if len(link.bundles) > (bundle.size > 0):
+                    return False
+            if not bundle.size:
                 self._bundles.pop((bundle.links, bundle.limit), None)
                 continue
-            rate = bundle.limit
-            for link in bundle.links:
-                if len(link.bundles) > 1:
-                    return False
-                share = link.bandwidth / size
-                rate = share if share < rate else rate
             self.rates_computed += 1
-            bundle.go_on(rate)
+            bundle.refill()
             if bundle.allowed:
                 self._suspect(bundle)
         return True

@@ -74,6 +74,7 @@ class Shard:
         self.trains = self._optimizer.inner is not None
         self._merger = handling.merge.merger()
         self._aggregator = handling.aggregator
+        self._plain = handling.merge.keeps_gradients and not handling.aggregator.robust
         self._copy: Tensor | None = None
 
     def shown(self) -> Tensor:
@@ -135,6 +136,10 @@ class Shard:
         if message.weight <= 0 or self._aggregator.least > 1:
             return {}
         age = version - message.version
+        if self._plain:  # it is applied as it came, and is its own mean
+            if self.trains:
+                self._step(payload(message), message.learning_rate)
+            return {age: 1}
         factor = self._merger.factor(age)
         weight = message.weight * factor
         gradient = self._aggregator.aggregate([self._corrected(entry)], [weight], distances)
