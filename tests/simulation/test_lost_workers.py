@@ -8,7 +8,16 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, uneven, with_batch_norm
+from conformance.jobs import (
+    blobs,
+    make_job,
+    perceptron,
+    result_of,
+    resumed,
+    strategy,
+    uneven,
+    with_batch_norm,
+)
 from polyrhythm.data.sharding import batch_indices
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
@@ -107,6 +116,14 @@ def test_a_successor_does_what_was_left_and_nothing_twice(at_s, pause_s):
         assert result["images_not_seen"] == 0
     else:  # all the others were through before it came
         assert at_s + pause_s > events[-1].time_s - 0.02
+
+
+@pytest.mark.parametrize("spec", ["ssp(s=1)", "ssp(s=2, servers=2)"])
+def test_a_successor_of_bounded_staleness_ends_beside_those_who_wait_for_it(spec):
+    """It comes when the others are nearly through; they stay at their last step until it has taken all of its own."""
+    result = result_of(events_of(job_of(spec), [(0.03, 1)], [(0.15, 1)]))
+    assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (1, 1, 0)
+    assert sum(result["staleness"]["histogram"].values()) == 3 * STEPS * strategy(spec).server_count
 
 
 def test_all_but_the_leader_may_be_lost_and_more_than_once():

@@ -13,7 +13,7 @@ class ClockBound(Invariant):
     """Keeps every pusher's clock on every server, from the messages alone.
 
     A lost pusher counts for nothing until its successor asks; that one's clock begins at the slowest of those that are
-    there, if the other fell before that.
+    there, if the other fell before that, and does not pass them while it catches up.
 
     Args:
         cast: who does what.
@@ -36,8 +36,7 @@ class ClockBound(Invariant):
         if event.message is None or event.message.kind is Kind.LEAVE:
             gone.add(event.source)
         elif event.message.kind is Kind.PUSH:
-            clock = event.message.step + 1 + self._credits[event.server][event.source]
-            clocks[event.source] = max(clocks[event.source], clock)
+            self._move(event.server, event.source, event.message.step + 1)
         elif event.message.kind is Kind.PULL and not event.message.stop and event.source in gone:
             others = [clock for pusher, clock in clocks.items() if pusher not in gone]
             behind = max(0, min(others, default=0) - clocks[event.source])
@@ -50,6 +49,14 @@ class ClockBound(Invariant):
         for to, reply in event.replies:
             if to in clocks and to not in gone and reply.kind is Kind.PARAMETERS:
                 self._check(event, to, min(present), fresh=reply.tensor is not None)
+
+    def _move(self, server: int, pusher: int, steps: int) -> None:
+        clocks, credits = self._clocks[server], self._credits[server]
+        if steps <= clocks[pusher] - credits[pusher]:  # it has come before
+            return
+        others = [clocks[other] for other in clocks if other not in {pusher, *self._gone[server]}]
+        credits[pusher] = max(0, min(credits[pusher], min(others, default=0) - steps))
+        clocks[pusher] = steps + credits[pusher]
 
     def _check(self, event: Handled, to: int, slowest: int, *, fresh: bool) -> None:
         clock = self._clocks[event.server][to]

@@ -16,7 +16,7 @@ Otherwise the answer is empty, and the worker applies its own gradient to its ow
 M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
 from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
 successor of a lost worker takes the steps that are left of that one's, and its clock begins at the slowest of the
-others', so that nobody waits until it has caught up.
+others', so that nobody waits until it has caught up; as it catches up, its clock stays behind theirs.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class BoundedStalenessGate:
 
     def ask(self, pusher: int, step: int) -> Decision:
         """Answers with parameters, as soon as the slowest are near enough."""
-        self._clocks[pusher] = step + self._credits[pusher]
+        self._set_clock(pusher, step)
         self._copied[pusher] = -1
         self._waiting.add(pusher)
         return self._decide()
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies the gradient, and answers all that may go on."""
-        self._clocks[pusher] = step + 1 + self._credits[pusher]
+        self._set_clock(pusher, step + 1)
         self._waiting.add(pusher)
         return self._decide((pusher,))
 
@@ -120,6 +120,14 @@ class BoundedStalenessGate:
         """Takes back the clocks."""
         self._clocks = list(state["clocks"])
         self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
+
+    def _set_clock(self, pusher: int, steps: int) -> None:
+        """Counts a credit only as far as it is still behind: else it would wait for those who have done all steps."""
+        if self._credits[pusher]:
+            others = [self._clocks[other] for other in self._present if other != pusher]
+            behind = max(0, min(others, default=0) - steps)
+            self._credits[pusher] = min(self._credits[pusher], behind)
+        self._clocks[pusher] = steps + self._credits[pusher]
 
     def _decide(self, apply: tuple[int, ...] = ()) -> Decision:
         if not self._present:

@@ -188,6 +188,16 @@ class TestBoundedStaleness:
         )  # 0 has to ask again after a resumption
         assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))
 
+    def test_a_successor_never_waits_for_who_has_done_all_steps(self):
+        """0 and 2 have done all three, and stay until 1 has as well."""
+        gate = BoundedStaleness(s=1).gate(3)
+        gate.leave(1)
+        for step in range(3):
+            for pusher in (0, 2):
+                gate.arrive(pusher, step)
+        gate.join(1)
+        assert [gate.ask(1, 0).answer, *(gate.arrive(1, step).answer for step in range(3))] == [(1,)] * 4
+
     def test_s_0_is_the_synchronous_gate(self):
         for order in itertools.permutations(range(3)):
             ours, theirs = BoundedStaleness(s=0, cached_reads=True).gate(3), Synchronous().gate(3)
