@@ -114,6 +114,21 @@ def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(s
     assert resumed.figures["steps"] == STEPS
 
 
+def test_workers_that_average_models_go_on_without_a_killed_one_and_with_its_successor(
+    start: Starter,
+) -> None:
+    """What it did in its round is not seen; its successor is there for the next one."""
+    wide = ("--model", "mlp(hidden=4096)")
+    command = start("local_sgd(steps=8)", *wide)
+    command.wait_for(under_way)
+    os.kill(command.children()[1], signal.SIGKILL)
+    command.wait_for(lambda event: isinstance(event, WorkerJoined))
+    figures = command.result().figures
+    assert (figures["workers_lost"], figures["workers_joined"], figures["steps"]) == (1, 1, STEPS)
+    assert 0 < figures["images_not_seen"] <= 8 * 8
+    assert figures["test_top1"] > 0.85
+
+
 def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(start: Starter) -> None:
     """Each step stays the batch that it was; successors get parameters and momentum."""
     wide = ("--model", "mlp(hidden=8192)")  # whose steps take long enough for a successor to come
