@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.config.checkpointed import best_of
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
@@ -33,13 +34,15 @@ def evaluate(
     """Tests a model, or several that vote, on the test images of some data.
 
     Args:
-        weights: a run folder or a file of weights; several make an ensemble, the mean of their probabilities.
+        weights: a run folder, a file of weights or a checkpoint of a run; several make an ensemble, the mean of their
+            probabilities.
         data: what to test on; None: what the run was trained on.
         model: the network; None: the run's.
         batch_size: images at a time.
         device: `cpu`, `cuda` or `auto`.
         **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and `scales`
-            (a list of pixels), see `Views`; `greedy`: choose the members on every second test image, and test on the
+            (a list of pixels), see `Views`; `best`: test the runs' checkpoints of the highest test accuracy; `greedy`:
+            choose the members on every second test image, and test on the
             others.
 
     Returns:
@@ -51,6 +54,8 @@ def evaluate(
         RequestError: something in the request is wrong.
     """
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
+    if options.pop("best", False):
+        paths = [best_of(Path(path)) for path in paths]
     views = _views(options)
     greedy = bool(options.pop("greedy", False))
     if greedy and len(paths) < 2:

@@ -35,6 +35,9 @@ def evaluate(
     scales: Annotated[
         str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Test the runs' best checkpoints (train with --keep-best).")
+    ] = False,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Choose the members on every second image; test on the others.")
     ] = False,
@@ -68,6 +71,7 @@ def evaluate(
         ten_crop=ten_crop,
         flip=flip,
         scales=numbers("--scales", scales),
+        best=best,
         greedy=greedy,
     )
     if json:

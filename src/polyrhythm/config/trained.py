@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyrhythm.config.checkpointed import fill, is_last, run_of
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
 from polyrhythm.data.dataset import Dataset
@@ -52,7 +53,7 @@ def load_trained(
     """Opens a trained network and its data.
 
     Args:
-        weights: a run folder or a file of weights.
+        weights: a run folder, a file of weights, or a checkpoint of a run.
         data: None: what the run was trained on.
         model: the network; None: the run's.
         device: `cpu`, `cuda` or `auto`.
@@ -83,7 +84,15 @@ def load_trained(
         dataset = replace(dataset, image_shape=(dataset.image_shape[0], size, size))
     file = weights_file(path)
     place = device_from(device)
-    replica = model_maker(model, dataset, str(file))().to(place)
+    run = run_of(path)
+    if run is not None and is_last(path) and (run / MODEL_FILE).is_file():
+        file, run = run / MODEL_FILE, None  # workers may have come together after their last checkpoint
+    if run is None:
+        replica = model_maker(model, dataset, str(file))().to(place)
+    else:
+        replica = model_maker(model, dataset, known.get("weights"), known.get("freeze", "none"))()
+        fill(replica, file)
+        replica = replica.requires_grad_().to(place)
     return Trained(path, file, replica, name_of(model), dataset, place)
 
 
@@ -108,4 +117,6 @@ def facts_of(path: Path) -> dict[str, Any]:
                 f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
             )
         return read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
+    if (run := run_of(path)) is not None:
+        return read_recipe(run / CONFIG_FILE)
     return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

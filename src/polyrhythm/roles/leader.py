@@ -147,7 +147,8 @@ class Leader:
             self._others.wait_for_step(state.account.step)
         if not last:  # the final model is tested when all have left
             self._evaluate(epoch + 1, presented)
-        self._save(epoch + 1, state.account.step, None if last or self._found is None else self._found.top1)
+        top1 = None if last or self._found is None else self._found.top1
+        self._save(epoch + 1, state.account.step, top1, presented)
         self._paused_s += self._world.clock.now() - paused_at
 
     def interrupted(self, state: WorkerState) -> None:
@@ -236,7 +237,9 @@ class Leader:
             return None
         return Archivist(self._archive, self._world.activity, self._emit, beside=self._world.pace.live)
 
-    def _save(self, epoch: int, step: int, top1: float | None = None) -> None:
+    def _save(
+        self, epoch: int, step: int, top1: float | None = None, presented: Tensor | None = None
+    ) -> None:
         """Copies the run's state and has it written; what workers and servers hand in is a copy already."""
         if self._archivist is None:
             return
@@ -250,6 +253,7 @@ class Leader:
             workers=dict(self._others.states),
             servers=self._others.ask_servers(),
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
+            presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
         )
         self._archivist.begin(snapshot, top1)
 

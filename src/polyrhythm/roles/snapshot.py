@@ -23,6 +23,7 @@ class Snapshot:
         workers: the latest state of every worker that had sent one.
         servers: one state a server.
         average: the moving average of the weights, if there is one.
+        presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
     """
 
     epoch: int
@@ -32,6 +33,14 @@ class Snapshot:
     workers: dict[int, WorkerState]
     servers: list[State] = field(default_factory=list)
     average: dict[str, Tensor] = field(default_factory=dict)
+    presented: Tensor | None = None
+
+    @property
+    def tested(self) -> Tensor:
+        """The parameters, `(n,)`, of the model as it is tested and saved."""
+        if self.average:
+            return self.average["value"]
+        return self.parameters if self.presented is None else self.presented
 
     def worker(self, index: int, replicated: bool) -> WorkerState:
         """Gives a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
@@ -46,6 +55,8 @@ class Snapshot:
             named |= {f"worker.{index}.{name}": value for name, value in worker.tensors().items()}
         for index, (tensors, _) in enumerate(self.servers):
             named |= {f"server.{index}.{name}": value for name, value in tensors.items()}
+        if self.presented is not None:
+            named["presented"] = self.presented
         return named | {f"average.{name}": value for name, value in self.average.items()}
 
     def facts(self) -> dict[str, Any]:
@@ -76,6 +87,7 @@ class Snapshot:
             workers,
             servers,
             _below("average.", tensors),
+            tensors.get("presented"),
         )
 
 
