@@ -151,6 +151,11 @@ class ReplicatedServer:
         """Takes an entry of its own shard; its answers wait until the backup has it as well."""
         if self._own.done:  # the backup may be through, and acknowledges nothing any more
             return [] if message is None else self._own.on_message(source, message)
+        relayed = message
+        if (
+            message is not None and message.kind is Kind.PARAMETERS
+        ):  # which this server changes in place from now on
+            relayed = message.received()
         entry = self._log.take(source, message)
         if message is not None and message.kind is Kind.LEAVE:
             entry.replies.append((source, Message(Kind.LEAVE)))  # else nobody would know that both have it
@@ -158,7 +163,7 @@ class ReplicatedServer:
         if self._backup is None:
             return self._release()
         announced = Message(Kind.RELAY, step=self._numbers[source], stop=message is None)
-        following = [] if message is None else [(self._backup, message)]
+        following = [] if relayed is None else [(self._backup, relayed)]
         return [(self._backup, announced), *following]
 
     def _acknowledged(self, message: Message) -> list[Reply]:
