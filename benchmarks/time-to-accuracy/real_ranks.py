@@ -2,7 +2,7 @@
 
     python benchmarks/time-to-accuracy/real_ranks.py [--seeds 3] [--strategies "S1; S2"] [--out DIR]
 
-The job is that of `measure.py`, on four hosts. A step computes real gradients and sleeps 10 ms, so that two cores carry
+The job is that of `task.py`, on four hosts. A step computes real gradients and sleeps 10 ms, so that two cores carry
 four ranks; a straggler sleeps three times as long. Needs root, for the namespaces.
 """
 
@@ -16,54 +16,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from task import SLOW_RANK, SLOWER, Trial, Watch, cell, cluster_of, job_of, some_fashion
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import BATCH, EPOCHS, NETWORKS, RATE, Trial, Watch, cell, some_fashion
-
 from namespaces import Host, shaped_hosts
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.config.assemble import strategy_from
-from polyrhythm.data.dataset import Dataset
-from polyrhythm.models.create import create_model
-from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.roles.job import Job
 from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World
-from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.schedules.constant import Constant
 from ranks import on_hosts
 
 HOSTS = 4
 RATES_BITS_PER_S = {"100 Mb/s": 1e8, "1 Gb/s": 1e9}
 STRATEGIES = ("synchronous(collective=ring)", "sgp")
-STEP_S, SLOW_RANK, SLOWER = 0.01, 3, 3.0
+STEP_S = 0.01
 COMPUTING_S = 0.002
 """What a real step takes beside its sleep, on the machine of the results; the simulation is told."""
-
-
-def job_of(data: Dataset, spec: str, seed: int) -> Job:
-    """Makes the job: `mlp` with the learning rate of the study."""
-    strategy = strategy_from(spec)
-    return Job(
-        strategy=strategy,
-        workers=HOSTS,
-        dataset=data,
-        make_model=lambda: create_model("mlp", classes=10, image_shape=data.image_shape),
-        model_name="mlp",
-        learning=Learning(
-            optimizer=SGD(lr=RATE / strategy.updates_per_step(HOSTS)),
-            schedule=Constant(),
-            epochs=EPOCHS,
-            batch_size=BATCH,
-            seed=seed,
-        ),
-        keeping=Keeping(checkpoints=0),
-    )
 
 
 def slowness(rank: int, straggler: bool) -> float:
@@ -86,14 +59,9 @@ def measured(job: Job, hosts: Sequence[Host], straggler: bool, target: float) ->
 
 def simulated(job: Job, network: str, straggler: bool, target: float) -> tuple[float | None, float]:
     """The same in virtual time."""
-    cluster = Cluster(
-        name=network,
-        hosts=(HostKind(name="host", count=HOSTS, cores=4),),
-        nic=NETWORKS[network],
-        inside=Link(latency_s=2e-5, bandwidth_bytes_per_s=4e9),
-        step_time=f"constant(seconds={STEP_S + COMPUTING_S})",
-        slow={SLOW_RANK: (SLOWER * STEP_S + COMPUTING_S) / (STEP_S + COMPUTING_S)} if straggler else {},
-    )
+    whole_s = STEP_S + COMPUTING_S
+    slower = (SLOWER * STEP_S + COMPUTING_S) / whole_s if straggler else 1.0
+    cluster = cluster_of(network, HOSTS, f"constant(seconds={whole_s})", slower)
     watch = Watch(target)
     layout = lay_out(cluster, HOSTS, 0, job.strategy.server_placement)
     simulate_on(layout, job, watch.on_event, stop=watch.stop)
@@ -134,7 +102,7 @@ def main() -> None:
             for spec in chosen.strategies:
                 for straggler in (False, True):
                     for seed in range(chosen.seeds):
-                        job = job_of(data, spec, seed)
+                        job = job_of(data, spec, HOSTS, seed)
                         which = spec, network, straggler, seed
                         real.append(Trial(*which, *measured(job, hosts, straggler, chosen.target)))
                         virtual.append(Trial(*which, *simulated(job, network, straggler, chosen.target)))
