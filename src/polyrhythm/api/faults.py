@@ -11,6 +11,13 @@ from polyrhythm.strategies.strategy import Strategy
 REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
 """One strategy a family: where all run the same code, these are tested on real processes for the others."""
 
+VARIATIONS = (
+    "parameter_server(consistency=synchronous)",
+    "parameter_server(servers=2, replicas=2)",
+    "easgd(mode=synchronous, tau=1)",
+)
+"""Strategies of other outcomes than with their defaults."""
+
 CUT_OFF_TESTED = (*REPRESENTATIVES, "d_psgd", "parameter_server(consistency=synchronous)")
 """Strategies of which a host is really cut off in a test."""
 
