@@ -28,8 +28,7 @@ AUGMENT = (
     "crop(padding=2); flip; rotation(strength=15, probability=0.3); stretching(strength=0.2, probability=0.3); "
     "lens_distortion(strength=0.2, probability=0.2); vignetting(probability=0.2)"
 )
-MEMBERS = 4
-APART = 2
+MEMBERS, NETWORKS, APART = 4, 6, 2
 """A seed's ensemble begins so many networks after that of the seed before: neighbours share half of their members."""
 STUDENT, PLAIN = "distilled", "plain"
 SEEN_IN_TRAINING = 100
@@ -74,21 +73,21 @@ class Bench:
         self.tested = (dataset.test.images(test), dataset.test.labels[test])
         self.folder, self.size = folder, size
 
-    def train(self, seed: int) -> None:
+    def train(self, seed: int, *, student: bool = True) -> None:
         """Trains the networks of a seed that are not there."""
         self._train(f"{seed}-{PLAIN}", seed)
         for number in self._numbers(seed):
             self._train(f"member{number}", 1000 + number, augment=AUGMENT)
-        teachers = "; ".join(str(member) for member in self.members(seed))
-        self._train(f"{seed}-{STUDENT}", seed, augment=AUGMENT, teacher=teachers)
+        if student:
+            teachers = "; ".join(str(member) for member in self.members(seed))
+            self._train(f"{seed}-{STUDENT}", seed, augment=AUGMENT, teacher=teachers)
 
     def members(self, seed: int) -> list[Path]:
         """Gives the run folders of an ensemble."""
         return [self.folder / f"member{number}" for number in self._numbers(seed)]
 
     def _numbers(self, seed: int) -> list[int]:
-        networks = max(MEMBERS, APART * self.size.seeds)
-        return [(APART * seed + number) % networks for number in range(MEMBERS)]
+        return [(APART * seed + number) % NETWORKS for number in range(MEMBERS)]
 
     def _train(self, name: str, seed: int, **options: Any) -> None:
         if (self.folder / name / "model.safetensors").exists():
@@ -124,7 +123,7 @@ class Bench:
         together = self._tested(members, **views)
         seen = [_error(member) for member in together["members"]]
         lost = [self._lost(run) for run in (self.folder / f"{seed}-{PLAIN}", members[0])]
-        return {
+        found = {
             "plain": self.error(self.folder / f"{seed}-{PLAIN}"),
             "+ augmentation": self.error(members[0]),
             "+ flip": self.error(members[0], flip=True),
@@ -132,16 +131,19 @@ class Bench:
             "+ ensemble of 4": _error(together),
             "best member": min(seen),
             "mean member": mean(seen),
-            "distilled": self.error(student, **views),
-            "distilled, seen once": self.error(student),
             "lost at the middle strength, plain": lost[0],
             "lost at the middle strength, augmented": lost[1],
         }
+        if student.exists():
+            found |= {"distilled": self.error(student, **views), "distilled, seen once": self.error(student)}
+        return found
 
     def _lost(self, run: Path) -> float:
         """Gives the mean points of accuracy that augmentations of the middle strength cost."""
         data = (self.learned, self.tested)
-        (found,) = polyrhythm.robustness(run, data=data, model=MODEL, kinds=HARMED_BY)["models"]
+        (found,) = polyrhythm.robustness(
+            run, data=data, model=MODEL, images=self.size.test_images, kinds=HARMED_BY
+        )["models"]
         return 100 * mean(found["clean_top1"] - each["top1"][MIDDLE] for each in found["declines"])
 
 
@@ -151,14 +153,15 @@ def _error(tested: dict[str, Any]) -> float:
 
 def summary(each: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
     """Gives mean and deviation over seeds of every figure, and the figures themselves."""
-    return {
-        name: {
-            "mean": round(mean(one[name] for one in each), 2),
-            "deviation": round(stdev(one[name] for one in each), 2) if len(each) > 1 else None,
-            "each": [round(one[name], 2) for one in each],
+    found = {}
+    for name in dict.fromkeys(name for one in each for name in one):
+        values = [one[name] for one in each if name in one]
+        found[name] = {
+            "mean": round(mean(values), 2),
+            "deviation": round(stdev(values), 2) if len(values) > 1 else None,
+            "each": [round(value, 2) for value in values],
         }
-        for name in each[0]
-    }
+    return found
 
 
 def main() -> None:
@@ -167,8 +170,9 @@ def main() -> None:
     parser.add_argument("what", choices=("train", "test"))
     parser.add_argument("--folder", type=Path, required=True, help="of the trained networks")
     parser.add_argument("--images", type=int, default=1000, help="training images")
-    parser.add_argument("--test-images", type=int, default=4000)
+    parser.add_argument("--test-images", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=28)
+    parser.add_argument("--students", type=int, default=3, help="of so many seeds a student is trained")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--scales", type=int, nargs="+", default=[28, 32])
     parser.add_argument("--out", type=Path, help="a file for what is printed")
@@ -178,7 +182,7 @@ def main() -> None:
     bench = Bench(chosen.folder, size)
     if chosen.what == "train":
         for seed in range(size.seeds):
-            bench.train(seed)
+            bench.train(seed, student=seed < chosen.students)
         return
     report = {"model": MODEL, "augment": AUGMENT, **asdict(size)}
     figures = summary([bench.test(seed) for seed in range(size.seeds)])
