@@ -13,7 +13,14 @@ def vector(spec, workers, **learning):
     return vector_of(simulated(make_job(spec, workers, dtype=torch.float64, **learning), UNEVEN).models[0])
 
 
-@pytest.mark.parametrize("inside", ["local_sgd(steps=3)", "local_sgd(steps=4, optimizer_state=average)"])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "local_sgd(steps=3)",
+        "local_sgd(steps=4, optimizer_state=average)",
+        "hierarchical_averaging(group=2, steps=2, steps_between=4)",
+    ],
+)
 def test_one_group_is_its_inside_strategy(inside):
     found = vector(f"mixed(replicas=3, inside={inside})", 3, optimizer="adam")
     torch.testing.assert_close(found, vector(inside, 3, optimizer="adam"), rtol=1e-12, atol=1e-13)

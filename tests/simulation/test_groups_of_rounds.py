@@ -76,7 +76,8 @@ def test_free_running_groups_lose_and_double_nothing_when_they_are_resumed(
 REFUSED = {
     "lazy_synchronous": "gradients travel while the next forward pass runs",
     "parallel_sgd": "its workers meet in the end only",
-    "bmuf": "points of its own",
+    "bmuf": "its rounds begin at points, or at times, of their own",
+    "post_local_sgd": "its rounds begin at points, or at times, of their own",
     "d_psgd": "its workers never hold the same model",
     "ad_psgd": "its workers never hold the same model",
     "parameter_server": "it has servers of its own",

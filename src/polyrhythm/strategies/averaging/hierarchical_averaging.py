@@ -27,6 +27,7 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
@@ -52,6 +53,8 @@ class HierarchicalAveraging(Averaging):
         use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
         when_a_worker_dies=MEET_AGAIN,
     )
+
+    offers: ClassVar[Offer] = Offer.MODELS
 
     group: int = Field(default=2, ge=2)
     steps: Count = 2

@@ -237,4 +237,6 @@ def _reason(inside: Strategy) -> str:
         return "its workers meet in the end only"
     if inside.round_steps(2) == 1:
         return "its gradients travel while the next forward pass runs, which begins with what servers answer"
-    return "its rounds go on from points of its own, and servers would put the workers elsewhere"
+    return (
+        "its rounds begin at points, or at times, of their own, and servers would put the workers elsewhere"
+    )
