@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.simulation.adversary import Adversary
+from polyrhythm.simulation.fault import FaultyRun
 from polyrhythm.simulation.faulty_links import Passage
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 PATIENCE_S = 60.0
 """Virtual seconds after which a push leaves, with what is known by then."""
@@ -26,7 +23,7 @@ class Collusion:
     """A rule of the links; see `MessageRule`.
 
     Args:
-        scene: the run.
+        run: the run.
         ranks: of the workers that collude.
         attack: what they send.
         concerns: whether a message, at a time, is one that they change.
@@ -34,12 +31,12 @@ class Collusion:
 
     def __init__(
         self,
-        scene: Scene,
+        run: FaultyRun,
         ranks: Sequence[int],
         attack: Adversary,
         concerns: Callable[[Passage, float], bool],
     ) -> None:
-        self._scene = scene
+        self._run = run
         self._there = set(ranks)
         self._attack = attack
         self._concerns = concerns
@@ -54,13 +51,11 @@ class Collusion:
             self._there.discard(source)
             for other in list(self._waiting):
                 self._let_go_if_all(other)
-        if not self._concerns(passage, self._scene.time.now()):
+        if not self._concerns(passage, self._run.time.now()):
             return
         passage.held = True
         self._waiting[server][source] = passage
-        self._scene.time.at(
-            self._scene.time.now() + PATIENCE_S, partial(self._lose_patience, server, passage)
-        )
+        self._run.time.at(self._run.time.now() + PATIENCE_S, partial(self._lose_patience, server, passage))
         self._let_go_if_all(server)
 
     def _lose_patience(self, server: int, passage: Passage) -> None:
@@ -68,7 +63,7 @@ class Collusion:
             self._let_go(server)
 
     def _let_go_if_all(self, server: int) -> None:
-        if self._there.intersection(self._scene.living(sorted(self._there))) <= self._waiting[server].keys():
+        if self._there.intersection(self._run.living(sorted(self._there))) <= self._waiting[server].keys():
             self._let_go(server)
 
     def _let_go(self, server: int) -> None:
@@ -80,4 +75,4 @@ class Collusion:
         agreed = self._attack.agree(gradients)
         for passage in waiting:
             passage.parcel.message = passage.parcel.message._replace(tensor=agreed.clone())
-            self._scene.links.let_go(passage)
+            self._run.links.let_go(passage)

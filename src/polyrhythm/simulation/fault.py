@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 from pydantic import BeforeValidator
 
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
+from polyrhythm.simulation.faulty_links import FaultyLinks
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies.cast import Cast
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 FAULTS = "polyrhythm.simulation.faults"
 
@@ -31,6 +31,40 @@ class Ground(Protocol):
         """The number of each rank's host."""
 
 
+class FaultyRun(Ground, Protocol):
+    """A run, as far as faults reach into it.
+
+    Attributes:
+        time: of all ranks.
+        links: between them.
+    """
+
+    time: VirtualTime
+    links: FaultyLinks
+
+    @property
+    def ranks(self) -> list[SimulatedRank]:
+        """The latest under every number."""
+
+    def kill(self, rank: int) -> None:
+        """Kills a rank; one that has ended already stays as it is."""
+
+    def restart(self, rank: int) -> None:
+        """Starts a successor, unless the rank lives, or the run is over."""
+
+    def living(self, ranks: Sequence[int]) -> list[int]:
+        """Gives those of some ranks that have not ended."""
+
+    def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
+        """Does something when a worker has done so many steps, and is about to begin another."""
+
+    def slow(self, rank: int, factor: Callable[[], float]) -> None:
+        """Lets a worker's steps take longer by a factor, asked when each begins."""
+
+    def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
+        """Does something again and again, while the run goes on."""
+
+
 class Fault(Config):
     """One fault of a run."""
 
@@ -43,11 +77,11 @@ class Fault(Config):
         """
 
     @abstractmethod
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Prepares what is to happen; called before the run begins.
 
         Args:
-            scene: the run.
+            run: what it happens to.
             random: this fault's own stream.
         """
 

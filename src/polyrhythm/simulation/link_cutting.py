@@ -5,34 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING
 
+from polyrhythm.simulation.fault import FaultyRun
 from polyrhythm.simulation.faulty_links import CutLinks
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 def cut_links(
-    scene: Scene, concerns: Callable[[int, int], bool], from_s: float, to_s: float, broken_after_s: float
+    run: FaultyRun, concerns: Callable[[int, int], bool], from_s: float, to_s: float, broken_after_s: float
 ) -> None:
     """Cuts links.
 
     Args:
-        scene: whose.
+        run: whose.
         concerns: whether the link between two ranks is cut; the same both ways.
         from_s: when.
         to_s: until when.
         broken_after_s: the connections are lost after so long.
     """
-    scene.links.cuts.append(CutLinks(concerns, from_s, to_s))
-    scene.links.cuts.sort(key=lambda cut: cut.to_s)
+    run.links.cuts.append(CutLinks(concerns, from_s, to_s))
+    run.links.cuts.sort(key=lambda cut: cut.to_s)
     if from_s + broken_after_s < to_s:
-        scene.time.at(from_s + broken_after_s, partial(_break_links, scene, concerns))
+        run.time.at(from_s + broken_after_s, partial(_break_links, run, concerns))
 
 
-def _break_links(scene: Scene, concerns: Callable[[int, int], bool]) -> None:
-    living = [rank for rank in scene.ranks if rank.alive]
+def _break_links(run: FaultyRun, concerns: Callable[[int, int], bool]) -> None:
+    living = [rank for rank in run.ranks if rank.alive]
     for one, other in combinations(living, 2):
         if concerns(one.rank, other.rank):
             one.break_link(other)

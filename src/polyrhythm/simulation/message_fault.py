@@ -5,17 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, Ground, check_rank
+from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.simulation.faulty_links import Passage
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class LinkFault(Fault):
@@ -69,14 +65,14 @@ class MessageFault(LinkFault):
     probability: Fraction = 1.0
     count: Count | None = None
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Adds its rule to the links."""
         chosen = 0
 
         def rule(passage: Passage) -> None:
             nonlocal chosen
             parcel = passage.parcel
-            if not self.from_s <= scene.time.now() < self.to_s:
+            if not self.from_s <= run.time.now() < self.to_s:
                 return
             if not self.concerns(parcel.source.rank, parcel.to.rank):
                 return
@@ -84,7 +80,7 @@ class MessageFault(LinkFault):
                 chosen += 1
                 self.happen(passage, random)
 
-        scene.links.rules.append(rule)
+        run.links.rules.append(rule)
 
     @abstractmethod
     def happen(self, passage: Passage, random: Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -14,13 +14,10 @@ from polyrhythm.errors import RequestError
 from polyrhythm.simulation.adversaries.sign_flip import SignFlip
 from polyrhythm.simulation.adversary import ADVERSARIES, Adversary, Attack
 from polyrhythm.simulation.collusion import Collusion
-from polyrhythm.simulation.fault import Fault, Ground, check_rank
+from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.simulation.faulty_links import Passage
 from polyrhythm.specs import chosen
 from polyrhythm.training.quantities import NonNegative
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class Byzantine(Fault):
@@ -67,21 +64,21 @@ class Byzantine(Fault):
                 "strategy with servers, such as parameter_server"
             )
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Adds its rule to the links."""
         if self.allies and self.attack.colludes:
-            scene.links.rules.append(Collusion(scene, self._ranks, self.attack, self._concerns))
+            run.links.rules.append(Collusion(run, self._ranks, self.attack, self._concerns))
             return
         attacks: defaultdict[tuple[int, int], Attack] = defaultdict(self.attack.attack)
 
         def rule(passage: Passage) -> None:
             parcel = passage.parcel
             message = parcel.message
-            if self._concerns(passage, scene.time.now()) and message.tensor is not None:
+            if self._concerns(passage, run.time.now()) and message.tensor is not None:
                 changed = attacks[parcel.source.rank, parcel.to.rank](message.tensor, random)
                 parcel.message = message._replace(tensor=changed)
 
-        scene.links.rules.append(rule)
+        run.links.rules.append(rule)
 
     def _concerns(self, passage: Passage, now_s: float) -> bool:
         message = passage.parcel.message

@@ -7,14 +7,11 @@ and both ends hear that the other is gone. Acknowledgements go the other way, so
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
+from polyrhythm.simulation.fault import FaultyRun
 from polyrhythm.simulation.link_cutting import cut_links
 from polyrhythm.simulation.message_fault import LinkFault
 from polyrhythm.training.quantities import Positive
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class Cut(LinkFault):
@@ -26,9 +23,9 @@ class Cut(LinkFault):
 
     broken_after_s: Positive = 900.0
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Cuts the links when it is time."""
-        cut_links(scene, self._between, self.from_s, self.to_s, self.broken_after_s)
+        cut_links(run, self._between, self.from_s, self.to_s, self.broken_after_s)
 
     def _between(self, one: int, other: int) -> bool:
         return self.concerns(one, other) or self.concerns(other, one)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import LEADER
-from polyrhythm.simulation.fault import Fault, Ground, check_rank
+from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.training.quantities import Count, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class Kill(Fault):
@@ -61,28 +58,28 @@ class Kill(Fault):
         """Until a successor is there."""
         return self.restart_after_s or 0.0
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Plans when it happens."""
-        kill = partial(self._kill, scene, random)
+        kill = partial(self._kill, run, random)
         if self.at_s is not None:
-            scene.time.at(self.at_s, kill)
+            run.time.at(self.at_s, kill)
         elif self.every_s is not None:
-            scene.repeat(partial(random.expovariate, 1 / self.every_s), kill)
+            run.repeat(partial(random.expovariate, 1 / self.every_s), kill)
         elif self.after_step is not None:
             assert isinstance(self.rank, int)
-            scene.when_done(self.rank, self.after_step, kill)
+            run.when_done(self.rank, self.after_step, kill)
 
-    def _kill(self, scene: Scene, random: Random) -> None:
-        for rank in self._victims(scene, random):
-            scene.kill(rank)
+    def _kill(self, run: FaultyRun, random: Random) -> None:
+        for rank in self._victims(run, random):
+            run.kill(rank)
             if self.restart_after_s is not None:
-                scene.time.at(scene.time.now() + self.restart_after_s, partial(scene.restart, rank))
+                run.time.at(run.time.now() + self.restart_after_s, partial(run.restart, rank))
 
-    def _victims(self, scene: Scene, random: Random) -> list[int]:
+    def _victims(self, run: FaultyRun, random: Random) -> list[int]:
         if self.host is not None:
-            return scene.living([rank for rank, host in enumerate(scene.host_of) if host == self.host])
+            return run.living([rank for rank, host in enumerate(run.host_of) if host == self.host])
         if self.rank == "any":
-            living = scene.living([rank for rank in scene.cast.workers if rank != LEADER])
+            living = run.living([rank for rank in run.cast.workers if rank != LEADER])
             return [random.choice(living)] if living else []
         assert isinstance(self.rank, int)
-        return scene.living([self.rank])
+        return run.living([self.rank])

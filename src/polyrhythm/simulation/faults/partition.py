@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, Ground, check_rank
+from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.simulation.link_cutting import cut_links
 from polyrhythm.training.quantities import NonNegative, Positive
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class Partition(Fault):
@@ -53,11 +50,11 @@ class Partition(Fault):
         """All that it lasts."""
         return self.to_s - self.from_s if self.to_s < inf else 0.0
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Cuts the links when it is time."""
         side = {rank: number for number, group in enumerate(self.groups) for rank in group}
 
         def apart(one: int, other: int) -> bool:
             return side.get(one, -1) != side.get(other, -1)
 
-        cut_links(scene, apart, self.from_s, self.to_s, self.broken_after_s)
+        cut_links(run, apart, self.from_s, self.to_s, self.broken_after_s)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, Ground, check_rank
+from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.training.quantities import NonNegative, Positive
-
-if TYPE_CHECKING:
-    from polyrhythm.simulation.scene import Scene
 
 
 class Slow(Fault):
@@ -47,6 +43,6 @@ class Slow(Fault):
         """Some steps in a row."""
         return 10 * self.factor * step_s
 
-    def begin(self, scene: Scene, random: Random) -> None:
+    def begin(self, run: FaultyRun, random: Random) -> None:
         """Slows the worker."""
-        scene.slow(self.rank, lambda: self.factor if self.from_s <= scene.time.now() < self.to_s else 1.0)
+        run.slow(self.rank, lambda: self.factor if self.from_s <= run.time.now() < self.to_s else 1.0)

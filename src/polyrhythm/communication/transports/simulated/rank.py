@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.inbox import Inbox, Want
-from polyrhythm.communication.transports.simulated.virtual_time import Task
+from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.errors import PeerLost
 
-if TYPE_CHECKING:
-    from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+
+class Ranks(Protocol):
+    """All ranks of a simulated run.
+
+    Attributes:
+        time: the virtual time.
+        ranks: one entry a rank: the latest under its number.
+    """
+
+    time: VirtualTime
+    ranks: list[SimulatedRank]
 
 
 class SimulatedRank:
@@ -26,7 +35,7 @@ class SimulatedRank:
         bytes_sent: by this rank, through all its communicators.
     """
 
-    def __init__(self, cluster: SimulatedCluster, rank: int, incarnation: int = 0) -> None:
+    def __init__(self, cluster: Ranks, rank: int, incarnation: int = 0) -> None:
         self.cluster = cluster
         self.rank = rank
         self.incarnation = incarnation

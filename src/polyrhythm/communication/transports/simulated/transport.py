@@ -63,7 +63,7 @@ class SimulatedCluster:
 
     def communicator(self, rank: int) -> SimulatedCommunicator:
         """Gives a rank's communicator over all ranks."""
-        return SimulatedCommunicator(self.ranks[rank], self.group("all", self._everyone))
+        return SimulatedCommunicator(self, self.ranks[rank], self.group("all", self._everyone))
 
     def group(self, name: str, members: tuple[int, ...]) -> Group:
         """Gives the group of these ranks that goes by this name."""
@@ -127,7 +127,10 @@ class TaskHandle:
 class SimulatedCommunicator:
     """One rank's end of a group of simulated ranks; see `Communicator`."""
 
-    def __init__(self, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
+    ) -> None:
+        self._cluster = cluster
         self._home = home
         self._group = group
         self._lineage = lineage
@@ -155,7 +158,7 @@ class SimulatedCommunicator:
     @property
     def clock(self) -> VirtualTime:
         """The simulation's clock."""
-        return self._home.cluster.time
+        return self._cluster.time
 
     @property
     def bytes_sent(self) -> int:
@@ -174,8 +177,7 @@ class SimulatedCommunicator:
         return self._carry(to, message)
 
     def _carry(self, to: int, message: Message) -> Parcel:
-        home, context = self._home, self._context
-        cluster = home.cluster
+        cluster, home, context = self._cluster, self._home, self._context
         receiver = home.peer(context, self._members[to])
         nbytes = cluster.nbytes_of(message)
         home.bytes_sent += nbytes
@@ -237,7 +239,7 @@ class SimulatedCommunicator:
 
     def shared_vector(self, name: str, like: Tensor) -> Tensor:
         """Makes a vector that all ranks read and write; it is there at once."""
-        cluster = self._home.cluster
+        cluster = self._cluster
         hosts = {cluster.host_of[member] for member in self._members} if cluster.host_of else {0}
         if len(hosts) > 1:
             raise NoSharedMemory(f"they are on {len(hosts)} hosts")
@@ -268,10 +270,10 @@ class SimulatedCommunicator:
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
-        cluster = self._home.cluster
+        cluster = self._cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
-        made = SimulatedCommunicator(self._home, group, (*self._lineage, group.context))
+        made = SimulatedCommunicator(self._cluster, self._home, group, (*self._lineage, group.context))
         if self._incarnations:
             made._know(self._incarnations)
             made._apart()._know(self._incarnations)
@@ -290,8 +292,8 @@ class SimulatedCommunicator:
     def _apart(self) -> SimulatedCommunicator:
         """Gives the message space of collectives, which number their messages' tags themselves."""
         if self._collective_space is None:
-            group = self._home.cluster.group(f"{self._group.name}#collectives", self._members)
-            self._collective_space = SimulatedCommunicator(self._home, group, self._lineage)
+            group = self._cluster.group(f"{self._group.name}#collectives", self._members)
+            self._collective_space = SimulatedCommunicator(self._cluster, self._home, group, self._lineage)
         return self._collective_space
 
     def _next_tag(self) -> int:
