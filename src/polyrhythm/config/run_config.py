@@ -64,8 +64,8 @@ class RunConfig(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
     weights: str | None = Field(
         default=None,
-        description="A file (safetensors or state dict), a run folder, or pretrained weights (efficientnet_lite0) to "
-        "start from.",
+        description="A file (safetensors or state dict), a run folder, or what others trained to start from: "
+        "efficientnet_lite0, torchvision(weights='…') or hub(repository='…').",
     )
     freeze: str = Field(
         default="none",
