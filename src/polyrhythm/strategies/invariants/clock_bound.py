@@ -12,8 +12,8 @@ from polyrhythm.strategies.invariant import Handled, Invariant, Violation
 class ClockBound(Invariant):
     """Keeps every pusher's clock on every server, from the messages alone.
 
-    A lost pusher counts for nothing until its successor asks; that one's clock begins at the slowest of those that are
-    there, if the other fell before that, and does not pass them while it catches up.
+    A lost pusher counts for nothing until its successor pushes; that one's clock begins at the slowest of those that
+    are there, if the other fell before that, and does not pass them while it catches up.
 
     Args:
         cast: who does what.
@@ -36,24 +36,21 @@ class ClockBound(Invariant):
         if event.message is None or event.message.kind is Kind.LEAVE:
             gone.add(event.source)
         elif event.message.kind is Kind.PUSH:
+            if event.source in gone:
+                gone.discard(event.source)
+                self._credits[event.server][event.source] = max(clocks.values())
             self._move(event.server, event.source, event.message.step + 1)
-        elif event.message.kind is Kind.PULL and not event.message.stop and event.source in gone:
-            others = [clock for pusher, clock in clocks.items() if pusher not in gone]
-            behind = max(0, min(others, default=0) - clocks[event.source])
-            clocks[event.source] += behind
-            self._credits[event.server][event.source] += behind
-            gone.discard(event.source)
         present = [clock for pusher, clock in clocks.items() if pusher not in gone]
-        if not present:
-            return
         for to, reply in event.replies:
-            if to in clocks and to not in gone and reply.kind is Kind.PARAMETERS:
+            if to not in clocks or reply.kind is not Kind.PARAMETERS:
+                continue
+            if to not in gone:
                 self._check(event, to, min(present), fresh=reply.tensor is not None)
+            elif reply.tensor is not None:  # a successor's first copy
+                self._copies[event.server, to] = min(present, default=clocks[to])
 
     def _move(self, server: int, pusher: int, steps: int) -> None:
         clocks, credits = self._clocks[server], self._credits[server]
-        if steps <= clocks[pusher] - credits[pusher]:  # it has come before
-            return
         others = [clocks[other] for other in clocks if other not in {pusher, *self._gone[server]}]
         credits[pusher] = max(0, min(credits[pusher], min(others, default=0) - steps))
         clocks[pusher] = steps + credits[pusher]

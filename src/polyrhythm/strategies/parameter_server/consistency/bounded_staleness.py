@@ -15,8 +15,8 @@ one.
 Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote.
 M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
 from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
-successor of a lost worker takes the steps that are left of that one's, and its clock begins at the slowest of the
-others', so that nobody waits until it has caught up; as it catches up, its clock stays behind theirs.
+successor of a lost worker takes the steps that are left of that one's, and its clock begins with its first gradient, at
+the slowest of the others', so that nobody waits until it has caught up; as it catches up, it stays behind theirs.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class BoundedStalenessGate:
         self._credits = [0] * pushers
         """By how much a clock is ahead of its pusher's steps, which were behind when it came after a loss."""
         self._present = set(range(pushers))
+        self._entering: set[int] = set()
+        """Successors that have not pushed yet, for whom nobody waits."""
         self._copied = [-1] * pushers
         """Up to which step every pusher's copy has all updates; -1: it has none."""
         self._waiting: set[int] = set()
@@ -94,6 +96,10 @@ class BoundedStalenessGate:
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies the gradient, and answers all that may go on."""
+        if pusher in self._entering:
+            self._entering.discard(pusher)
+            self._present.add(pusher)
+            self._credits[pusher] = max(self._clocks)
         self._set_clock(pusher, step + 1)
         self._waiting.add(pusher)
         return self._decide((pusher,))
@@ -101,16 +107,13 @@ class BoundedStalenessGate:
     def leave(self, pusher: int) -> Decision:
         """Lets those go on who waited for it."""
         self._present.discard(pusher)
+        self._entering.discard(pusher)
         self._waiting.discard(pusher)
         return self._decide()
 
     def join(self, pusher: int) -> None:
-        """Counts its clock again, from that of the slowest on."""
-        slowest = min((self._clocks[other] for other in self._present), default=0)
-        behind = max(0, slowest - self._clocks[pusher])
-        self._clocks[pusher] += behind
-        self._credits[pusher] += behind
-        self._present.add(pusher)
+        """Lets it in; its clock counts again from its first gradient on."""
+        self._entering.add(pusher)
 
     def state(self) -> dict[str, Any]:
         """The clocks; copies are made anew."""
@@ -130,9 +133,10 @@ class BoundedStalenessGate:
         self._clocks[pusher] = steps + self._credits[pusher]
 
     def _decide(self, apply: tuple[int, ...] = ()) -> Decision:
-        if not self._present:
+        counted = self._present or self._entering
+        if not counted:
             return Decision(apply)
-        slowest = min(self._clocks[pusher] for pusher in self._present)
+        slowest = min(self._clocks[pusher] for pusher in counted)
         free = sorted(pusher for pusher in self._waiting if self._clocks[pusher] - self._s <= slowest)
         self._waiting.difference_update(free)
         fresh = [pusher for pusher in free if self._must_read(pusher)]

@@ -171,7 +171,7 @@ class TestBoundedStaleness:
         assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))
 
     def test_nobody_waits_until_a_successor_has_caught_up(self):
-        """It begins with step 0 at the clock of the slowest, 3."""
+        """Its step 0 is over when 0 has done five: its clock begins with 5."""
         gate = BoundedStaleness(s=1).gate(2)
         gate.arrive(0, 0)
         assert gate.arrive(0, 1) == Decision(apply=(0,))
@@ -180,13 +180,16 @@ class TestBoundedStaleness:
         gate.join(1)
         assert gate.ask(1, 0) == Decision(answer=(1,))
         assert gate.arrive(0, 3) == Decision(apply=(0,), answer=(0,))
-        assert gate.arrive(0, 4) == Decision(apply=(0,))  # 5 against 3
+        assert gate.arrive(0, 4) == Decision(apply=(0,), answer=(0,))  # nobody waits for its first step
+        assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(1,))
+        assert gate.arrive(0, 5) == Decision(apply=(0,), answer=(0,))
+        assert gate.arrive(0, 6) == Decision(apply=(0,))  # 7 against 5
         resumed = BoundedStaleness(s=1).gate(2)
         resumed.load_state(gate.state())
-        assert resumed.arrive(1, 0) == Decision(
+        assert resumed.arrive(1, 1) == Decision(
             apply=(1,), answer=(1,)
         )  # 0 has to ask again after a resumption
-        assert gate.arrive(1, 0) == Decision(apply=(1,), answer=(0, 1))
+        assert gate.arrive(1, 1) == Decision(apply=(1,), answer=(0, 1))
 
     def test_a_successor_never_waits_for_who_has_done_all_steps(self):
         """0 and 2 have done all three, and stay until 1 has as well."""
