@@ -62,6 +62,12 @@ BENCHMARKS = (
         "Reading the data: `mlp`",
         ("input-pipeline/measure.py", "--model", "mlp", "--steps", "200", "--rounds", "21"),
     ),
+    Benchmark("Folders of pictures, decoded once", ("input-pipeline/folders.py",)),
+    Benchmark("Other forms of the network: `lenet5`", ("execution/measure.py", "--models", "lenet5")),
+    Benchmark(
+        "Two workers on two cores, and eight",
+        ("step-efficiency/measure.py", "--models", "lenet5", "--workers", "2", "8", "--rounds", "7"),
+    ),
     Benchmark("From the start of a process to the first step", ("start-up/measure.py",)),
     Benchmark(
         "A thousand simulated ranks, without gradients",

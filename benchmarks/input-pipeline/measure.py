@@ -73,9 +73,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     given = {"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"}
-    job = assemble(
-        configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping()
-    )
+    job = assemble(configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping())
     store = host_store()
     home, network = connect(local(0, 1, store.port))
     learner = Learner(job, World(network, Cast((0,))))
