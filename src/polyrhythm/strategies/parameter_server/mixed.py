@@ -35,6 +35,7 @@ from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.gradients import Gradients
+from polyrhythm.strategies.parameter_server.groups.inside_check import check_inside
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
 from polyrhythm.strategies.parameter_server.groups.models import Models
 from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
@@ -81,11 +82,6 @@ class Mixed(Strategy):
         use_it="hosts with several workers each and a slower network between hosts",
     )
 
-    @property
-    def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only
-        """Where servers own the optimiser: what a round moves by is rounded on its way."""
-        return self.inside.offers is Offer.GRADIENTS
-
     replicas: int = Field(default=2, ge=1)
     servers: int = Field(default=1, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
@@ -103,6 +99,11 @@ class Mixed(Strategy):
         """As asked."""
         return self.placement
 
+    @property
+    def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only
+        """Where servers own the optimiser: what a round moves by is rounded on its way."""
+        return self.inside.offers is Offer.GRADIENTS
+
     def check(self, workers: int) -> None:
         """Refuses what the servers' parts cannot do with so many groups."""
         super().check(workers)
@@ -112,29 +113,7 @@ class Mixed(Strategy):
                 f"{self.consistency}: replicas of a group share what their leader reads, and cannot each update a "
                 "copy of their own: leave cached_reads out"
             )
-        self._check_inside(min(self.replicas, workers))
-
-    def _check_inside(self, members: int) -> None:
-        """Refuses what cannot go on inside a group."""
-        inside = self.inside
-        inside.check(members)
-        if inside.offers is Offer.NOTHING:
-            raise RequestError(
-                f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
-                "rounds, such as local_sgd"
-            )
-        if inside.offers is Offer.GRADIENTS:
-            return
-        if self.consistency.drops:
-            raise RequestError(
-                f"mixed(inside={inside}): with {self.consistency} a late group would lose a whole round: use another "
-                "consistency, or inside=synchronous"
-            )
-        if self.merge.remembers:
-            raise RequestError(
-                f"mixed(inside={inside}): {self.merge} corrects a gradient with its own square, and a round of several "
-                "steps is none: use merge=staleness_aware, or inside=synchronous"
-            )
+        check_inside(self.inside, min(self.replicas, workers), self.consistency, self.merge)
 
     def groups(self, workers: int) -> int:
         """How many groups there are."""
@@ -225,18 +204,3 @@ class Mixed(Strategy):
         return ShardServer(
             leaders, self.consistency, Handling(self.merge), setting.cast.servers, setting.index
         )
-
-
-def _reason(inside: Strategy) -> str:
-    """Says why a strategy has nothing for servers above it."""
-    if inside.server_count:
-        return "it has servers of its own, and those of mixed are for all groups"
-    if not inside.in_step(2) or (inside.round_steps(2) == 1 and not inside.agrees(2)):
-        return "its workers never hold the same model"
-    if inside.round_steps(2) == 0:
-        return "its workers meet in the end only"
-    if inside.round_steps(2) == 1:
-        return "its gradients travel while the next forward pass runs, which begins with what servers answer"
-    return (
-        "its rounds begin at points, or at times, of their own, and servers would put the workers elsewhere"
-    )
