@@ -79,17 +79,28 @@ class LocalModels(Invariant):
             }
         there = event.regrouped or dict.fromkeys(self._workers, 0)
         brought = [self._brought[member] for member in there.items() if member in self._brought]
-        # Who takes its first step at a meeting came before the others took theirs, and counts, or afterwards.
-        first = [
-            self._stepped_on(self._before, rank, event.step)
-            for rank, incarnation in there.items()
-            if (rank, incarnation) not in self._brought and event.regrouped is not None
-        ]
         wholes = [
-            brought + list(some) for many in range(len(first) + 1) for some in combinations(first, many)
+            brought + list(some)
+            for many in range(len(there) if event.regrouped is not None else 1)
+            for some in combinations(self._doubtful(event.step, there), many)
         ]
         self._compare(event, [torch.stack(whole).sum(0) / len(whole) for whole in wholes if whole])
         self._outcome = event.vector.clone()
+
+    def _doubtful(self, step: int, there: dict[int, int]) -> list[Tensor]:
+        """Gives what may be in a mean or not.
+
+        Who takes its first step at a meeting counts if it came before the others took theirs. Who is replaced by
+        now may have been there, or was lost before.
+        """
+        new = [member for member in there.items() if member not in self._brought]
+        early = [self._stepped_on(self._before, rank, step) for rank, _ in new]
+        replaced = [
+            vector
+            for (rank, incarnation), vector in self._brought.items()
+            if there.get(rank, incarnation) != incarnation
+        ]
+        return early + replaced
 
     def _stepped_on(self, vector: Tensor, rank: int, step: int) -> Tensor:
         assert self._gradient is not None, "asked only where gradients are known"
