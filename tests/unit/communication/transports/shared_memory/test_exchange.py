@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.transports.shared_memory import arena as arena_module
+from polyrhythm.communication.transports.shared_memory import exchange as exchange_module
 from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier
 from polyrhythm.communication.transports.shared_memory.exchange import Exchange
@@ -215,8 +216,9 @@ SPLITS = ((0, 20_011), (0, 7000), (7000, 20_011), (4097, 9000), (20_000, 20_011)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_vectors_that_all_see_are_added_up_where_they_lie(
-    exchanges: list[Exchange], dtype: torch.dtype
+    exchanges: list[Exchange], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(exchange_module, "_PIECE_BYTES", 8 * 997)  # several pieces, the last one shorter
     members = len(exchanges)
     wanted = [vector.to(dtype) for vector in _vectors(members, 20_011)]
     rows = Rows(members, wanted[0])
