@@ -20,7 +20,7 @@ from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 
-WINDOW = 20
+WINDOW = 40
 """Gradients whose mean training loss must be down to the target."""
 
 
