@@ -30,7 +30,7 @@ from polyrhythm.launch.preemption import PREEMPTED
 from polyrhythm.launch.rank import run_rank
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.world import Departed, StopWish
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.cast import cast_in_order
 
 INTERRUPTED = 130
 LEAVING_PATIENCE_S = 5.0
@@ -55,7 +55,6 @@ class Guest:
     """
 
     def __init__(self, visit: Visit, job: Job, peer: Peer, address: Address, key: bytes) -> None:
-        servers = job.strategy.server_count
         self.name = f"worker {peer.rank} (rank {peer.rank})"
         self.folder = job.keeping.folder
         self._visit = visit
@@ -63,7 +62,7 @@ class Guest:
         self._peer = peer
         self._address = address
         self._key = key
-        self._cast = Cast(tuple(range(job.workers)), tuple(range(job.workers, job.workers + servers)))
+        self._cast = cast_in_order(job.workers, job.strategy.server_count)
         self._stop = StopWish()
         self._asked: int | None = None
 

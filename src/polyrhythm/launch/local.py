@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from polyrhythm.communication.secret import NONCE_BYTES
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store
 from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores, threads_for_worker
@@ -20,7 +19,7 @@ from polyrhythm.launch.signals import asked_to_stop, held_back
 from polyrhythm.launch.watch import Watch
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.cast import cast_in_order
 
 
 def run_local(
@@ -51,8 +50,7 @@ def run_local(
         RunError: a rank failed or died, and the others could not go on.
         Preempted: the notice ran out before everything was written.
     """
-    servers = job.strategy.server_count
-    cast = Cast(tuple(range(job.workers)), tuple(range(job.workers, job.workers + servers)))
+    cast = cast_in_order(job.workers, job.strategy.server_count)
     threads = threads or threads_for_worker(available_cores(), job.workers - job.losses.vacant, job.strategy)
     ranks = Ranks(job, cast, threads, start_method)
     stop, preemption = StopWish(), Preemption(job.losses.notice_s)
@@ -67,15 +65,11 @@ def run_local(
     try:
         with asked_to_stop(ask, preemption.begin):
             with held_back():  # by the children, until they know what to do then
-                for rank in range(cast.size):
-                    if rank not in vacant:
-                        ranks.start(Peer(rank, 0))
+                for rank in sorted(set(range(cast.size)) - set(vacant)):
+                    ranks.start(Peer(rank, 0))
             if stop.wished:  # when there were only some of them
                 ask()
             store = host_store(port)  # after the children were forked: they must not inherit its thread
-            for rank in vacant:
-                for child in ranks.children:
-                    tell_of_loss(store, Peer(rank, 0), child.peer)
             ranks.open_at(_meeting_point(store.port, entrance))
             watch = Watch(ranks, stop, emit, preemption)
             if entrance is not None:

@@ -74,6 +74,7 @@ class Watch:
         door = entrance.open()
         for peer in vacant:
             door.vacate(peer)
+            self._tell_of_loss(peer, store)
         door.open(store.port)
         self._how_to_join = entrance.how
         self._guests = Guests(door, self._ranks.name, self._say, lambda peer: self._tell_of_loss(peer, store))
