@@ -28,6 +28,8 @@ class ClockBound(Invariant):
         self._clocks = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
         self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
         self._credits = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        self._pushed = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        """Steps that have come; a successor may repeat the last."""
         self._copies: dict[tuple[int, int], int] = {}
 
     def handled(self, event: Handled) -> None:
@@ -35,7 +37,10 @@ class ClockBound(Invariant):
         clocks, gone = self._clocks[event.server], self._gone[event.server]
         if event.message is None or event.message.kind is Kind.LEAVE:
             gone.add(event.source)
-        elif event.message.kind is Kind.PUSH:
+        elif (
+            event.message.kind is Kind.PUSH and event.message.step >= self._pushed[event.server][event.source]
+        ):
+            self._pushed[event.server][event.source] = event.message.step + 1
             if event.source in gone:
                 gone.discard(event.source)
                 self._credits[event.server][event.source] = max(clocks.values())
