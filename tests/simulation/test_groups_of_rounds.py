@@ -12,7 +12,9 @@ from conformance.jobs import blobs, make_job, resumed, simulated, stop_at, strat
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.archive import FOLDER
 from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.models import Models
+from simulation.trying import trial
 
 UNEVEN = Surroundings(step_s=uneven)
 
@@ -102,3 +104,17 @@ def test_what_cannot_go_on_inside_a_group_is_refused_with_the_reason(inside: str
 def test_what_rounds_cannot_be_combined_with_is_refused(other: str, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         strategy(f"mixed(inside=local_sgd, {other})").check(6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers"),
+    [
+        ("mixed(replicas=2, inside=local_sgd(steps=3))", 5),
+        ("mixed(servers=2, consistency=bounded_staleness(s=1), inside=local_sgd(steps=2))", 5),
+        ("mixed(replicas=5, inside=synchronous(transfer=bfloat16))", 10),
+    ],
+)
+def test_what_is_declared_holds_under_faults(spec: str, workers: int) -> None:
+    """7 steps are no whole number of rounds; gradients of ten workers are larger than bfloat16 can tell apart."""
+    tried = try_seeds(trial(spec, workers=workers, steps=7), range(10))
+    assert (tried.seeds, tried.failures) == (10, ())

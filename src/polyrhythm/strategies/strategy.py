@@ -204,6 +204,10 @@ class Strategy(Config):
         """
         return None
 
+    def keeps_sums(self) -> bool:
+        """Whether sums of whole numbers travel without being rounded, so that invariants know them."""
+        return True
+
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
         """Makes what averages a group's gradients, where that is what it has for servers above it (`offers`)."""
         raise NotImplementedError

@@ -80,6 +80,10 @@ class Synchronous(Strategy):
         """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
+    def keeps_sums(self) -> bool:
+        """Unless they travel as few bits."""
+        return self.transfer == "full"
+
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
         """Averages with the collective asked for."""
         return gradient_mean(group, flat, self.collective, self.transfer)
@@ -94,7 +98,7 @@ class Synchronous(Strategy):
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """All replicas are equal, and hold all gradients, which are whole numbers that few narrow numbers can be."""
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=self.transfer == "full")
+        replicas = Replicas(conditions, [conditions.cast.workers], alone=self.keeps_sums())
         return [*super().invariants(conditions), replicas]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

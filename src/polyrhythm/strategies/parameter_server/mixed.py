@@ -15,6 +15,7 @@ optimiser, and w' = w + (its model - what it had read).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -177,6 +178,8 @@ class Mixed(Strategy):
         starts = range(0, len(workers), self.replicas)
         groups = [workers[start : start + self.replicas] for start in starts]
         pushers = self.contributors(conditions.cast)
+        if not self.inside.keeps_sums():
+            conditions = replace(conditions, gradient=None)
         in_step, handling = self.in_step(len(workers)), Handling(self.merge)
         serving = serving_invariants(
             of_rounds(conditions, steps), pushers, self.consistency, handling, in_step=in_step
