@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polyrhythm.api.beginning import Beginning
+from polyrhythm.api.server_states import ServerStates
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.replica import Replica
@@ -26,6 +27,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         replica: the model that it trains.
         weight: knows how much the next step counts.
         strategy: the strategy's spec, for saved states.
+        servers: their side of saved states, on the worker that leads.
 
     Attributes:
         beginning: when the replica starts.
@@ -34,7 +36,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, replica: Replica, weight: StepWeight, strategy: str
+        self,
+        optimizer: torch.optim.Optimizer,
+        replica: Replica,
+        weight: StepWeight,
+        strategy: str,
+        servers: ServerStates | None = None,
     ) -> None:
         self._closed = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -48,6 +55,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._replica = replica
         self._weight = weight
         self._strategy = strategy
+        self._servers = servers
         self._options = [_options(group) for group in self.param_groups]
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._lead = _first_in_vector(self.param_groups, replica)
@@ -127,13 +135,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Gives this worker's state: the options of all groups, and what its strategy needs to go on.
 
-        What servers hold (their optimisers' state) is not in it.
+        That of the worker that leads holds the servers' as well (parameters, optimisers, clocks) while a run goes on.
 
         Returns:
             Tensors, numbers and texts in dicts and lists, which `torch.load` reads with `weights_only`.
         """
         tensors, facts = self._replica.part.state()
+        servers = []
+        if self._servers is not None and self.beginning.past and not self.over:
+            servers = self._servers.ask()
         return {
+            "servers": servers,
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
             ],
@@ -145,6 +157,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave; every worker must, before its first step.
+
+        Where it is the leader's, servers go on from theirs: their parameters then count, not those of worker 0.
 
         Raises:
             RequestError: training has begun, or the state is of another strategy or other groups.
@@ -161,6 +175,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise RequestError(
                 f"the state has {len(groups)} param groups, the optimizer {len(self.param_groups)}: make it as it was"
             )
+        if self._servers is not None and state_dict.get("servers"):
+            self._servers.give(state_dict["servers"])
         if state_dict["tensors"] or state_dict["facts"]:
             self._replica.part.load_state((state_dict["tensors"], state_dict["facts"]))
         for group, options in zip(self.param_groups, groups, strict=True):

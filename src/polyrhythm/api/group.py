@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.api.distributed_optimizer import DistributedOptimizer
 from polyrhythm.api.final_model import share_final_model
+from polyrhythm.api.server_states import ServerStates
 from polyrhythm.api.shard import Shard, batches_of
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.communication.message import Kind, unpack_json
@@ -81,10 +82,12 @@ class Group:
         if self._replica is not None:
             raise RequestError("a group distributes one model: put several into one nn.Module")
         self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
-        made = DistributedOptimizer(optimizer, self._replica, self._weight, str(self._strategy))
+        served = self.leads and len(self._world.cast.servers) > 0
+        servers = ServerStates(self._world, self._strategy) if served else None
+        made = DistributedOptimizer(optimizer, self._replica, self._weight, str(self._strategy), servers)
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
-        if self.leads and self._world.cast.servers:
+        if served:
             made.register_step_post_hook(lambda *_: self._hear())
         self._optimizer = made
         return model, made

@@ -24,6 +24,7 @@ from polyrhythm.communication.message import (
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
@@ -63,9 +64,9 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
                 raise
             outbox.send(part.on_loss(loss.rank))
             continue
-        if message.kind is Kind.CHECKPOINT:
+        if message.kind is Kind.CHECKPOINT or message.kind is Kind.STATE:
             with refusals.of(source):
-                _hand_in_state(part, index, control, (source, message))
+                _keep(part, index, control, (source, message))
             continue
         of_a_step = message.kind not in _OUTSIDE_STEPS
         if of_a_step:
@@ -112,19 +113,46 @@ def _load_states(part: ServerPart, shards: Sequence[int], control: Communicator)
             part.load_state_of(shard, state)
 
 
-def _hand_in_state(part: ServerPart, own: int, control: Communicator, asked: tuple[int, Message]) -> None:
-    """Gives the leader the state of a shard, which only servers that keep others' are asked for by number."""
+def _keep(part: ServerPart, own: int, control: Communicator, asked: tuple[int, Message]) -> None:
+    """Gives the leader the state of a shard, or takes it back before there is one."""
     source, message = asked
     if source != LEADER:
         raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
-    shard = message.step
+    if message.kind is Kind.CHECKPOINT:
+        _hand_in_state(part, own, control, message.step)
+    else:
+        _take_back(part, own, message)
+
+
+def _take_back(part: ServerPart, own: int, message: Message) -> None:
+    if _has_begun(part):
+        raise RefusedMessage(
+            Reason.ORDER, f"the state of shard {message.step} came although training has begun"
+        )
+    state = unpack_tensors(payload(message))
+    if message.step == own:
+        part.load_state(state)
+    elif isinstance(part, KeepingPart):
+        part.load_state_of(message.step, state)
+
+
+def _has_begun(part: ServerPart) -> bool:
+    try:
+        part.state()
+    except RefusedMessage:  # there are no parameters yet
+        return False
+    return True
+
+
+def _hand_in_state(part: ServerPart, own: int, control: Communicator, shard: int) -> None:
+    """Gives the leader the state of a shard; only servers that keep others' have more than one."""
     if shard == own:
         state = part.state()
     elif isinstance(part, KeepingPart):
         state = part.state_of(shard)
     else:
         raise RefusedMessage(Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here")
-    control.send(source, Message(Kind.STATE, pack_tensors(*state), step=shard))
+    control.send(LEADER, Message(Kind.STATE, pack_tensors(*state), step=shard))
 
 
 class _Refusals:

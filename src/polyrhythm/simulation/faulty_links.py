@@ -6,6 +6,7 @@ until it is back; then everything arrives one latency later. The news of a rank'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,6 +78,7 @@ class FaultyLinks:
     cuts: list[CutLinks] = field(default_factory=list)
     on_arrival: Callable[[Parcel], None] | None = None
     _latest_s: dict[tuple[SimulatedRank, SimulatedRank], float] = field(default_factory=dict)
+    _late: Counter[tuple[SimulatedRank, SimulatedRank]] = field(default_factory=Counter)
 
     def carry(self, parcel: Parcel) -> None:
         """Starts now; see `Courier`."""
@@ -107,12 +109,18 @@ class FaultyLinks:
 
     def _keep_order(self, source: SimulatedRank, to: SimulatedRank, action: Action, delay_s: float) -> None:
         """Does what an arrival does, when the link lets it arrive."""
+        link = source, to
         due_s = self._through_cuts(source.rank, to.rank, self.time.now() + delay_s)
-        due_s = self._latest_s[source, to] = max(due_s, self._latest_s.get((source, to), -inf))
-        if due_s > self.time.now():
-            self.time.at(due_s, action)
+        due_s = self._latest_s[link] = max(due_s, self._latest_s.get(link, -inf))
+        if due_s > self.time.now() or self._late[link]:  # what is due now may still be waiting for its turn
+            self._late[link] += 1
+            self.time.at(due_s, partial(self._let_arrive, link, action))
         else:
             action()
+
+    def _let_arrive(self, link: tuple[SimulatedRank, SimulatedRank], action: Action) -> None:
+        self._late[link] -= 1
+        action()
 
     def _through_cuts(self, source: int, to: int, due_s: float) -> float:
         for cut in self.cuts:  # in the order of their ends

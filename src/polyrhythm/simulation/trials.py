@@ -17,7 +17,7 @@ from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.fault import Fault
-from polyrhythm.simulation.fault_mix import drawn_faults
+from polyrhythm.simulation.fault_mix import drawn_death, drawn_faults
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.scene import Scene
@@ -104,7 +104,10 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     rehearsal = trial.rehearsal
     spares = rehearsal.strategy.spares(rehearsal.workers)
     length_s = rehearsal.steps * _step_s(trial.layout)
-    return drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
+    drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
+    if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
+        drawn += (drawn_death(trial.layout.cast.servers, seed, length_s),)
+    return drawn
 
 
 def _step_s(layout: Layout) -> float:
