@@ -25,7 +25,7 @@ from polyrhythm.events import Event, WorkerJoined, WorkerLost
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import goes_on_without
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.simulation.fault_mix import drawn_death
+from polyrhythm.simulation.injection.fault_mix import drawn_death
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial, faults_of, faults_text, play
 from polyrhythm.specs import build, choices

@@ -16,9 +16,9 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.models.create import create_model
-from polyrhythm.simulation.adversaries.little_is_enough import LittleIsEnough
-from polyrhythm.simulation.adversary import ADVERSARIES
-from polyrhythm.simulation.fault import parse_faults
+from polyrhythm.simulation.injection.adversaries.little_is_enough import LittleIsEnough
+from polyrhythm.simulation.injection.adversary import ADVERSARIES
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.specs import choices

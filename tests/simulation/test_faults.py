@@ -16,7 +16,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
 from polyrhythm.errors import PeerLost, RequestError, RunError
 from polyrhythm.roles.world import StopWish, World
-from polyrhythm.simulation.fault import parse_faults
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Stage
 from polyrhythm.strategies.cast import Cast

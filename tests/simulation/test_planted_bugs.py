@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.simulation.fault import parse_faults
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer

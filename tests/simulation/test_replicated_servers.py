@@ -10,7 +10,7 @@ import pytest
 from conformance.jobs import blobs, make_job, result_of, resumed, simulated, uneven
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded
-from polyrhythm.simulation.faults.kill import Kill
+from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.run import _piece
 from polyrhythm.simulation.stage import Surroundings, plain_stage
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds

@@ -15,7 +15,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.simulation.exact_gradients import ExactGradients
-from polyrhythm.simulation.fault_mix import drawn_faults
+from polyrhythm.simulation.injection.fault_mix import drawn_faults
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.invariant import Violation

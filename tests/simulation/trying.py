@@ -6,7 +6,7 @@ from typing import Any
 
 from conformance.jobs import strategy as strategy_of
 from polyrhythm.roles.rehearsal import Rehearsal
-from polyrhythm.simulation.fault import parse_faults
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial
 from polyrhythm.strategies.strategy import Strategy

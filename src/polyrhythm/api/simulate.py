@@ -25,7 +25,7 @@ from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster
-from polyrhythm.simulation.fault import Fault, parse_faults
+from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime

@@ -13,7 +13,7 @@ from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import computing_with
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.simulation.fault import Fault, parse_faults
+from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.step_time import StepTime
 from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 

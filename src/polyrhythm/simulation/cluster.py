@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Faults
+from polyrhythm.simulation.injection.fault import Faults
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.specs import chosen
 from polyrhythm.training.quantities import Count, NonNegative, Positive

@@ -13,8 +13,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.world import LEADER, World, goes_on_without
-from polyrhythm.simulation.fault import Fault
-from polyrhythm.simulation.faulty_links import FaultyLinks
+from polyrhythm.simulation.injection.fault import Fault
+from polyrhythm.simulation.injection.faulty_links import FaultyLinks
 from polyrhythm.simulation.stage import Draw, Stage
 from polyrhythm.strategies.strategy import Strategy
 

@@ -16,8 +16,8 @@ from polyrhythm.events import Event
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.exact_gradients import ExactGradients
-from polyrhythm.simulation.fault import Fault
-from polyrhythm.simulation.fault_mix import drawn_death, drawn_faults
+from polyrhythm.simulation.injection.fault import Fault
+from polyrhythm.simulation.injection.fault_mix import drawn_death, drawn_faults
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.scene import Scene

@@ -7,11 +7,11 @@ from random import Random
 
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.roles.world import LEADER
-from polyrhythm.simulation.fault import Fault
-from polyrhythm.simulation.faults.cut import Cut
-from polyrhythm.simulation.faults.delay import Delay
-from polyrhythm.simulation.faults.kill import Kill
-from polyrhythm.simulation.faults.slow import Slow
+from polyrhythm.simulation.injection.fault import Fault
+from polyrhythm.simulation.injection.faults.cut import Cut
+from polyrhythm.simulation.injection.faults.delay import Delay
+from polyrhythm.simulation.injection.faults.kill import Kill
+from polyrhythm.simulation.injection.faults.slow import Slow
 from polyrhythm.strategies.cast import Cast
 
 _MOST = 3

@@ -6,7 +6,7 @@ from random import Random
 
 from torch import Tensor
 
-from polyrhythm.simulation.adversary import Adversary, Attack
+from polyrhythm.simulation.injection.adversary import Adversary, Attack
 from polyrhythm.training.quantities import Positive
 
 

@@ -8,7 +8,7 @@ from random import Random
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.training.quantities import NonNegative, Positive
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.simulation.adversary import Adversary
-from polyrhythm.simulation.fault import FaultyRun
-from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.injection.adversary import Adversary
+from polyrhythm.simulation.injection.fault import FaultyRun
+from polyrhythm.simulation.injection.faulty_links import Passage
 
 PATIENCE_S = 60.0
 """Virtual seconds after which a push leaves, with what is known by then."""

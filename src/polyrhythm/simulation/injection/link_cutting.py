@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
-from polyrhythm.simulation.fault import FaultyRun
-from polyrhythm.simulation.faulty_links import CutLinks
+from polyrhythm.simulation.injection.fault import FaultyRun
+from polyrhythm.simulation.injection.faulty_links import CutLinks
 
 
 def cut_links(

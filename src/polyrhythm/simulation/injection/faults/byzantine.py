@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.adversaries.sign_flip import SignFlip
-from polyrhythm.simulation.adversary import ADVERSARIES, Adversary, Attack
-from polyrhythm.simulation.collusion import Collusion
-from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
-from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.injection.adversaries.sign_flip import SignFlip
+from polyrhythm.simulation.injection.adversary import ADVERSARIES, Adversary, Attack
+from polyrhythm.simulation.injection.collusion import Collusion
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.faulty_links import Passage
 from polyrhythm.specs import chosen
 from polyrhythm.training.quantities import NonNegative
 

@@ -9,8 +9,8 @@ from random import Random
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
-from polyrhythm.simulation.faulty_links import Passage
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.faulty_links import Passage
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 

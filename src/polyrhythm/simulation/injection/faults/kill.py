@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import LEADER
-from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
 from polyrhythm.training.quantities import Count, NonNegative, Positive
 
 

@@ -18,8 +18,8 @@ from polyrhythm.communication.message import (
     decode_header,
     encode_header,
 )
-from polyrhythm.simulation.faulty_links import Passage
-from polyrhythm.simulation.message_fault import MessageFault
+from polyrhythm.simulation.injection.faulty_links import Passage
+from polyrhythm.simulation.injection.message_fault import MessageFault
 
 
 class Corrupt(MessageFault):

@@ -12,11 +12,11 @@ from pydantic import BeforeValidator
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.faulty_links import FaultyLinks
+from polyrhythm.simulation.injection.faulty_links import FaultyLinks
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies.cast import Cast
 
-FAULTS = "polyrhythm.simulation.faults"
+FAULTS = "polyrhythm.simulation.injection.faults"
 
 
 class Ground(Protocol):

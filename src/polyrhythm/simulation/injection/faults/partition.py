@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.fault import Fault, FaultyRun, Ground, check_rank
-from polyrhythm.simulation.link_cutting import cut_links
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.link_cutting import cut_links
 from polyrhythm.training.quantities import NonNegative, Positive
 
 

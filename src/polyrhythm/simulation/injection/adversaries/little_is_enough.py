@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.simulation.adversary import Adversary, Attack
+from polyrhythm.simulation.injection.adversary import Adversary, Attack
 from polyrhythm.training.quantities import Positive
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyrhythm.specs import Config
 
-ADVERSARIES = "polyrhythm.simulation.adversaries"
+ADVERSARIES = "polyrhythm.simulation.injection.adversaries"
 
 
 class Attack(Protocol):

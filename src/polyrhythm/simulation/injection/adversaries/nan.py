@@ -7,7 +7,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from polyrhythm.simulation.adversary import Adversary, Attack
+from polyrhythm.simulation.injection.adversary import Adversary, Attack
 
 
 class NaN(Adversary):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from polyrhythm.simulation.fault import FaultyRun
-from polyrhythm.simulation.link_cutting import cut_links
-from polyrhythm.simulation.message_fault import LinkFault
+from polyrhythm.simulation.injection.fault import FaultyRun
+from polyrhythm.simulation.injection.link_cutting import cut_links
+from polyrhythm.simulation.injection.message_fault import LinkFault
 from polyrhythm.training.quantities import Positive
 
 

@@ -7,7 +7,7 @@ from random import Random as Generator
 import torch
 from torch import Tensor
 
-from polyrhythm.simulation.adversary import Adversary, Attack
+from polyrhythm.simulation.injection.adversary import Adversary, Attack
 from polyrhythm.training.quantities import Positive
 
 _BITS = 63
