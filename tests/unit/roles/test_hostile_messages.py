@@ -44,7 +44,6 @@ OURS = (CONFIGURE, PARAMETERS, PUSH, Message(Kind.PULL), Message(Kind.LEAVE))
 TO_OTHERS = (
     Kind.VECTOR,
     Kind.DIFFERENCE,
-    Kind.STATE,
     Kind.REPORT,
     Kind.EVENT,
     Kind.JOIN,
@@ -99,11 +98,14 @@ def with_baggage(random: Random) -> Hostile:
 
 
 def out_of_turn(random: Random) -> Hostile:
+    if random.random() < 0.2:
+        return LEADER, Message(Kind.STATE, torch.ones(NUMBERS)), "order"
     return random.choice([LEADER, WORKER]), random.choice([CONFIGURE, PARAMETERS]), "order"
 
 
 def not_theirs_to_ask(random: Random) -> Hostile:
-    return WORKER, random.choice([Message(Kind.PULL, stop=True), Message(Kind.CHECKPOINT)]), "sender"
+    asked = [Message(Kind.PULL, stop=True), Message(Kind.CHECKPOINT), Message(Kind.STATE, torch.ones(NUMBERS))]
+    return WORKER, random.choice(asked), "sender"
 
 
 def is_well_formed(message: Message) -> bool:

@@ -101,7 +101,7 @@ class _Deaf(SynchronousWorker):
 
 class _Waiting(Synchronous):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        return _Deaf(setting, self.collective)
+        return _Deaf(setting, self.collective, self.transfer)
 
 
 def _with(strategy: Synchronous) -> Job:

@@ -99,7 +99,7 @@ def train_cut(create, dtype, cuts):
 def test_the_folder_holds_these_optimisers():
     assert list(choices(FOLDER)) == [
         "adadelta", "adagrad", "adam", "adamw", "downpour_adagrad", "lamb", "lars",
-        "nadam", "rmsprop", "sgd", "tf1_rmsprop",
+        "nadam", "ngsgd", "rmsprop", "sgd", "tf1_rmsprop",
     ]  # fmt: skip
 
 
