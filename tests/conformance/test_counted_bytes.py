@@ -34,7 +34,7 @@ def lazy_synchronous(strategy, workers, size, buckets):
 
 
 def parameter_server(strategy, workers, size, buckets):
-    """A push and its answer; where another server keeps a shard: whose push it is, the push, and its acknowledgement."""
+    """A push and its answer; where another server keeps a shard: whose push it is, the push, its acknowledgement."""
     model, headers = PARAMETERS * size, strategy.servers * HEADER
     kept = (getattr(strategy, "replicas", 1) - 1) * (model + 3 * headers)
     return workers * (2 * (model + headers) + kept)

@@ -68,14 +68,16 @@ class _NotedEnds:
 
 def _sent(piece: Piece, workers: int, servers: int, ended: set[int]) -> Sent:
     """Plays, and gives the strategy's messages while workers take steps: worker 0 ends later in training, where it
-    waits for the others first.
+    waits for the others first. What servers tell each other may be of any worker, and is given until one ends.
     """
     sent: Sent = []
+    among_servers = set(cast_in_order(workers, servers).servers)
     send = SimulatedCommunicator.start_send
 
     def noted(self: SimulatedCommunicator, to: int, message: Message) -> object:
         source, target = self._home.rank, self._members[to]
-        if message.kind not in APART and not ended & {source, target} and len(ended) < workers:
+        over = ended if {source, target} <= among_servers else ended & {source, target}
+        if message.kind not in APART and not over and len(ended) < workers:
             nbytes = self._home.cluster.nbytes_of(message)
             sent.append((self.clock.now(), message.kind.name, source, target, nbytes))
         return send(self, to, message)

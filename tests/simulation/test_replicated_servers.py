@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -122,11 +123,13 @@ def test_a_checkpoint_holds_the_shard_of_a_lost_server(tmp_path: Any) -> None:
 
 def test_a_resumed_run_may_lose_a_server_at_once(tmp_path: Any) -> None:
     """What was handed out is on both servers of a shard before anyone asks."""
-    job = job_of("parameter_server(servers=2, replicas=2, consistency=synchronous)", folder=tmp_path)
+    spec = "parameter_server(servers=2, replicas=2, consistency=synchronous)"
     whole = simulated(job_of("parameter_server(servers=2, consistency=synchronous)"), AROUND).result
-    simulated(job, replace(AROUND, stop_at_s=0.1))
+    stopped = tmp_path / "stopped"
+    simulated(job_of(spec, folder=stopped), replace(AROUND, stop_at_s=0.1))
     for at_s in (0.0005, 0.002, 0.0035, 0.005):
-        found = result_of(events_of(resumed(job, keep=False), (at_s, WORKERS)))
+        job = job_of(spec, folder=shutil.copytree(stopped, tmp_path / str(at_s)))
+        found = result_of(events_of(resumed(job), (at_s, WORKERS)))
         assert found["parameters_sha256"] == whole["parameters_sha256"]
 
 

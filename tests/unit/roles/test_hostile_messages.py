@@ -104,7 +104,11 @@ def out_of_turn(random: Random) -> Hostile:
 
 
 def not_theirs_to_ask(random: Random) -> Hostile:
-    asked = [Message(Kind.PULL, stop=True), Message(Kind.CHECKPOINT), Message(Kind.STATE, torch.ones(NUMBERS))]
+    asked = [
+        Message(Kind.PULL, stop=True),
+        Message(Kind.CHECKPOINT),
+        Message(Kind.STATE, torch.ones(NUMBERS)),
+    ]
     return WORKER, random.choice(asked), "sender"
 
 

@@ -36,7 +36,9 @@ def test_channels_innermost_are_the_same_numbers_in_another_order(channels: int)
 
 def test_channels_last_changes_no_more_than_rounding() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 3)
+    )
     images = torch.randn(4, 1, 8, 8)
     plain = model(images)
     plain.sum().backward()
@@ -61,7 +63,9 @@ def test_a_network_that_needs_channels_first_is_refused() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return images.view(len(images), -1)
 
-    with pytest.raises(RequestError, match=r"cannot be run with channels_last \(view size .*use reshape for view"):
+    with pytest.raises(
+        RequestError, match=r"cannot be run with channels_last \(view size .*use reshape for view"
+    ):
         Execution(channels_last=True).check(Views, (3, 4, 4), CPU)
     Execution(channels_last=True).check(nn.Flatten, (3, 4, 4), CPU)
 
@@ -110,7 +114,9 @@ def test_a_missing_compiler_is_one_line() -> None:
 
     with (
         config.patch({"cpp.cxx": ("/nowhere/g++",), "fx_graph_cache": False}),
-        pytest.raises(RequestError, match=r"^compile does not work here: .*\(it needs a C\+\+ compiler") as raised,
+        pytest.raises(
+            RequestError, match=r"^compile does not work here: .*\(it needs a C\+\+ compiler"
+        ) as raised,
     ):
         Execution(compiled=True).check(Seen, (3, 8, 8), CPU)
     assert "\n" not in str(raised.value)

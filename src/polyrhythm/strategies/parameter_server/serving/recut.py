@@ -1,8 +1,8 @@
 """The states of servers, cut anew for another number of them.
 
 What there is for every number (parameters, momenta, gradients that are held) goes along with it, bit for bit. What a
-server counts (versions, steps, clocks) is the same on all, where workers go in step or all have stopped; else the largest
-counts.
+server counts (versions, steps, clocks) is the same on all, where workers go in step or all have stopped; else the
+largest counts.
 """
 
 from __future__ import annotations
