@@ -1,0 +1,48 @@
+"""Numbers that a worker receives when fully connected layers are cut by their neurons over K workers.
+
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997: all of K b
+examples pass every slice, b of each worker, with A features each; the same in all of the paper's three schemes.
+
+    examples, and their gradients          (K-1) b A  each
+    layer of n neurons but the last        K b (n - n_s)  of outputs, (K-1) K b n_s  of their partial gradients
+    last layer of n neurons                b (n - n_s)  of logits, (K-1) b n_s  of their gradients
+
+n_s are the neurons of the worker. Data parallel, the M weights of these layers cost 2 M (K-1)/K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def examples(workers: int, batch: int, features: int) -> int:
+    """Gives the numbers received as examples, and as many again as their gradients.
+
+    Args:
+        workers: K.
+        batch: b, of one worker.
+        features: A.
+    """
+    return (workers - 1) * batch * features
+
+
+def between_layers(workers: int, batch: int, widths: Sequence[int], worker: int) -> int:
+    """Gives the numbers received between the layers and as logits, forward and backward.
+
+    Args:
+        workers: K.
+        batch: b, of one worker.
+        widths: neurons of each layer.
+        worker: who receives; slices differ by a neuron where they are not even.
+    """
+    own = [width * (worker + 1) // workers - width * worker // workers for width in widths]
+    hidden = sum(
+        workers * batch * (width - mine) + (workers - 1) * workers * batch * mine
+        for width, mine in zip(widths[:-1], own[:-1], strict=True)
+    )
+    return hidden + batch * (widths[-1] - own[-1]) + (workers - 1) * batch * own[-1]
+
+
+def data_parallel(workers: int, parameters: int) -> float:
+    """Gives the numbers received by an even all-reduce of the same layers' gradients."""
+    return 2 * parameters * (workers - 1) / workers

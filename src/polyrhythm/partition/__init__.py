@@ -1,0 +1,1 @@
+"""One model over several ranks: fully connected layers cut by their neurons."""
