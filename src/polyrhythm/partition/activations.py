@@ -20,13 +20,14 @@ class Activations:
 
     Args:
         group: who shares the head.
+        name: tells its messages from those of others on the same group.
 
     Attributes:
         received_bytes: of numbers, headers not counted, since it was made.
     """
 
-    def __init__(self, group: Communicator) -> None:
-        self._group = group.subgroup("activations", range(group.size)) if group.size > 1 else group
+    def __init__(self, group: Communicator, name: str = "activations") -> None:
+        self._group = group.subgroup(name, range(group.size)) if group.size > 1 else group
         self.rank, self.size = group.rank, group.size
         self.received_bytes = 0
 

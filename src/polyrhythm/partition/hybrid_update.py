@@ -1,0 +1,108 @@
+"""The update that follows a hybrid pass: the trunk's gradients are added up, the head's are whole already.
+
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section 4.
+
+    trunk      w' = w - lr * sum_i w_i g_i / sum_i w_i       w_i g_i from worker i's pass: one all-reduce
+    slice s    w' = w - lr * g_s / sum_i w_i                 g_s from the pass of worker s: not added up again
+
+Each worker keeps optimiser state for the trunk and its own slice only. The network on a worker is whole only after
+`gather`: until then its slices of others are what they were.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RequestError
+from polyrhythm.partition.activations import Activations
+from polyrhythm.partition.cut import Cut
+from polyrhythm.partition.ownership import Ownership
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import LAYERWISE, OptimizerPlan
+
+
+class HybridUpdate:
+    """One worker's updates. All workers must call it after each of their passes.
+
+    Args:
+        flat: the network's parameters and gradients.
+        parts: of the network.
+        plan: of the optimiser.
+        group: the workers.
+        collective: how the trunk's gradients are added up.
+
+    Raises:
+        RequestError: the optimiser looks at whole layers, of which a worker has slices only.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        parts: Cut,
+        plan: OptimizerPlan,
+        group: Communicator,
+        collective: Collective,
+    ) -> None:
+        if group.size > 1 and plan.kind in LAYERWISE:
+            raise RequestError(
+                f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an optimiser that treats "
+                "every number alike, such as sgd or adam"
+            )
+        self._flat = flat
+        self._activations = Activations(group, "slices")
+        self._sum = AllReduce(collective, group, "trunk")
+        self._ownership = Ownership(flat, parts, group.size)
+        trunk, pieces = self._ownership.trunk, self._ownership.pieces(group.rank)
+        # One piece where a worker is alone: the very optimiser of the plain network.
+        self._pieces = [slice(0, flat.size)] if group.size == 1 else [trunk, *pieces]
+        self._optimizers = [
+            plan.part(piece.start, piece.stop).build(flat.vector[piece]) for piece in self._pieces
+        ]
+        self._summed = flat.vector.new_zeros(trunk.stop + 2)
+
+    def update(self, weight: float, learning_rate: float, *, stop: bool = False) -> tuple[float, bool]:
+        """Updates the trunk and this worker's slices by the gradients of a pass, and zeroes these.
+
+        Args:
+            weight: as the pass was given it.
+            learning_rate: to update with.
+            stop: whether this worker wishes to stop.
+
+        Returns:
+            The weight of all workers' examples, without any of which nothing is updated, and whether any wishes to
+            stop: the same on all.
+        """
+        whole, stopping = self._mean(weight, stop)
+        if whole > 0:
+            for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
+                optimizer.step(self._flat.gradients[piece], learning_rate)
+        self._flat.zero_gradients()
+        return whole, stopping
+
+    def gather(self) -> None:
+        """Makes the network whole on all workers."""
+        self._ownership.gather(self._activations)
+
+    def _mean(self, weight: float, stop: bool) -> tuple[float, bool]:
+        if self._activations.size > 1:
+            weight, stop = self._add_up(weight, stop)
+        if weight > 0 and weight != 1:
+            self._flat.gradients.div_(weight)
+        return weight, stop
+
+    def _add_up(self, weight: float, stop: bool) -> tuple[float, bool]:
+        gradients, summed = self._flat.gradients[self._ownership.trunk], self._summed
+        summed[:-2].copy_(gradients)
+        summed[-2:].copy_(_pair(summed, weight, float(stop)))
+        self._sum.run(summed)
+        gradients.copy_(summed[:-2])
+        whole, wishes = summed[-2:].tolist()
+        return whole, wishes > 0
+
+
+def _pair(like: Tensor, first: float, second: float) -> Tensor:
+    return torch.tensor([first, second], dtype=like.dtype, device=like.device)
