@@ -4,11 +4,13 @@ Symbols: N workers, S servers, R replicas of a group, G groups, n parameters of 
 """
 
 from functools import partial
+from itertools import permutations
 
 import pytest
 import torch
 
 from conformance.jobs import PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
+from polyrhythm.data.sharding import batch_images
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
@@ -76,6 +78,29 @@ def hierarchical_averaging(strategy, workers, size, buckets, steps):
     groups = [min(strategy.group, workers - first) for first in range(0, workers, strategy.group)]
     inside = sum(all_reduce(members, whole, 1) for members in groups)
     return of_all * all_reduce(workers, whole, 1) + inside * (steps // strategy.steps - of_all)
+
+
+def hybrid(strategy, workers, size, buckets, steps):
+    """Of a network of 16 features, 5 hidden neurons and 3 classes: all but the wish to stop is about these layers."""
+    hidden, classes = (
+        [len(range(width)[width * k // workers : width * (k + 1) // workers]) for k in range(workers)]
+        for width in (5, 3)
+    )
+    epochs, images = 2, 53
+    total = 0
+    for step in range(steps // epochs):
+        batches = [batch_images(images, step, worker, workers, 4) for worker in range(workers)]
+        for source, to in permutations(range(workers), 2):
+            examples = 16 * batches[source]
+            outputs = sum(batches) * hidden[source] + batches[to] * classes[source]
+            gradients = sum(batches) * hidden[to] + batches[source] * classes[to]
+            swapped = [sum(batches) * hidden[source], batches[to] * classes[source]]
+            swapped += [sum(batches) * hidden[to], batches[source] * classes[to]]
+            total += (examples + outputs + gradients) * size + HEADER * (1 + sum(map(bool, swapped)))
+        total += all_reduce(workers, TAIL * size, 1)
+    owned = [hidden[worker] * 17 + classes[worker] * 6 for worker in range(workers)]
+    whole = sum((workers - 1) * (numbers * size + HEADER) for numbers in owned)  # at the end of an epoch
+    return epochs * (total + whole)
 
 
 def d_psgd(strategy, workers, size, buckets):
@@ -152,6 +177,7 @@ DECLARED_OF_A_RUN = {
     "eamsgd": elastic,
     "downpour": downpour,
     "mixed": mixed,
+    "hybrid": hybrid,
 }
 """The same of so many steps, where not all are alike: means of models are one bucket."""
 

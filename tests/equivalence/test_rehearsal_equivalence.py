@@ -15,6 +15,7 @@ from torch import nn
 from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, strategies, strategy, uneven
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
+from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.server import serve
@@ -112,7 +113,8 @@ def _both(
         made = model()
         flat = flats(made)
         numbers = tuple(min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets)
-        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE))
+        head = cut(made, None).sizes if job.strategy.cuts_network else ()
+        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE), head=head)
     optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
     assert isinstance(optimizer, OptimizerConfig)
     rehearsal = Rehearsal(

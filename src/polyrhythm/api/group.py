@@ -81,6 +81,11 @@ class Group:
         """
         if self._replica is not None:
             raise RequestError("a group distributes one model: put several into one nn.Module")
+        if self._strategy.cuts_network:
+            raise RequestError(
+                f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
+                "polyrhythm.train, or join with synchronous"
+            )
         self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
         served = self.leads and len(self._world.cast.servers) > 0
         servers = ServerStates(self._world, self._strategy) if served else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.data.sharding import steps_per_epoch
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
+from polyrhythm.partition.cut import cut
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import sizes_of
@@ -103,6 +105,8 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
     model = _shapes_of(config.model, dataset)
     asked = strategy.bucket_bytes_for(None, next(model.parameters()))
     sizes = sizes_of(model, dataset.image_shape, asked)
+    if strategy.cuts_network:
+        sizes = replace(sizes, head=cut(model, None).sizes)
     if strategy.shard_count:
         shards(sizes.parameters, strategy.shard_count)
     epochs = config.epochs or dataset.default_epochs

@@ -65,6 +65,11 @@ class Cut:
         return self.layers[0].linear.in_features
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The features, and the neurons of each layer of the head."""
+        return (self.features, *(layer.linear.out_features for layer in self.layers))
+
+    @property
     def trains_trunk(self) -> bool:
         """Whether the trunk has anything to learn."""
         return any(parameter.requires_grad for parameter in self.trunk.parameters())
@@ -77,13 +82,13 @@ class Cut:
         return outputs
 
 
-def cut(model: nn.Module, image: Tensor) -> Cut:
+def cut(model: nn.Module, image: Tensor | None) -> Cut:
     """Cuts a classifier in front of the fully connected layers at its end.
 
     Args:
         model: a `nn.Sequential`, or a network whose last child is an `nn.Linear` or a `nn.Sequential` of such layers;
             not changed.
-        image: (1, C, H, W), with which it is tried whether the two parts are the network.
+        image: (1, C, H, W), with which it is tried whether the two parts are the network; None: it has no numbers.
 
     Raises:
         RequestError: it does not end so, or does more than run its children one after the other.
@@ -96,7 +101,8 @@ def cut(model: nn.Module, image: Tensor) -> Cut:
     ours = {id(parameter) for layer in found.layers for parameter in layer.linear.parameters()}
     if any(id(parameter) in ours for parameter in found.trunk.parameters()):
         raise RequestError(f"a fully connected layer shares its weights with others: {_MEND}")
-    _try_out(model, found, image)
+    if image is not None:
+        _try_out(model, found, image)
     return found
 
 

@@ -11,6 +11,8 @@ Each worker keeps optimiser state for the trunk and its own slice only. The netw
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,6 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations
-from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import LAYERWISE, OptimizerPlan
@@ -30,7 +31,7 @@ class HybridUpdate:
 
     Args:
         flat: the network's parameters and gradients.
-        parts: of the network.
+        ownership: of its numbers.
         plan: of the optimiser.
         group: the workers.
         collective: how the trunk's gradients are added up.
@@ -42,7 +43,7 @@ class HybridUpdate:
     def __init__(
         self,
         flat: FlatParameters,
-        parts: Cut,
+        ownership: Ownership,
         plan: OptimizerPlan,
         group: Communicator,
         collective: Collective,
@@ -55,7 +56,7 @@ class HybridUpdate:
         self._flat = flat
         self._activations = Activations(group, "slices")
         self._sum = AllReduce(collective, group, "trunk")
-        self._ownership = Ownership(flat, parts, group.size)
+        self._ownership = ownership
         trunk, pieces = self._ownership.trunk, self._ownership.pieces(group.rank)
         # One piece where a worker is alone: the very optimiser of the plain network.
         self._pieces = [slice(0, flat.size)] if group.size == 1 else [trunk, *pieces]
@@ -82,6 +83,24 @@ class HybridUpdate:
                 optimizer.step(self._flat.gradients[piece], learning_rate)
         self._flat.zero_gradients()
         return whole, stopping
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives the state of this worker's optimisers, as named tensors and JSON-able facts."""
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            named, facts[str(number)] = optimizer.state()
+            tensors |= {f"{number}.{name}": value for name, value in named.items()}
+        return tensors, facts
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        for number, optimizer in enumerate(self._optimizers):
+            prefix = f"{number}."
+            named = {
+                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
+            }
+            optimizer.load_state(named, facts[str(number)])
 
     def gather(self) -> None:
         """Makes the network whole on all workers."""

@@ -8,6 +8,8 @@ for the bias.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,36 +17,60 @@ from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations
 from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.sharded_layers import neurons
-from polyrhythm.training.flat_parameters import FlatParameters, View
+from polyrhythm.training.flat_parameters import FlatParameters
 
 
 class Ownership:
     """The pieces of every worker.
 
     Args:
-        flat: the network's parameters.
-        parts: of the network.
+        vector: the network's parameters.
+        tensors: weights and biases of the head, by where each starts and stops and how many rows it has, in order.
         workers: how many share the head.
 
     Attributes:
         trunk: the numbers that all workers train alike.
 
     Raises:
-        RequestError: a layer of the head comes before one of the trunk.
+        RequestError: something of the trunk lies between or behind them.
     """
 
-    def __init__(self, flat: FlatParameters, parts: Cut, workers: int) -> None:
-        self._vector = flat.vector
-        views = {id(view.parameter): view for view in flat.views}
-        layers = [layer.linear for layer in parts.layers]
-        cut = [views[id(each)] for layer in layers for each in layer.parameters() if id(each) in views]
-        end = min((view.start for view in cut), default=flat.size)
-        if sum(view.stop - view.start for view in cut) != flat.size - end:
+    def __init__(self, vector: Tensor, tensors: Sequence[tuple[int, int, int]], workers: int) -> None:
+        end = min((start for start, _, _ in tensors), default=len(vector))
+        if sum(stop - start for start, stop, _ in tensors) != len(vector) - end:
             raise RequestError("the fully connected layers must be the last that the network defines")
+        self._vector = vector
         self.trunk = slice(0, end)
         self._pieces = [
-            [piece for view in cut if (piece := _rows(view, workers, worker))] for worker in range(workers)
+            [piece for tensor in tensors if (piece := _rows(*tensor, workers, worker))]
+            for worker in range(workers)
         ]
+
+    @classmethod
+    def of(cls, flat: FlatParameters, parts: Cut, workers: int) -> Ownership:
+        """Finds the layers of a network that has been cut."""
+        views = {id(view.parameter): view for view in flat.views}
+        parameters = [each for layer in parts.layers for each in layer.linear.parameters()]
+        found = [views[id(each)] for each in parameters if id(each) in views]
+        return cls(flat.vector, [(view.start, view.stop, len(view.parameter)) for view in found], workers)
+
+    @classmethod
+    def of_sizes(cls, flat: FlatParameters, features: int, widths: Sequence[int], workers: int) -> Ownership:
+        """Puts so many layers at the end; where numbers stand for several, cuts as large a part as if it were one."""
+        sizes = list(zip((features, *widths), widths, strict=False))
+        numbers = sum(inputs * outputs + outputs for inputs, outputs in sizes)
+        start = max(0, flat.size - round(numbers / flat.stands_for))
+        if flat.stands_for != 1:
+            return cls(
+                flat.vector, [(start, flat.size, flat.size - start)] if start < flat.size else [], workers
+            )
+        tensors = []
+        for inputs, outputs in sizes:
+            tensors += [(start, start + inputs * outputs, outputs)]
+            start += inputs * outputs
+            tensors += [(start, start + outputs, outputs)]
+            start += outputs
+        return cls(flat.vector, tensors, workers)
 
     def pieces(self, worker: int) -> list[slice]:
         """Gives what a worker trains of the head, in order."""
@@ -71,11 +97,10 @@ class Ownership:
         return torch.cat(pieces) if pieces else self._vector[:0]
 
 
-def _rows(view: View, workers: int, worker: int) -> slice | None:
+def _rows(start: int, stop: int, rows: int, workers: int, worker: int) -> slice | None:
     """Gives a worker's rows of a weight or bias as a piece of the vector; None if it has none."""
-    rows = len(view.parameter)
-    width = (view.stop - view.start) // rows
+    width = (stop - start) // rows
     place = neurons(rows, workers)[worker]
     if place.start == place.stop:
         return None
-    return slice(view.start + place.start * width, view.start + place.stop * width)
+    return slice(start + place.start * width, start + place.stop * width)

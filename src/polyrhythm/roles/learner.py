@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
+from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
@@ -80,6 +82,8 @@ class Learner:
                 f"{job.strategy} waits between the layers of the network, and a compiled one has none: leave compile "
                 "out, or use synchronous"
             )
+        if job.strategy.cuts_network:
+            self._cut(model, job)
         self._job = job
         self._world = world
         self._length = job.length
@@ -140,7 +144,9 @@ class Learner:
         images = len(batch.labels)
         step = Step(number, images / self._job.calendar.batch_size(batch.epoch), self._world.stop.wished)
         self.replica.begin(step)
-        loss, usable = self._gradients(batch, step, rate) if images else (0.0, True)
+        loss, usable = (
+            self._gradients(batch, step, rate) if images or self._job.strategy.cuts_network else (0.0, True)
+        )
         computed_at = self._world.clock.now()
         stop = self.replica.finish(rate * self._first_share, weightless=not usable)
         self._world.timer.lap("update")
@@ -156,16 +162,14 @@ class Learner:
             torch.cuda.manual_seed(seed)
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
+        if self._job.strategy.cuts_network:
+            return self._gradients_together(images, labels, step, rate), True
         full = len(images) == self._job.calendar.batch_size(batch.epoch)
         with self._precision.autocast():
             objective = self._objective(batch.epoch)
             loss = objective(self._forward(images, full=full), labels, images)
         value = float(loss.detach())
-        if not math.isfinite(value):
-            raise RequestError(
-                f"the loss is {value} at step {step.number} of worker {self.worker} (rank {self._world.network.rank}), "
-                f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
-            )
+        self._check_finite(value, step, rate)
         self._world.timer.lap("forward")
         self._precision.scale(loss).backward()
         usable = self._precision.unscale(flat.gradients)
@@ -174,6 +178,50 @@ class Learner:
         self._world.pace.backward(self._shares, self.replica.announce)
         self._world.timer.lap("backward")
         return value, usable
+
+    def _gradients_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
+        """Lets the workers compute their gradients together, once the time of computing has passed."""
+        self._world.pace.backward(self._shares, self.replica.announce)
+        self._world.timer.lap("backward")
+        torch.default_generator.manual_seed(
+            seed_for("step", self._job.learning.seed, self.worker, step.number)
+        )
+        objective = self._objective(self._job.calendar.epoch_of(step.number))
+
+        def loss(logits: Tensor, place: slice) -> Tensor:
+            found = objective(logits, labels[place], images[place])
+            self._check_finite(float(found.detach()), step, rate)
+            return found
+
+        return self.replica.part.compute(step, images, loss)
+
+    def _cut(self, model: nn.Module, job: Job) -> None:
+        """Gives the strategy the network in two parts.
+
+        Raises:
+            RequestError: the network, or how it is to be run, does not allow it.
+        """
+        learning = job.learning
+        if self._precision.dtype != torch.float32 or learning.execution.compiled:
+            raise RequestError(
+                f"{job.strategy} runs a network in two parts, in full precision and not compiled: leave precision and "
+                "compile out, or use synchronous"
+            )
+        if learning.weight_average and job.workers > 1:
+            raise RequestError(
+                f"{job.strategy} has no whole model to average after each step: leave weight_average out, or use "
+                "synchronous"
+            )
+        vector = self.replica.flat.vector
+        image = vector.new_zeros(1, *job.dataset.image_shape)
+        self.replica.part.take_parts(cut(model, image))
+
+    def _check_finite(self, value: float, step: Step, rate: float) -> None:
+        if not math.isfinite(value):
+            raise RequestError(
+                f"the loss is {value} at step {step.number} of worker {self.worker} (rank {self._world.network.rank}), "
+                f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
+            )
 
 
 def _rate_of_first(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> float:

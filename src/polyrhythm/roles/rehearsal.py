@@ -155,7 +155,15 @@ class _Rehearser:
         self._worker = workers.rank
         plan = rehearsal.plan(self._flat)
         setting = WorkerSetting(
-            world.network, workers, world.cast, self._flat, plan, rehearsal.steps, rehearsal.still
+            world.network,
+            workers,
+            world.cast,
+            self._flat,
+            plan,
+            rehearsal.steps,
+            rehearsal.still,
+            rehearsal.sizes.head,
+            rehearsal.batch_size,
         )
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1

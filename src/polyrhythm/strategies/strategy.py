@@ -43,6 +43,8 @@ class Strategy(Config):
         one_host: whether all workers must be on one host.
         sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
         can_begin_anew: whether its workers, which go in step, can be set to a common point between two steps.
+        cuts_network: whether workers share a network's last layers, and so compute together (`WorkerPart.compute`);
+            what another worker trains of them comes at the end of an epoch.
         offers: what a group of its workers has for servers above it, which other groups share.
     """
 
@@ -53,6 +55,7 @@ class Strategy(Config):
     one_host: ClassVar[bool] = False
     sends_by_value: ClassVar[bool] = False
     can_begin_anew: ClassVar[bool] = False
+    cuts_network: ClassVar[bool] = False
     offers: ClassVar[Offer] = Offer.NOTHING
 
     @property

@@ -9,6 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.partition.cut import Cut
+from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
@@ -28,6 +30,8 @@ class WorkerSetting:
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
         still: whether parameters and gradients are zeros that nothing changes, as in a rehearsal.
+        head: in a rehearsal of a strategy that cuts the network, `ModelSizes.head`.
+        batch_size: of a step of weight 1, in a rehearsal.
     """
 
     network: Communicator
@@ -37,6 +41,8 @@ class WorkerSetting:
     plan: OptimizerPlan
     steps: int | None = None
     still: bool = False
+    head: tuple[int, ...] = ()
+    batch_size: int = 0
 
 
 class WorkerPart:
@@ -77,6 +83,23 @@ class WorkerPart:
 
     def before_use(self, bucket: int) -> None:
         """A layer with parameters of this bucket is about to run forward."""
+
+    def take_parts(self, parts: Cut) -> None:
+        """Takes the network in two parts, where the strategy `cuts_network`; called before `load_state` and `start`."""
+        raise NotImplementedError
+
+    def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
+        """Computes the gradients of a step together with the others, where the strategy `cuts_network`.
+
+        Args:
+            step: as it was given to `begin`.
+            images: (B, C, H, W); maybe none.
+            loss: of some of them.
+
+        Returns:
+            Their mean loss; 0 without any.
+        """
+        raise NotImplementedError
 
     def bucket_ready(self, bucket: int) -> None:
         """The gradients of this bucket are final, while the backward pass goes on. Buckets come in order."""

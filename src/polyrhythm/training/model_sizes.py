@@ -19,11 +19,14 @@ class ModelSizes:
         buckets: trained numbers in each bucket, in the order in which the backward pass fills them.
         shares: of a pass's time that each bucket's layers take; they add up to 1.
         dtype: of the parameters.
+        head: features that go into the fully connected layers at its end, and the neurons of each; empty where nobody
+            cuts them.
     """
 
     buckets: tuple[int, ...]
     shares: tuple[float, ...]
     dtype: torch.dtype = torch.float32
+    head: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.buckets) == len(self.shares) > 0, "every bucket has a share"

@@ -45,7 +45,9 @@ def trained(scheme, sizes, optimizer=momentum, collective=None):
         flat = FlatParameters(model)
         group, plan = cluster.communicator(rank), OptimizerPlan.of(optimizer(model.parameters()), flat)
         passes = HybridPass(parts, group, scheme)
-        updates = HybridUpdate(flat, parts, plan, group, collective or Library())
+        updates = HybridUpdate(
+            flat, Ownership.of(flat, parts, len(sizes)), plan, group, collective or Library()
+        )
         told = []
         for step in range(STEPS):
             images, labels = batch(rank + 10 * step, sizes[rank])
@@ -100,7 +102,7 @@ def test_a_worker_changes_the_trunk_and_its_own_slices_only():
     model = network()
     parts = cut(model, torch.zeros(1, *IMAGE, dtype=torch.float64))
     flat = FlatParameters(model)
-    ownership = Ownership(flat, parts, 3)
+    ownership = Ownership.of(flat, parts, 3)
     assert ownership.trunk == slice(0, 3 * 2 * 9 + 3)
     owned = sorted((piece.start, piece.stop) for worker in range(3) for piece in ownership.pieces(worker))
     assert owned[0][0] == ownership.trunk.stop
