@@ -95,10 +95,11 @@ class RehearsedPass:
         if not schemes.sends(self._scheme, source, number):
             return 0
         if source != self._rank:
-            message: Message = self._group.receive(source, _EXAMPLES)[1]
+            _, message = self._group.receive(source, _EXAMPLES)
             return message.step
         place = schemes.place(self._scheme, batch, self._size, number)
-        return place.stop - place.start
+        rows: int = place.stop - place.start
+        return rows
 
     def _swap(self, sent: Sequence[int], taken: Sequence[int]) -> None:
         """Sends so many numbers to each worker, and waits for so many of each."""

@@ -1,0 +1,81 @@
+"""Hybrid parallelism is synchronous SGD, and so training with one large batch, whatever its scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from conformance.jobs import CLASSES, SIDE, blobs, make_job, plain_loop, simulated, uneven, vector_of
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.run import Surroundings
+
+SCHEMES = ["a", "b", "c"]
+UNEVEN = Surroundings(step_s=uneven)
+
+
+def convolutional() -> nn.Module:
+    """Makes a network with a convolution in front of two fully connected layers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, CLASSES)
+    )
+
+
+def normed_last() -> nn.Module:
+    """Makes a network that does not end in a fully connected layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES), nn.LayerNorm(CLASSES))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)"])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_workers_together_train_as_one_with_their_batches(scheme: str, workers: int, optimizer: str) -> None:
+    spec = f"hybrid(scheme={scheme})"
+    job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
+    expected = vector_of(plain_loop(job, together=workers))
+    for model in simulated(job, UNEVEN).models:
+        torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_one_worker_is_the_plain_network_bit_for_bit(scheme: str) -> None:
+    job = make_job(f"hybrid(scheme={scheme})", model=convolutional)
+    assert torch.equal(vector_of(simulated(job).models[0]), vector_of(plain_loop(job)))
+
+
+def test_all_schemes_send_the_same_numbers_in_more_or_fewer_messages() -> None:
+    """Of 36 images, 3 workers take 4 each, so no message is empty: 64 bytes of header each."""
+    sent = {}
+    for scheme in SCHEMES:
+        job = make_job(f"hybrid(scheme={scheme})", 3, model=convolutional, dataset=blobs(train=36))
+        sent[scheme] = simulated(job).result["bytes_sent_per_step"]
+    # To each of 2 others, in each of 1 or 3 rounds: examples, outputs, logits, the gradients of the three.
+    assert sent["c"] - sent["a"] == pytest.approx((3 - 1) * 6 * 2 * 64)
+    # Under b whoever owns the round's examples sends no logits and no gradients of examples, the others nothing else.
+    assert sent["b"] - sent["a"] == pytest.approx((3 * 4 - 6) * 2 * 64)
+
+
+def test_what_it_cannot_train_is_refused_with_the_reason() -> None:
+    refused = [
+        (make_job("hybrid", 2, model=normed_last), "does not end in fully connected layers"),
+        (make_job("hybrid", 2, precision="bfloat16"), "runs a network in two parts, in full precision"),
+        (make_job("hybrid", 2, weight_average=0.9), "has no whole model to average after each step"),
+        (make_job("hybrid", 2, optimizer="lars"), "LARSOptimizer looks at whole layers"),
+    ]
+    for job, words in refused:
+        with pytest.raises(RequestError, match=words) as caught:
+            simulated(job)
+        assert "\n" not in str(caught.value)
+
+
+def test_it_resumes_with_the_bits_of_a_run_without_a_break(tmp_path: Path) -> None:
+    job = make_job("hybrid(scheme=b)", 3, model=convolutional, optimizer="adam")
+    whole = simulated(job, UNEVEN)
+    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path))
+    first = simulated(kept, replace(UNEVEN, stop_at_s=0.06))
+    assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
+    second = simulated(replace(kept, keeping=replace(kept.keeping, resume=True)), UNEVEN)
+    assert second.sha256 == whole.sha256
