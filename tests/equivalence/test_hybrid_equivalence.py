@@ -54,8 +54,10 @@ def test_all_schemes_send_the_same_numbers_in_more_or_fewer_messages() -> None:
         sent[scheme] = simulated(job).result["bytes_sent_per_step"]
     # To each of 2 others, in each of 1 or 3 rounds: examples, outputs, logits, the gradients of the three.
     assert sent["c"] - sent["a"] == pytest.approx((3 - 1) * 6 * 2 * 64)
-    # Under b whoever owns the round's examples sends no logits and no gradients of examples, the others nothing else.
-    assert sent["b"] - sent["a"] == pytest.approx((3 * 4 - 6) * 2 * 64)
+    # Under b the round's owner sends both others examples, outputs, and the gradients of logits and outputs; each other
+    # worker sends both others outputs and their gradients, and only the owner logits and the gradients of examples.
+    owner, other, all_at_once = 2 * 4, 2 * 2 + 2, 2 * 6
+    assert sent["b"] - sent["a"] == pytest.approx((owner + 2 * other - all_at_once) * 64)
 
 
 def test_what_it_cannot_train_is_refused_with_the_reason() -> None:
