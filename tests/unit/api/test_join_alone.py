@@ -256,6 +256,13 @@ def test_requests_that_cannot_be_met_say_how_they_can() -> None:
         join(threads=0)
 
 
+def test_a_strategy_that_computes_the_passes_itself_is_refused() -> None:
+    model = network()
+    words = "hybrid computes forward and backward passes itself, .*: use polyrhythm.train, or join with synchronous"
+    with pytest.raises(RequestError, match=words), join("hybrid") as group:
+        group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_a_worker_that_waits_for_others_at_the_end_names_them(group: Group) -> None:
     model = network()
     group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
