@@ -19,7 +19,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
-from polyrhythm.training.execution import ForwardPass
+from polyrhythm.training.execution import ForwardPass, channels_innermost
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.precision import Precision
@@ -182,7 +182,6 @@ class Learner:
     def _gradients_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         """Lets the workers compute their gradients together, once the time of computing has passed."""
         self._world.pace.backward(self._shares, self.replica.announce)
-        self._world.timer.lap("backward")
         torch.default_generator.manual_seed(
             seed_for("step", self._job.learning.seed, self.worker, step.number)
         )
@@ -193,7 +192,10 @@ class Learner:
             self._check_finite(float(found.detach()), step, rate)
             return found
 
-        return self.replica.part.compute(step, images, loss)
+        inputs = channels_innermost(images) if self._job.learning.execution.channels_last else images
+        value = self.replica.part.compute(step, inputs, loss)
+        self._world.timer.lap("backward")
+        return value
 
     def _cut(self, model: nn.Module, job: Job) -> None:
         """Gives the strategy the network in two parts.
