@@ -31,12 +31,9 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
     GlooCollectives,
 )
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
-from polyrhythm.communication.transports.torch_distributed.links import (
-    IncomingLinks,
-    OutgoingLink,
-    await_joined,
-    join,
-)
+from polyrhythm.communication.transports.torch_distributed.incoming_links import IncomingLinks
+from polyrhythm.communication.transports.torch_distributed.link_words import await_joined, join
+from polyrhythm.communication.transports.torch_distributed.outgoing_link import OutgoingLink
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.communication.transports.two_level import Acquaintance, TwoLevelCollectives, make_shared
 from polyrhythm.errors import PeerLost
