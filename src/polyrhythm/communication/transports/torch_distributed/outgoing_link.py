@@ -104,10 +104,6 @@ class OutgoingLink:
             self.start_send(Message(Kind.CLOSE), 0).wait(timedelta(seconds=patience_s))
         self._watcher.join(patience_s)
 
-    def give_up(self) -> None:
-        """Ends all sends that are under way, to a receiver that may still be there and takes nothing."""
-        self._group.abort()
-
     def _watch(self, membership: Membership) -> None:
         try:
             goodbye = torch.empty(1, dtype=torch.uint8)

@@ -338,10 +338,6 @@ class Rank:
             self._inbox.lose(*peer)
             broken = [entry.made for entry in self._collectives if peer.rank in entry.members]
             self._news.notify_all()
-            link = self._outgoing.get(peer.rank)
-        # The peer may still be there, and only be taken for lost: nothing breaks by itself then.
-        if isinstance(link, OutgoingLink) and link.incarnation <= peer.incarnation:
-            link.give_up()
         for made in broken:
             made.give_up(CollectiveBroken(f"rank {peer.rank} is gone", peer.rank))
 
