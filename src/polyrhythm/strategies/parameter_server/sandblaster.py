@@ -24,9 +24,11 @@ from pydantic import Field
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
@@ -96,10 +98,10 @@ class Sandblaster(Strategy):
         return workers
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every question is answered once, and workers hold the same bits after every step."""
+        """Every question is answered once, and workers hold the same bits after every batch."""
         replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
         answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
-        return [*super().invariants(conditions), answers, replicas]
+        return [*super().invariants(conditions), answers, Meetings(replicas, every(self.portions))]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
