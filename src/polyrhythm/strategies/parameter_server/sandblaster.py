@@ -32,6 +32,7 @@ from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
+from polyrhythm.strategies.parameter_server.batches.invariant import Batches
 from polyrhythm.strategies.parameter_server.batches.server import BatchServer
 from polyrhythm.strategies.parameter_server.batches.worker import BatchWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
@@ -98,10 +99,11 @@ class Sandblaster(Strategy):
         return workers
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every question is answered once, and workers hold the same bits after every batch."""
+        """Every portion is in one batch, every question is answered once, and replicas agree after every batch."""
         replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
         answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
-        return [*super().invariants(conditions), answers, Meetings(replicas, every(self.portions))]
+        together = Meetings(replicas, every(self.portions))
+        return [*super().invariants(conditions), answers, Batches(conditions.cast), together]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
