@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from polyrhythm.strategies.parameter_server.batches.line_search import correction
+from polyrhythm.strategies.parameter_server.batches.products import combined, gram_of
 from polyrhythm.strategies.parameter_server.batches.two_loop import Pair, two_loop
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.state import State
 
-_BLOCK = 1 << 16
 _LEAST_COSINE = 1e-8
 """Between s and y of a pair that is kept."""
-_S, _Y, _LINE = "pair.s.", "pair.y.", "line."
+_S, _Y, _LINE, _PRODUCTS = "pair.s.", "pair.y.", "line.", "pair.products"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class Curvature:
         self._begin: tuple[Tensor, Tensor] | None = None
         self._trials = 0
         self._vectors: list[Tensor] = []
+        self._part = self._of_pairs = torch.zeros(0, 0, dtype=torch.float64)
 
     @property
     def pairs(self) -> int:
@@ -77,7 +78,10 @@ class Curvature:
             steps.append(self._shard.values - self._begin[0])
             changes.append(gradient - self._begin[1])
         self._vectors = [*steps, *changes, gradient]
-        return _gram(self._vectors)
+        count, old = len(steps), range(len(self._pairs))
+        known = [*old, *(count + number for number in old)]
+        self._part = gram_of(self._vectors, known, self._of_pairs)
+        return self._part
 
     def advance(self, gram: Tensor, learning_rate: float) -> None:
         """Corrects the step along its line, or ends the line and takes a step along the next.
@@ -96,7 +100,7 @@ class Curvature:
                 self._retry(vectors[newest], factor)
                 return
         kept = self._kept(gram, newest)
-        self._pairs = [(vectors[s], vectors[y]) for s, y in kept]
+        self._keep(vectors, kept)
         self._walk(vectors, gram, kept, learning_rate)
 
     def state(self) -> State:
@@ -105,6 +109,7 @@ class Curvature:
         tensors |= {f"{_Y}{number}": y for number, (_, y) in enumerate(self._pairs)}
         if self._begin is not None:
             tensors |= {f"{_LINE}values": self._begin[0], f"{_LINE}gradient": self._begin[1]}
+        tensors[_PRODUCTS] = self._of_pairs.flatten()
         return tensors, {"pairs": len(self._pairs), "trials": self._trials}
 
     def load_state(self, state: State) -> None:
@@ -116,6 +121,7 @@ class Curvature:
         if f"{_LINE}values" in tensors:
             self._begin = tensors[f"{_LINE}values"], tensors[f"{_LINE}gradient"]
         self._trials = facts["trials"]
+        self._of_pairs = tensors[_PRODUCTS].reshape(2 * facts["pairs"], -1 if facts["pairs"] else 0)
 
     def _kept(self, gram: Tensor, newest: int) -> list[Pair]:
         """Says which vectors are pairs from now on, the oldest first."""
@@ -126,6 +132,12 @@ class Curvature:
             if not float(gram[s, y]) > _LEAST_COSINE * sqrt(float(gram[s, s]) * float(gram[y, y])):
                 pairs.pop()
         return pairs[max(0, len(pairs) - self._search.memory) :]
+
+    def _keep(self, vectors: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
+        """Forgets all other pairs; the products of those that stay need not be made again."""
+        self._pairs = [(vectors[s], vectors[y]) for s, y in pairs]
+        order = [s for s, _ in pairs] + [y for _, y in pairs]
+        self._of_pairs = self._part[order][:, order]
 
     def _retry(self, walked: Tensor, factor: float) -> None:
         """Takes another multiple of the step that was walked."""
@@ -144,24 +156,8 @@ class Curvature:
         shares = two_loop(gram, pairs, len(vectors) - 1)
         gradient = vectors[-1]
         if pairs and not float(gram[-1] @ shares) > 0:  # rounding has eaten the curvature
-            self._pairs, pairs = [], ()
-        direction = gradient if not pairs else _combined(vectors, shares)
+            pairs = ()
+            self._keep(vectors, pairs)
+        direction = gradient if not pairs else combined(vectors, shares)
         self._begin, self._trials = (self._shard.values.clone(), gradient.clone()), 0
         self._shard.step(direction, learning_rate)
-
-
-def _gram(vectors: Sequence[Tensor]) -> Tensor:
-    """Gives all scalar products, added up in blocks: no second copy of all vectors is made."""
-    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for start in range(0, len(vectors[0]), _BLOCK):
-        block = torch.stack([vector[start : start + _BLOCK] for vector in vectors]).double()
-        total += block @ block.T
-    return total
-
-
-def _combined(vectors: Sequence[Tensor], shares: Tensor) -> Tensor:
-    total = torch.zeros_like(vectors[0], dtype=torch.float64)
-    for vector, share in zip(vectors, shares.tolist(), strict=True):
-        if share != 0.0:
-            total.add_(vector, alpha=share)
-    return total.to(vectors[0].dtype)
