@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
+"""Numbers of each vector at a time: few enough for a processor's cache."""
 
 
 def gram_of(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -> Tensor:

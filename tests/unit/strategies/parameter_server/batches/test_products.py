@@ -5,7 +5,7 @@ import torch
 
 from polyrhythm.strategies.parameter_server.batches.products import combined, gram_of
 
-LENGTH = (1 << 16) + 5  # a block and a little
+LENGTH = (1 << 14) + 5  # a block and a little
 
 
 def vectors():
