@@ -131,6 +131,11 @@ def downpour(strategy, workers, size, buckets, steps):
     return workers * (pushes * message + fetches * (message + strategy.servers * HEADER))
 
 
+def sandblaster(strategy, workers, size, buckets, steps):
+    batches = steps // strategy.portions
+    return batches * workers * 2 * (PARAMETERS * size + strategy.servers * HEADER)
+
+
 def hierarchical(strategy, workers, size, buckets):
     groups = min(strategy.groups, workers)
     below, above = PARAMETERS * size + HEADER, PARAMETERS * size + strategy.servers * HEADER
@@ -176,6 +181,7 @@ DECLARED_OF_A_RUN = {
     "easgd": elastic,
     "eamsgd": elastic,
     "downpour": downpour,
+    "sandblaster": sandblaster,
     "mixed": mixed,
     "hybrid": hybrid,
 }

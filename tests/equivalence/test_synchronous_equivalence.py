@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conformance.jobs import agreeing, blobs, make_job, plain_loop, simulated, uneven, vector_of
+from conformance.jobs import agreeing, blobs, make_job, plain_alone, plain_loop, simulated, uneven, vector_of
 from polyrhythm.simulation.run import Surroundings
 
 UNEVEN = Surroundings(step_s=uneven)
@@ -13,7 +13,12 @@ RAGGED = {  # workers: images of which the last step of an epoch takes less than
     4: 50,  # 2 in the last step of 16: 1, 1, and two empty batches
 }
 ROUNDED = "synchronous(transfer=bfloat16)"  # to 8 bits: its bounds are those of its own tests
-CASES = [(spec, workers) for workers in RAGGED for spec in agreeing(workers) if spec != ROUNDED]
+CASES = [
+    (spec, workers)
+    for workers in RAGGED
+    for spec in agreeing(workers)
+    if spec in plain_alone() and spec != ROUNDED
+]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)", "tf1_rmsprop(momentum=0.9)"])

@@ -19,7 +19,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing
 from polyrhythm.communication.transports.shared_memory.host import host_key
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
-from polyrhythm.communication.transports.torch_distributed.links import OutgoingLink
+from polyrhythm.communication.transports.torch_distributed.outgoing_link import OutgoingLink
 from polyrhythm.errors import PeerLost
 
 SOON_S = 1.0

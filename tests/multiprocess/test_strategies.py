@@ -39,6 +39,7 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("local_sgd(steps=2, optimizer_state=average)", 2),
     ("hierarchical_averaging(steps=2, steps_between=4)", 3),
     ("hybrid(scheme=b)", 3),
+    ("sandblaster(servers=2, portions=3)", 3),
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
 from polyrhythm.errors import PeerLost
 
 SOON_S = 1.0

@@ -18,7 +18,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
 from polyrhythm.communication.transports.shared_memory import outgoing
-from polyrhythm.communication.transports.torch_distributed import links, transport
+from polyrhythm.communication.transports.torch_distributed import outgoing_link, transport
 from polyrhythm.errors import PeerLost
 
 BROKEN = r"^a collective broke, so a rank is gone: [^.\[]+( \[127.0.0.1\]:\d+(: [\w ]+)?)?$"
@@ -190,9 +190,9 @@ def _first_send_after_the_death(seat: Seat) -> None:
         seat.tell("ready")
         network.receive(0)
     seat.wait_for_word()
-    patience, links.OPENING_PATIENCE = links.OPENING_PATIENCE, timedelta(seconds=0.5)
+    patience, outgoing_link.OPENING_PATIENCE = outgoing_link.OPENING_PATIENCE, timedelta(seconds=0.5)
     seat.tell(_loss(lambda: network.send(1, Message(Kind.PULL)))[0])
-    links.OPENING_PATIENCE = patience
+    outgoing_link.OPENING_PATIENCE = patience
     network.send(2, Message(Kind.PULL)) if seat.rank == 0 else network.receive(0)
     home.close()
 
@@ -213,7 +213,7 @@ def _open_a_link_and_die(seat: Seat) -> None:
         store.queue_push("invitations/0/0", f"1 0 {store.add('links/0', 1)}".encode())
         seat.tell("invited")
         seat.wait_for_word()
-    links.OPENING_PATIENCE = timedelta(seconds=3)
+    outgoing_link.OPENING_PATIENCE = timedelta(seconds=3)
     _home, network = seat.connect()
     seat.wait_for_word()
     if seat.rank == 2:
@@ -363,7 +363,7 @@ def _speak_gibberish(seat: Seat, forge: Callable[[Message, int], bytes]) -> None
     home, network = seat.connect()
     _greet_all(network)
     if seat.rank == 3:
-        (outgoing if seat.shared_memory else links).encode_header = forge
+        (outgoing if seat.shared_memory else outgoing_link).encode_header = forge
         handle = network.start_send(0, Message(Kind.PUSH, torch.ones(10)))
         seat.tell("forged")
         seat.tell(_loss(lambda: network.receive(0))[0])

@@ -18,7 +18,7 @@ VARIATIONS = (
 )
 """Strategies of other outcomes than with their defaults."""
 
-CUT_OFF_TESTED = (*REPRESENTATIVES, "d_psgd", "parameter_server(consistency=synchronous)")
+CUT_OFF_TESTED = (*REPRESENTATIVES, "parameter_server(consistency=synchronous)")
 """Strategies of which a host is really cut off in a test."""
 
 

@@ -26,7 +26,7 @@ from polyrhythm.launch import torchrun
 from polyrhythm.launch.local import run_local
 from polyrhythm.launch.preemption import Preempted
 from polyrhythm.launch.restarting import run_restarting
-from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
+from polyrhythm.launch.spokesman import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.job import Job, Keeping
@@ -116,6 +116,8 @@ def _resumed_config(folder: Path) -> Path:
 
 def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
     if resume is None:
+        if out is not None and is_silent():
+            return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
         return run_folder.choose(
             out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}"
         )

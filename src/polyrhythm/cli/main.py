@@ -72,8 +72,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     0 done, 1 the run failed, 2 the request was wrong, 75 preempted (start it again), 130 interrupted.
     """
     status = _status(arguments)
-    if status and started_by_torchrun():
-        # A rank that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.
+    if started_by_torchrun():
+        # Threads of its links may still be ending, most of all in a rank that leaves in the middle; an interpreter that
+        # ends in good order meanwhile is aborted by them, which torchrun takes for a failure.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerJoined, from_json
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN

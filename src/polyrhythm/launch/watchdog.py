@@ -29,7 +29,7 @@ from typing import Any
 
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.links import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.launch.pulse import Pulse, publish, read
 

@@ -10,6 +10,7 @@ import pytest
 import polyrhythm
 from polyrhythm.api import train as api_train
 from polyrhythm.errors import RunError
+from polyrhythm.roles.job import Job
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +62,20 @@ def test_a_failure_before_the_start_is_not_hidden_by_the_report(
     with pytest.raises(RunError, match="was killed by SIGKILL"):
         polyrhythm.train(data="digits", model="mlp", out="run")
     assert (empty / "run" / "config.yaml").is_file()
+
+
+def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text("the leader's\n")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    played: list[Job] = []
+
+    def play(job: Job, emit: object, threads: object) -> bool:
+        played.append(job)
+        return False
+
+    monkeypatch.setattr("polyrhythm.launch.torchrun.run_under_torchrun", play)
+    assert polyrhythm.train(data="digits", model="mlp", out=tmp_path) is None
+    assert [job.keeping.folder for job in played] == [tmp_path]

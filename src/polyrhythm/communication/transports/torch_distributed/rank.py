@@ -31,12 +31,9 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
     GlooCollectives,
 )
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
-from polyrhythm.communication.transports.torch_distributed.links import (
-    IncomingLinks,
-    OutgoingLink,
-    await_joined,
-    join,
-)
+from polyrhythm.communication.transports.torch_distributed.incoming_links import IncomingLinks
+from polyrhythm.communication.transports.torch_distributed.link_words import await_joined, join
+from polyrhythm.communication.transports.torch_distributed.outgoing_link import OutgoingLink
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.communication.transports.two_level import Acquaintance, TwoLevelCollectives, make_shared
 from polyrhythm.errors import PeerLost
@@ -341,10 +338,6 @@ class Rank:
             self._inbox.lose(*peer)
             broken = [entry.made for entry in self._collectives if peer.rank in entry.members]
             self._news.notify_all()
-            link = self._outgoing.get(peer.rank)
-        # The peer may still be there, and only be taken for lost: nothing breaks by itself then.
-        if isinstance(link, OutgoingLink) and link.incarnation <= peer.incarnation:
-            link.give_up()
         for made in broken:
             made.give_up(CollectiveBroken(f"rank {peer.rank} is gone", peer.rank))
 

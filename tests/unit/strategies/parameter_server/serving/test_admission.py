@@ -10,13 +10,14 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.downpour import Downpour
 from polyrhythm.strategies.parameter_server.gaia import Gaia
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
 from polyrhythm.strategies.strategy import ServerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 
 PLAN = pack_json(OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5).to_json())
 GOOD = Message(Kind.PUSH, torch.ones(3), learning_rate=0.5)
 BEGUN = pytest.mark.parametrize(
-    "strategy", [ParameterServer(), Downpour(), Gaia(sites=1)], ids=lambda one: one.name
+    "strategy", [ParameterServer(), Downpour(), Gaia(sites=1), Sandblaster()], ids=lambda one: one.name
 )
 
 

@@ -1,0 +1,1 @@
+"""What Sandblaster is made of: batches of portions, and curvature kept in shards, of which scalars travel."""

@@ -1,0 +1,115 @@
+"""Sandblaster L-BFGS.
+
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.2 and the appendix's coordinator.
+
+    g = mean of a batch's gradients, of `portions` steps of every worker, all at w
+    r = H g, by the two-loop recursion over the latest `memory` pairs (s, y) = (w' - w, g' - g) with s'y > 0
+    w' = w + t s, s = an optimiser's step with r;  t = 1, then slope(0) / (slope(0) - slope(1)), slope(t) = g(w + t s)'s
+
+Servers keep w and all pairs in shards; what travels between them are scalar products, once a batch. Departures:
+every worker takes equally many portions of a batch, since its data are its own, so the slowest decides how long a
+batch takes; there is no coordinator, since all servers decide the same from the same numbers. The paper's line search
+needs the loss; this one needs the slope, which the next batch's gradient gives, so each trial costs a batch. The
+two-loop recursion runs on coefficients (Chen, Wang, Zhou, NIPS 2014). The first step along a line is the user's
+optimiser's, with r in place of g: learning rate, schedule and weight decay mean what they always do. SGD's momentum m,
+which would bend the line, makes that step 1/(1-m) times as long instead. Optimisers that scale every number by itself
+(Adam) undo what r knows: use SGD.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from polyrhythm.communication.message import Kind
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.averaging.rounds.rounds import every
+from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.answers import Answers
+from polyrhythm.strategies.invariants.meetings import Meetings
+from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.batches.curvature import Search
+from polyrhythm.strategies.parameter_server.batches.invariant import Batches
+from polyrhythm.strategies.parameter_server.batches.server import BatchServer
+from polyrhythm.strategies.parameter_server.batches.worker import BatchWorker
+from polyrhythm.strategies.placement import PLACEMENTS, Placement
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.quantities import Count, NonNegative
+
+
+class Sandblaster(Strategy):
+    """Workers add up gradients of a large batch, and servers take an L-BFGS step with it, each on its shard.
+
+    Attributes:
+        portions: steps of every worker that make a batch.
+        memory: pairs that estimate the curvature; 0: none, r is g.
+        trials: corrections of a step along its line, at most; each costs a batch.
+        tolerance: what part of the slope may be left when a line is over.
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        "Dean, Corrado, Monga, Chen, Devin et al.", "Large Scale Distributed Deep Networks", "NIPS", 2012
+    )
+    facts: ClassVar[Facts] = Facts(
+        bytes_per_step="2M/portions",
+        staleness="0",
+        use_it="large batches and a network that is much slower than computing",
+    )
+    plain_alone: ClassVar[bool] = False
+
+    portions: Count = 2
+    memory: int = Field(default=10, ge=0)
+    trials: int = Field(default=1, ge=0)
+    tolerance: NonNegative = 0.9
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
+
+    def in_step(self, workers: int) -> bool:
+        """Always: a batch is everybody's."""
+        return True
+
+    def round_steps(self, workers: int) -> int:
+        """Those of a batch."""
+        return self.portions
+
+    def updates_per_step(self, workers: int) -> int:
+        """One, at most."""
+        return 1
+
+    def gradients_per_step(self, workers: int) -> int:
+        """All."""
+        return workers
+
+    def invariants(self, conditions: Conditions) -> list[Invariant]:
+        """Every portion is in one batch, every question is answered once, and replicas agree after every batch."""
+        replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
+        answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
+        together = Meetings(replicas, every(self.portions))
+        return [*super().invariants(conditions), answers, Batches(conditions.cast), together]
+
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Makes the part of one worker."""
+        return BatchWorker(setting, self.portions)
+
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Makes the part of one server."""
+        search = Search(memory=self.memory, trials=self.trials, tolerance=self.tolerance)
+        return BatchServer(setting, search)
