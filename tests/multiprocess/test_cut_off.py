@@ -1,4 +1,4 @@
-"""A worker's host is cut off in silence: the others go on without it, or stop and name it, as strategies declare."""
+"""A worker's host is cut off in silence: the others go on without it, as strategies declare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conformance.jobs import blobs, make_job, strategy
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.two_hosts import ip, two_hosts
-from polyrhythm.api.faults import CUT_OFF_TESTED, Fault, Outcome, outcomes
+from polyrhythm.api.faults import REPRESENTATIVES, Fault, Outcome, outcomes
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, WorkerLost, WorkerProgress
@@ -56,8 +56,8 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
         seat.tell(("failed", str(error)))
 
 
-@pytest.mark.parametrize("spec", CUT_OFF_TESTED)
-def test_the_others_bear_it_or_name_it(spec: str) -> None:
+@pytest.mark.parametrize("spec", REPRESENTATIVES)
+def test_the_others_bear_it(spec: str) -> None:
     size = WORKERS + strategy(spec).server_count
     with two_hosts() as hosts, RankProcesses(_train, size, hosts, spec) as ranks:
 
@@ -67,11 +67,7 @@ def test_the_others_bear_it_or_name_it(spec: str) -> None:
 
         wait_for(("WorkerProgress", FAR))
         ip("-n", hosts[0], "link", "set", "cable", "down")
-        if outcomes(strategy(spec), WORKERS)[Fault.CUT_OFF] is Outcome.STOPS:
-            while (heard := ranks.hear(0))[0] != "failed":
-                assert heard[0] == "WorkerProgress"
-            assert f"rank {FAR}" in heard[1]
-            return
+        assert outcomes(strategy(spec), WORKERS)[Fault.CUT_OFF] is not Outcome.STOPS
         wait_for(("WorkerLost", FAR))
         for worker in (0, 0, 1, 1):  # a report tells of the steps since the one before
             wait_for(("WorkerProgress", worker))

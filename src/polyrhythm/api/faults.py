@@ -18,9 +18,6 @@ VARIATIONS = (
 )
 """Strategies of other outcomes than with their defaults."""
 
-CUT_OFF_TESTED = (*REPRESENTATIVES, "parameter_server(consistency=synchronous)")
-"""Strategies of which a host is really cut off in a test."""
-
 
 class Fault(StrEnum):
     """What goes wrong."""
@@ -78,8 +75,6 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
 
 def is_tested(strategy: str, fault: Fault) -> bool:
     """Whether the test suite lets this fault happen to real processes of a strategy, by its name or spec."""
-    if fault is Fault.CUT_OFF:
-        return strategy in CUT_OFF_TESTED
-    if fault in (Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
+    if fault in (Fault.CUT_OFF, Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
         return strategy in REPRESENTATIVES
     return True
