@@ -70,5 +70,5 @@ def test_a_script_trains_its_own_model_on_its_own_tensors(tmp_path: Path) -> Non
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
     done = start(tmp_path, "if True:", "synchronous")
     assert done.returncode == 1
-    assert "RunError: worker 0 (rank 0) left with status 1" in done.stderr
+    assert "RankLost: worker 0 (rank 0) left with status 1" in done.stderr
     assert 'call train below `if __name__ == "__main__":`' in done.stderr

@@ -90,6 +90,7 @@ def test_it_gives_up_after_as_many_times_as_asked(restarts: int, job: Job) -> No
 
     def play(session: Job, emit: Emit) -> bool:
         played.append(session)
+        emit(progress(0, 1))
         raise LOST
 
     with pytest.raises(
@@ -97,6 +98,18 @@ def test_it_gives_up_after_as_many_times_as_asked(restarts: int, job: Job) -> No
     ):
         run_restarting(job, play, lambda event: None, restarts)
     assert len(played) == restarts + 1
+
+
+def test_what_has_never_begun_is_not_tried_again(job: Job) -> None:
+    played: list[Job] = []
+
+    def play(session: Job, emit: Emit) -> bool:
+        played.append(session)
+        raise LOST
+
+    with pytest.raises(RankLost):
+        run_restarting(job, play, lambda event: None, restarts=3)
+    assert len(played) == 1
 
 
 def test_other_failures_are_not_tried_again(job: Job) -> None:
