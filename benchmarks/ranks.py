@@ -21,19 +21,22 @@ Role = Callable[[Communicator], Any]
 _PORTS = count(29500)  # a new one each time: the last one's connections may still be closing
 _PATIENCE_S = 90.0
 _PRIORITY = os.sched_param(1)
-"""Real-time, the lowest of them: a rank that wakes runs at once, whatever else the machine does. Ranks mostly sleep."""
+"""Real-time, the lowest of them: a rank that wakes runs at once, whatever else the machine does. For ranks that mostly
+sleep. All threads of a rank must have the same: a thread of gloo's that finds a lock taken looks again at once, and if
+it goes before the one who has the lock, only the kernel's limit for real-time threads, once a second, ends that."""
 
 
 class RanksFailed(Exception):
     """A rank died, or took too long."""
 
 
-def on_hosts(hosts: Sequence[Host], role: Role) -> list[Any]:
+def on_hosts(hosts: Sequence[Host], role: Role, *, computes: bool = False) -> list[Any]:
     """Plays a role on real ranks.
 
     Args:
         hosts: of each rank; the first one keeps the store at which all meet.
         role: what a rank does with its communicator; gives something that can be pickled.
+        computes: whether ranks compute; else they sleep most of the time, and go before all else on this machine.
 
     Returns:
         What each rank gave.
@@ -45,7 +48,7 @@ def on_hosts(hosts: Sequence[Host], role: Role) -> list[Any]:
     pipes = [context.Pipe(duplex=False) for _ in hosts]
     port = next(_PORTS)
     processes = [
-        context.Process(target=_play, args=(hosts, rank, port, role, pipes[rank][1]), daemon=True)
+        context.Process(target=_play, args=(hosts, rank, port, role, computes, pipes[rank][1]), daemon=True)
         for rank in range(len(hosts))
     ]
     try:
@@ -69,9 +72,12 @@ def _result(rank: int, pipe: Connection) -> Any:
         raise RanksFailed(f"rank {rank} died; its last words are above") from None
 
 
-def _play(hosts: Sequence[Host], rank: int, port: int, role: Role, results: Connection) -> None:
+def _play(
+    hosts: Sequence[Host], rank: int, port: int, role: Role, computes: bool, results: Connection
+) -> None:
     hosts[rank].enter()
-    os.sched_setscheduler(0, os.SCHED_RR, _PRIORITY)
+    if not computes:  # before there is any other thread, so that all have it
+        os.sched_setscheduler(0, os.SCHED_RR, _PRIORITY)
     ask_names_briefly()
     torch.set_num_threads(1)
     os.environ.update(

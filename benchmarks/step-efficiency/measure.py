@@ -142,7 +142,7 @@ def on_one_host(model: str, workers: int, rounds: int) -> list[Timings]:
 def on_links(model: str, workers: int, rounds: int) -> list[Timings]:
     """Starts workers on hosts of their own; gives what each timed."""
     with shaped_hosts(workers, _BITS_PER_S) as hosts:
-        return on_hosts(hosts, partial(_role, model=model, rounds=rounds))
+        return on_hosts(hosts, partial(_role, model=model, rounds=rounds), computes=True)
 
 
 def figures(model: str, workers: int, timings: list[Timings]) -> Figures:
@@ -180,8 +180,6 @@ def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Co
 
 def _role(network: Communicator, *, model: str, rounds: int) -> Timings:
     """What a worker does on a host of its own."""
-    # Workers compute here; at a priority above all else they would leave the machine to nobody.
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
     return _timed(network, from_environment(), model, rounds)
