@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, result_of, resumed, strategy
-from polyrhythm.api.faults import REPRESENTATIVES, Fault, Outcome, outcomes
+from multiprocess.faults.storing import MEBIBYTE, small_disk
 from polyrhythm.errors import RunError
-from polyrhythm.events import CheckpointSaved, Event, Notice
-from polyrhythm.launch.local import run_local
+from polyrhythm.events import Notice
 from polyrhythm.reporting.event_log import EventLog, read_events
-from polyrhythm.roles.archive import FOLDER
 from polyrhythm.training import checkpoint
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
@@ -30,68 +26,27 @@ from polyrhythm.training.checkpoint import (
     save_checkpoint,
 )
 
-MEBIBYTE = 1 << 20
-
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with small_disk(tmp_path) as found:
+        yield found
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
 
 
 @needs_root
-@pytest.mark.parametrize("spec", REPRESENTATIVES)
-def test_on_a_full_disk_training_goes_on_and_the_last_good_checkpoint_stays(
-    spec: str, small_disk: Path
-) -> None:
-    assert outcomes(strategy(spec))[Fault.DISK_FULL] is Outcome.KEEPS
-    job = make_job(spec, 2, dataset=blobs(train=200), folder=small_disk, checkpoints=1, epochs=8)
-    filler = small_disk / "filler"
-    said: list[Event] = []
-
-    def hear(event: Event) -> None:
-        said.append(event)
-        if isinstance(event, CheckpointSaved) and not filler.exists():
-            filler.write_bytes(bytes(7 * MEBIBYTE // 2))
-
-    run_local(job, hear, threads=1)
-    saved = [event.step for event in said if isinstance(event, CheckpointSaved)]
-    notices = [event.text for event in said if isinstance(event, Notice) and "cannot write" in event.text]
-    assert notices
-    assert all(
-        text.startswith(f"cannot write checkpoint {small_disk}/{FOLDER}/step-")
-        and text.endswith(": No space left on device; older checkpoints are untouched, and training goes on")
-        for text in notices
-    )
-    assert len(saved) + len(notices) == 8
-    assert result_of(said)["epochs"] == 8
-    (path,) = (small_disk / FOLDER).iterdir()
-    assert load_checkpoint(path)[1]["step"] == saved[-1] < job.calendar.total_steps
-    filler.unlink()
-    said.clear()
-    run_local(resumed(job), said.append, threads=1)
-    assert checkpoints(small_disk / FOLDER) == [
-        checkpoint_path(small_disk / FOLDER, job.calendar.total_steps)
-    ]
-
-
-@needs_root
-def test_a_nearly_full_disk_keeps_room_for_the_log(small_disk: Path) -> None:
-    first, second = (checkpoint_path(small_disk, step) for step in (1, 2))
+def test_a_nearly_full_disk_keeps_room_for_the_log(disk: Path) -> None:
+    first, second = (checkpoint_path(disk, step) for step in (1, 2))
     save_checkpoint(first, {"w": torch.zeros(MEBIBYTE // 4)}, {})
     with pytest.raises(RunError, match="No space left on device; older checkpoints are untouched"):
         save_checkpoint(
             second, {"w": torch.zeros(9 * MEBIBYTE // 16)}, {}
         )  # would fit, and leave less than 1 MiB
-    assert [path.name for path in small_disk.iterdir()] == [first.name]
-    (small_disk / "log").write_bytes(bytes(MEBIBYTE))
+    assert [path.name for path in disk.iterdir()] == [first.name]
+    (disk / "log").write_bytes(bytes(MEBIBYTE))
     save_checkpoint(first, {"w": torch.zeros(9)}, {})
     assert load_checkpoint(first)[0]["w"].shape == (9,)
 
@@ -143,8 +98,8 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(
 
 
 @needs_root
-def test_a_full_disk_costs_events_and_no_run(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, filler = small_disk / "events.jsonl", small_disk / "filler"
+def test_a_full_disk_costs_events_and_no_run(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, filler = disk / "events.jsonl", disk / "filler"
     events = [Notice(time_s=number, text="x" * 1000) for number in range(12)]
     log = EventLog(path)
     log.on_event(events[0])
