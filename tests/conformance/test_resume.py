@@ -214,3 +214,18 @@ def test_a_folder_without_a_checkpoint_is_refused(folders):
     folder = folders()
     with pytest.raises(RequestError, match=r"there is no checkpoint in .*: start the run anew"):
         simulated(resumed(make_job("synchronous", 1, folder=folder)))
+
+
+def leader_is_late(worker: int) -> float:
+    """Step times with which the others are through when worker 0 has still an epoch to go, unless they wait for it."""
+    return 0.03 if worker == 0 else 0.01
+
+
+@pytest.mark.parametrize("spec", out_of_step(WORKERS))
+def test_a_run_is_resumed_from_a_checkpoint_in_which_others_were_through(spec, folders):
+    job = make_job(spec, WORKERS, folder=folders())
+    simulated(job, Surroundings(step_s=leader_is_late))
+    latest_checkpoint(job.keeping.folder / FOLDER).unlink()
+    second = simulated(resumed(job), Surroundings(step_s=leader_is_late))
+    assert second.events[-1].outcome == "done"
+    assert second.result["epochs"] == 2

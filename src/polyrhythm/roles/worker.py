@@ -39,7 +39,7 @@ class Desk(Protocol):
         """All replicas are equal and training starts, in this epoch."""
 
     def entered(self, state: WorkerState) -> None:
-        """This worker, a successor, has been let in among those who go in step."""
+        """This worker, a successor, has been let in among those who go in step, or was through when it was saved."""
 
     def step_done(self) -> None:
         """A step has been done."""
@@ -166,7 +166,7 @@ class _Shift:
         calendar = self._job.calendar
         first = calendar.epoch_of(start)
         self._desk.begin(first)
-        if self._company.let_in:
+        if self._company.let_in or first == self._job.learning.epochs:  # through, when the others were saved
             self._desk.entered(self.state(start))
         self._tally.begin(elapsed_s)
         self._timer.start(elapsed_s)
