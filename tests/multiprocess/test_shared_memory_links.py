@@ -19,7 +19,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing
 from polyrhythm.communication.transports.shared_memory.host import host_key
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
-from polyrhythm.communication.transports.torch_distributed.outgoing_link import OutgoingLink
+from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.errors import PeerLost
 
 SOON_S = 1.0
@@ -51,8 +51,8 @@ def _exchange_and_wait(seat: Seat) -> None:
     held = network.receive()[1]
     assert held.tensor is not None
     maps = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert home._incoming_memory is not None
-    seat.tell((int(held.tensor.sum()), home._incoming_memory.card.address, {m for m in maps if "memfd" in m}))
+    assert home._links._memory is not None
+    seat.tell((int(held.tensor.sum()), home._links._memory.card.address, {m for m in maps if "memfd" in m}))
     seat.wait_for_word()
 
 
@@ -189,7 +189,7 @@ def _without_memory(seat: Seat) -> None:
         incoming.shared_file = refuse
     home, network = seat.connect()
     _greet_all(network)
-    kinds = {to: type(link) for to, link in home._outgoing.items()}
+    kinds = {to: type(link) for to, link in home._links._outgoing.items()}
     network.barrier()
     home.close()
     seat.tell(kinds)
@@ -198,9 +198,9 @@ def _without_memory(seat: Seat) -> None:
 def test_ranks_that_cannot_share_memory_use_gloo_links() -> None:
     with RankProcesses(_without_memory, 3) as ranks:
         assert ranks.hear_all(range(3)) == [
-            {1: OutgoingLink, 2: OutgoingMemoryLink},
-            {0: OutgoingLink, 2: OutgoingLink},
-            {0: OutgoingMemoryLink, 1: OutgoingLink},
+            {1: OutgoingTcpLink, 2: OutgoingMemoryLink},
+            {0: OutgoingTcpLink, 2: OutgoingTcpLink},
+            {0: OutgoingMemoryLink, 1: OutgoingTcpLink},
         ]
         ranks.wait_for_end(range(3))
 

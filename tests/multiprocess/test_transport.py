@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +18,9 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
 from polyrhythm.communication.transports.shared_memory import outgoing
-from polyrhythm.communication.transports.torch_distributed import outgoing_link, transport
+from polyrhythm.communication.transports.tcp import send_handle
+from polyrhythm.communication.transports.tcp.card import TcpCard
+from polyrhythm.communication.transports.torch_distributed import rank as rank_module
 from polyrhythm.errors import PeerLost
 
 BROKEN = r"^a collective broke, so a rank is gone: [^.\[]+( \[127.0.0.1\]:\d+(: [\w ]+)?)?$"
@@ -51,7 +53,7 @@ def _check_all(seat: Seat) -> None:
     home.close()
 
 
-@pytest.fixture(params=[True, False], ids=["memory", "gloo"], scope="module")
+@pytest.fixture(params=[True, False], ids=["memory", "tcp"], scope="module")
 def shared_memory(request: pytest.FixtureRequest) -> bool:
     """Whether links between ranks go through shared memory."""
     return bool(request.param)
@@ -190,9 +192,7 @@ def _first_send_after_the_death(seat: Seat) -> None:
         seat.tell("ready")
         network.receive(0)
     seat.wait_for_word()
-    patience, outgoing_link.OPENING_PATIENCE = outgoing_link.OPENING_PATIENCE, timedelta(seconds=0.5)
     seat.tell(_loss(lambda: network.send(1, Message(Kind.PULL)))[0])
-    outgoing_link.OPENING_PATIENCE = patience
     network.send(2, Message(Kind.PULL)) if seat.rank == 0 else network.receive(0)
     home.close()
 
@@ -207,29 +207,31 @@ def test_a_link_to_the_dead_cannot_be_opened(shared_memory: bool) -> None:
         ranks.wait_for_end([0, 2])
 
 
-def _open_a_link_and_die(seat: Seat) -> None:
+def _connect_and_die(seat: Seat) -> None:
     if seat.rank == 1:
         store = seat.rendezvous().store
-        store.queue_push("invitations/0/0", f"1 0 {store.add('links/0', 1)}".encode())
-        seat.tell("invited")
+        store.wait(["joined/0"])
+        card = TcpCard.from_text(store.get("card/tcp/0/0").decode())
+        connection = socket.create_connection((card.address, card.port))
+        connection.recv(1)  # it has been accepted
+        seat.tell("connected")
         seat.wait_for_word()
-    outgoing_link.OPENING_PATIENCE = timedelta(seconds=3)
     _home, network = seat.connect()
     seat.wait_for_word()
     if seat.rank == 2:
         network.send(0, Message(Kind.PULL, version=8))
         return
     assert network.receive(2)[1].version == 8
-    seat.tell(_loss(lambda: network.receive(1))[0])
+    seat.tell(_loss(lambda: network.receive(2))[0])
 
 
 def test_who_dies_while_opening_a_link_keeps_nobody_out() -> None:
-    with RankProcesses(_open_a_link_and_die, 3, shared_memory=False) as ranks:
+    with RankProcesses(_connect_and_die, 3, shared_memory=False) as ranks:
         ranks.hear(1)
         ranks.kill(1)
         for rank in (0, 2):
             ranks.say(rank, "go")
-        assert ranks.hear(0) == 1
+        assert ranks.hear(0) == 2
 
 
 def _reduce_without_rank_2(seat: Seat, known: bool) -> None:
@@ -339,7 +341,7 @@ def test_what_a_lost_peer_sent_before_still_counts(shared_memory: bool) -> None:
 
 
 def _leave_early(seat: Seat) -> None:
-    transport._CLOSING_PATIENCE_S = 0.2  # the leaver does not wait long for those who go on
+    rank_module._CLOSING_PATIENCE_S = 0.2  # the leaver does not wait long for those who go on
     home, network = seat.connect()
     _greet_all(network)
     if seat.rank == 0:
@@ -363,7 +365,7 @@ def _speak_gibberish(seat: Seat, forge: Callable[[Message, int], bytes]) -> None
     home, network = seat.connect()
     _greet_all(network)
     if seat.rank == 3:
-        (outgoing if seat.shared_memory else outgoing_link).encode_header = forge
+        (outgoing if seat.shared_memory else send_handle).encode_header = forge
         handle = network.start_send(0, Message(Kind.PUSH, torch.ones(10)))
         seat.tell("forged")
         seat.tell(_loss(lambda: network.receive(0))[0])

@@ -59,7 +59,7 @@ def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_
     assert cause_of_loss(store, Peer(1, 0)).startswith("had said nothing for ")
     assert cause_of_loss(store, Peer(0, 0)) == ""
     assert "test_watchdog.py" in (tmp_path / "stacks" / "rank-0.txt").read_text()
-    assert store.queue_pop("invitations/0/0", False).decode() == "lost 1 0"
+    assert store.queue_pop("words/0/0", False).decode() == "1 0"
 
 
 def test_who_beats_or_has_left_is_not(tmp_path: Path) -> None:

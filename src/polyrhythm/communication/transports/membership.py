@@ -19,9 +19,11 @@ class Membership(Protocol):
 
     Attributes:
         most_bytes: that the payload of a message may have in this run.
+        patience_s: how long there may be no way to another host before its ranks count as lost.
     """
 
     most_bytes: int
+    patience_s: float
 
     def incarnation(self, rank: int) -> int:
         """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
@@ -46,7 +48,7 @@ class Membership(Protocol):
         """A message has come."""
 
     def lose(self, peer: Peer) -> None:
-        """A peer's link to this rank broke: all that it sent has been delivered."""
+        """A peer's link to this rank is over: all that it sent has been delivered."""
 
     def lose_receiver(self, peer: Peer) -> None:
         """A peer takes nothing any more; it may have sent something before."""

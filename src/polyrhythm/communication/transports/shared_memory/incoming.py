@@ -25,6 +25,7 @@ from polyrhythm.communication.message import (
     decode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.communication.transports.owned_socket import hang_up
 from polyrhythm.communication.transports.shared_memory.frames import (
     FRAME_BYTES,
     GOODBYE,
@@ -38,7 +39,7 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     decode_place,
 )
 from polyrhythm.communication.transports.shared_memory.slots import BorrowedSlots, shared_file
-from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket, hang_up
+from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
 
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from contextlib import suppress
-from weakref import WeakSet
+
+from polyrhythm.communication.transports.owned_socket import OwnedSocket
 
 
-class PacketSocket(socket.socket):
-    """A socket that is closed when nobody holds it any more, and not before.
+class PacketSocket(OwnedSocket):
+    """A socket whose packets arrive whole and in order.
 
-    Several threads use one at a time, and one that is closed under them could be another file already. Children that
-    are forked close theirs, for they would keep a connection open after this process has died.
+    Args:
+        fileno: of a socket that is there already.
     """
 
     def __init__(self, fileno: int | None = None) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)
-        _open.add(self)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def accept_one(self) -> PacketSocket:
-        """Waits for a connection.
-
-        Raises:
-            OSError: this socket has been shut down.
-        """
-        return PacketSocket(self.accept()[0].detach())
-
-
-def hang_up(connection: socket.socket) -> None:
-    """Ends a connection in both directions, whoever is waiting on it."""
-    with suppress(OSError):  # it has ended
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-_open: WeakSet[PacketSocket] = WeakSet()
-
-
-def _close_in_child() -> None:
-    for connection in list(_open):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+        super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno)

@@ -1,45 +1,65 @@
-"""What ranks leave for each other in the store, so that links can be opened: who has joined, and who is invited."""
+"""What ranks leave for each other in the store: where they can be reached, and who is lost."""
 
 from __future__ import annotations
 
+import threading
 import time
-from datetime import timedelta
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
 
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.torch_distributed.groups import FOREVER, Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost
 
-CLOSE, LOST = "close", "lost"
-"""Invitations that are none: to accept no more, and that a peer is gone."""
-
+_CLOSE = "close"
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.05
 
 
-def join(rendezvous: Rendezvous, card: str) -> None:
+class Cards(NamedTuple):
+    """How a rank is reached.
+
+    Attributes:
+        memory: by ranks of its host; empty if it shares no memory.
+        tcp: by all others.
+    """
+
+    memory: str
+    tcp: str
+
+
+def join(rendezvous: Rendezvous, cards: Cards) -> None:
     """Says that links to this rank may be opened from now on.
 
     Args:
         rendezvous: where to say it.
-        card: how ranks of the same host reach this one; empty if they have no way of their own.
+        cards: how to open them.
     """
-    rendezvous.store.set(_card(rendezvous.own), card)
-    rendezvous.store.set(_joined(rendezvous.rank), str(rendezvous.incarnation))
+    store = rendezvous.store
+    for key, card in zip(_cards(rendezvous.own), cards, strict=True):
+        store.set(key, card)
+    store.set(_joined(rendezvous.rank), str(rendezvous.incarnation))
 
 
-def await_joined(groups: Groups, peer: Peer, membership: Membership) -> str:
-    """Waits until a peer has joined, and gives its card.
+def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
+    """Waits until a peer has joined, and gives its cards.
 
     Raises:
         PeerLost: it is gone.
     """
+    pause_s = _SHORTEST_PAUSE_S
     with groups.connection() as store:
-        await_word(store, _joined(peer.rank), peer.rank, membership, FOREVER)
+        while not store.check([_joined(peer.rank)]):
+            if membership.is_lost(peer.rank):
+                raise PeerLost(peer.rank, "opening a link to it")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if int(store.get(_joined(peer.rank))) > peer.incarnation:  # it has a successor already
             membership.lose_receiver(peer)
             raise PeerLost(peer.rank, "opening a link to it")
-        return str(store.get(_card(peer)).decode())
+        return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
 
 
 def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
@@ -50,41 +70,52 @@ def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
         lost: who is gone.
         to: who is told.
     """
-    store.queue_push(invitations(to), f"{LOST} {lost.rank} {lost.incarnation}".encode())
+    store.queue_push(_words(to), f"{lost.rank} {lost.incarnation}".encode())
 
 
-def await_word(store: Any, key: str, to: int, membership: Membership, patience: timedelta) -> None:
-    """Waits until a key is in the store.
+class WordListener:
+    """Hears what `tell_of_loss` leaves for this rank, on a thread of its own.
 
-    Raises:
-        PeerLost: rank `to`, who is to set it, is gone, or does not for so long.
+    Args:
+        rendezvous: where words are left.
+        membership: is told of losses.
     """
-    give_up_at, pause_s = time.monotonic() + patience.total_seconds(), _SHORTEST_PAUSE_S
-    while not store.check([key]):
-        if membership.is_lost(to) or time.monotonic() > give_up_at:
-            raise PeerLost(to, "opening a link to it")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
+        self._words = _words(rendezvous.own)
+        self._closing_store = rendezvous.store
+        self._store = rendezvous.store.clone()  # a connection of its own, since it waits there
+        self._store.set_timeout(FOREVER)
+        self._membership = membership
+        self._thread = threading.Thread(target=self._listen, name="words of loss", daemon=True)
+        self._thread.start()
+
+    def close(self, patience_s: float) -> None:
+        """Listens no longer."""
+        with suppress(RuntimeError):  # the store is gone, and so the thread has ended
+            self._closing_store.queue_push(self._words, _CLOSE.encode())
+        self._thread.join(patience_s)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                word = self._store.queue_pop(self._words, True).decode()
+            except (RuntimeError, dist.DistError):
+                return  # the store is gone, and with it the run
+            if word == _CLOSE:
+                return
+            # On a thread of its own: it waits for the peer's last words, and several may be lost at once.
+            lost = Peer(*map(int, word.split()))
+            threading.Thread(target=self._membership.lose_receiver, args=(lost,), daemon=True).start()
 
 
-def _card(peer: Peer) -> str:
-    return f"card/{peer.rank}/{peer.incarnation}"
+def _cards(peer: Peer) -> tuple[str, str]:
+    return f"card/{peer.rank}/{peer.incarnation}", f"card/tcp/{peer.rank}/{peer.incarnation}"
 
 
 def _joined(rank: int) -> str:
     return f"joined/{rank}"
 
 
-def invitations(to: Peer) -> str:
-    """Names the queue in which links to a rank are announced."""
-    return f"invitations/{to.rank}/{to.incarnation}"
-
-
-def accepted(link: str) -> str:
-    """Names the key that says that a link is accepted."""
-    return f"accepted/{link}"
-
-
-def link_name(source: int, to: int, number: int) -> str:
-    """Names the group of a link."""
-    return f"link/{source}-{to}/{number}"
+def _words(to: Peer) -> str:
+    return f"words/{to.rank}/{to.incarnation}"

@@ -25,7 +25,8 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
     CollectiveHandle,
 )
 from polyrhythm.communication.transports.torch_distributed.groups import group_name
-from polyrhythm.communication.transports.torch_distributed.rank import AnyCollectives, FutureHandle, Rank
+from polyrhythm.communication.transports.torch_distributed.rank import FutureHandle, Rank
+from polyrhythm.communication.transports.torch_distributed.rank_collectives import AnyCollectives
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.communication.transports.torch_distributed.staging import Staging
 from polyrhythm.errors import PeerLost

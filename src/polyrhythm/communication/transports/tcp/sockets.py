@@ -1,0 +1,115 @@
+"""TCP sockets as links use them: no waiting for more to send, and a silence of the network that ends."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from polyrhythm.communication.transports.owned_socket import OwnedSocket
+
+SILENCE_S = 20
+"""What was sent may stay unacknowledged by the other host's kernel for so long before a connection counts as broken."""
+
+_BACKLOG = 4096
+_DIALLING_S = 5.0
+_KEEPALIVE_S = 5
+_WHOLE = getattr(socket, "MSG_WAITALL", 0)
+
+
+class TcpSocket(OwnedSocket):
+    """One end of a connection.
+
+    Args:
+        family: of addresses.
+        fileno: of a socket that is there already.
+    """
+
+    def __init__(self, family: int, fileno: int | None = None) -> None:
+        super().__init__(family, socket.SOCK_STREAM, fileno)
+
+
+def listen(address: str) -> TcpSocket:
+    """Listens on a free port of one interface.
+
+    Args:
+        address: of the interface, IPv4 or IPv6.
+
+    Raises:
+        OSError: this host has no such address, or no port is free.
+    """
+    family, _, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    listener = TcpSocket(family)
+    listener.bind(where)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocket:
+    """Connects to a listener.
+
+    Args:
+        address: of its host.
+        port: of it.
+        hold: gets the socket before anything is waited for; who hangs up on it ends the wait.
+
+    Raises:
+        OSError: it cannot be reached, or it refuses; or no more files may be open.
+    """
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    connection = TcpSocket(family)
+    hold(connection)
+    connection.settimeout(_DIALLING_S)
+    connection.connect(where)
+    tune(connection)
+    return connection
+
+
+def tune(connection: socket.socket) -> None:
+    """Sets the options of a connection; those that this system has not are left out."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_S),
+        ("TCP_KEEPCNT", SILENCE_S // _KEEPALIVE_S - 1),
+        ("TCP_USER_TIMEOUT", 1000 * SILENCE_S),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def receive_exactly(connection: socket.socket, length: int, deadline_s: float) -> bytes:
+    """Receives so many bytes, all of them before a time; fewer only if the other end has nothing more to send.
+
+    Args:
+        connection: to receive from; its timeout is changed.
+        length: how many bytes.
+        deadline_s: on the clock of `time.monotonic`.
+
+    Raises:
+        OSError: the connection broke, or the time is over.
+    """
+    received = bytearray()
+    while len(received) < length:
+        connection.settimeout(max(1e-3, deadline_s - time.monotonic()))
+        more = connection.recv(length - len(received))
+        if not more:
+            break
+        received += more
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("the other end takes too long")
+    return bytes(received)
+
+
+def receive_into(connection: socket.socket, target: memoryview) -> None:
+    """Fills a piece of memory, in one call of the system where that can be.
+
+    Raises:
+        OSError: the connection broke, or the other end has nothing more to send.
+    """
+    while target:
+        length = connection.recv_into(target, 0, _WHOLE)
+        if length == 0:
+            raise ConnectionError("the other end has gone")
+        target = target[length:]
