@@ -17,7 +17,10 @@ from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerPro
 from polyrhythm.launch.watchdog import LOST_AFTER
 from polyrhythm.reporting.event_log import read_events
 
-SILENCE_S = 0.6
+SILENCE_S, BEAT_S = 0.6, 0.1
+ROUNDING_S = 0.05 + 0.5 / LOST_AFTER
+"""Of what is said."""
+
 EPOCHS = 8
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--batch-size", "8", "--workers", "3"),
@@ -79,7 +82,8 @@ def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(start: S
         said.text,
     ), said.text
     silent_s = float(re.findall(r"nothing for ([\d.]+) s", said.text)[0])
-    assert silent_s >= SILENCE_S
+    limit_s = int(re.findall(r"After (\d+) s", said.text)[0]) / LOST_AFTER
+    assert SILENCE_S <= silent_s <= limit_s + 3 * BEAT_S + ROUNDING_S
     assert command._find(notice(r"worker 1 \(rank 1\) is back after"))
     assert (figures["workers_lost"], figures["steps"], figures["images_not_seen"]) == (0, STEPS, 0)
     stacks = (command.run / "stacks" / "rank-0.txt").read_text()
