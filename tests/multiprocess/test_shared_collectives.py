@@ -14,8 +14,8 @@ from torch import Tensor
 
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.collectives.direct import Direct
+from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
-from polyrhythm.communication.transports.torch_distributed.collectives import GlooCollectives
 from polyrhythm.communication.transports.torch_distributed.transport import TorchDistributedCommunicator
 from polyrhythm.errors import PeerLost, RequestError
 
@@ -209,16 +209,16 @@ def _have_too_little(seat: Seat, needy: int) -> None:
     total = torch.ones(300_000)
     network.all_reduce(total)
     assert torch.equal(total, torch.full((300_000,), 3.0))
-    seat.tell((isinstance(network._on_cpu, GlooCollectives), warnings))
+    seat.tell((isinstance(network._on_cpu, HostCollectives), warnings))
     home.close()
 
 
-def test_too_little_memory_means_gloo_and_one_warning() -> None:
+def test_too_little_memory_means_tcp_and_one_warning() -> None:
     with RankProcesses(_have_too_little, 3, 0) as processes:
         (leads, said), *others = processes.hear_all(range(3))
         assert leads
         assert said == [
-            "no shared memory between the ranks of this host, gloo instead (rank 0: 8 MiB cannot be had: "
+            "no shared memory between the ranks of this host, TCP instead (rank 0: 8 MiB cannot be had: "
             "File too large)"
         ]
         assert others == [(True, [])] * 2
@@ -236,7 +236,7 @@ def _do_without(seat: Seat) -> None:
     home.close()
 
 
-def test_ranks_that_are_told_not_to_share_use_gloo() -> None:
+def test_ranks_that_are_told_not_to_share_use_tcp() -> None:
     with RankProcesses(_do_without, 3, shared_memory=False) as processes:
-        assert processes.hear_all(range(3)) == ["GlooCollectives"] * 3
+        assert processes.hear_all(range(3)) == ["HostCollectives"] * 3
         processes.wait_for_end(range(3))

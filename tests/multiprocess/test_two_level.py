@@ -1,4 +1,4 @@
-"""Ranks that share hosts in part: shared memory inside, gloo between; chosen by itself."""
+"""Ranks that share hosts in part: shared memory inside, TCP between; chosen by itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Collectives over several hosts, some with several ranks: shared memory inside a host, gloo between them.
+"""Collectives over several hosts, some with several ranks: shared memory inside a host, TCP between them.
 
     inside     the ranks of each host add up through shared memory
-    between    one rank a host, its leader, adds up over gloo        only this touches the network
+    between    one rank a host, its leader, adds up over TCP         only this touches the network
     inside     the leader hands the sums to the ranks of its host
 
 A host's network card carries `2 M (H-1)/H` bytes for H hosts, however many ranks they have; in one ring over all N
@@ -22,12 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.exchange import Exchange
 from polyrhythm.communication.transports.shared_memory.meeting import host_of, share_memory
 from polyrhythm.communication.transports.torch_distributed.collectives import (
-    CollectiveHandle,
     GlooCollectives,
 )
 
@@ -70,8 +71,11 @@ class Levels:
 Meet = Callable[[Sequence[int], str, str], list[str]]
 """Tells some members a word under a name, and gives theirs, in their order, when all have come."""
 
-Gloo = Callable[[str, int, int], GlooCollectives]
-"""Makes gloo's collectives under a name, from a number in the group and the group's size."""
+Network = GlooCollectives | HostCollectives
+"""Collectives that need no shared memory."""
+
+MakeNetwork = Callable[[Sequence[int]], Network]
+"""Makes the collectives of some members, of whom this is one."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class TwoLevelCollectives:
         levels: Levels,
         member: int,
         inside: SharedMemoryCollectives | None,
-        between: GlooCollectives | None,
+        between: Network | None,
     ) -> None:
         self._levels = levels
         self._host = levels.host(member)
@@ -162,6 +166,8 @@ class TwoLevelCollectives:
     def close(self) -> None:
         """Leaves; the others must not wait for this member any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if isinstance(self._between, HostCollectives):
+            self._between.close()
         if self._inside is not None:
             self._inside.close()
 
@@ -186,7 +192,7 @@ class TwoLevelCollectives:
 
     def _add_up_in_parts(self, exchange: Exchange, vector: Tensor) -> None:
         """Adds up part by part: while one is on the network, the next is added up inside, and the last handed out."""
-        under_way: deque[tuple[Tensor, CollectiveHandle | None]] = deque()
+        under_way: deque[tuple[Tensor, Handle | None]] = deque()
         for part in _parts(vector):
             exchange.all_reduce(part)
             under_way.append((part, None if self._between is None else self._between.start_all_reduce(part)))
@@ -224,7 +230,7 @@ def _parts(vector: Tensor) -> tuple[Tensor, ...]:
     return parts
 
 
-def _finish(exchange: Exchange, part: Tensor, between: CollectiveHandle | None) -> None:
+def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
     """Waits for a part's sums, and hands them to the members of this host."""
     if between is not None:
         between.wait()
@@ -232,14 +238,14 @@ def _finish(exchange: Exchange, part: Tensor, between: CollectiveHandle | None) 
 
 
 def make_shared(
-    known: Acquaintance, meet: Meet, gloo: Gloo
+    known: Acquaintance, meet: Meet, network: MakeNetwork
 ) -> SharedMemoryCollectives | TwoLevelCollectives | None:
     """Makes collectives that use the memory which members share; None where none share any, on all alike.
 
     Args:
         known: who is where.
         meet: how to talk to the others.
-        gloo: makes what goes between hosts.
+        network: makes what goes between hosts.
     """
     levels = Levels.of([host_of(introduction) for introduction in known.introductions])
     host = levels.hosts[levels.host(known.member)]
@@ -252,7 +258,7 @@ def make_shared(
             inside.close()
         return None
     leads = known.member == host[0]
-    between = gloo("/hosts", levels.host(known.member), len(levels.hosts)) if leads else None
+    between = network(levels.leaders) if leads else None
     return TwoLevelCollectives(levels, known.member, inside, between)
 
 

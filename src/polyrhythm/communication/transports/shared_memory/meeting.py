@@ -85,7 +85,7 @@ def share_memory(
     if member == 0:
         rank, reason = next((members[at], answer) for at, answer in enumerate(answers) if answer)
         _log.warning(
-            "no shared memory between the ranks of this host, gloo instead (rank %d: %s)", rank, reason
+            "no shared memory between the ranks of this host, TCP instead (rank %d: %s)", rank, reason
         )
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
+from polyrhythm.communication.transports.between_hosts.meeting import Place, connect_all
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
@@ -17,12 +20,20 @@ from polyrhythm.communication.transports.shared_memory.vector import share_vecto
 from polyrhythm.communication.transports.torch_distributed.collectives import GlooCollectives
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.communication.transports.two_level import Acquaintance, TwoLevelCollectives, make_shared
+from polyrhythm.communication.transports.two_level import (
+    Acquaintance,
+    Network,
+    TwoLevelCollectives,
+    make_shared,
+)
 from polyrhythm.errors import PeerLost
 
 _FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
 
-AnyCollectives = GlooCollectives | SharedMemoryCollectives | TwoLevelCollectives
+_MOST_HOSTS = 16
+"""That talk each with all others. With more, one receiver's switch would have too many senders at once."""
+
+AnyCollectives = Network | SharedMemoryCollectives | TwoLevelCollectives
 
 
 @dataclass(frozen=True)
@@ -120,11 +131,22 @@ class RankCollectives:
         def meet(who: Sequence[int], subject: str, word: str) -> list[str]:
             return self._meet(f"{name}/{subject}", tuple(members[each] for each in who), word, lineage)
 
-        def gloo(subject: str, number: int, size: int) -> GlooCollectives:
-            return GlooCollectives(self._groups.gloo(f"{name}{subject}", number, size))
+        def network(who: Sequence[int]) -> Network:
+            return self._over_network(name, tuple(members[each] for each in who), lineage)
 
-        found = make_shared(Acquaintance(member, members, introductions), meet, gloo)
-        return found or gloo("", member, len(members))
+        found = make_shared(Acquaintance(member, members, introductions), meet, network)
+        return found or network(range(len(members)))
+
+    def _over_network(self, name: str, ranks: tuple[int, ...], lineage: tuple[int, ...]) -> Network:
+        """Makes collectives that share no memory."""
+        member = ranks.index(self._rendezvous.rank)
+        if len(ranks) > _MOST_HOSTS or not hasattr(select, "epoll"):
+            return GlooCollectives(self._groups.gloo(f"{name}/network", member, len(ranks)))
+        place = Place(
+            member, self._rendezvous.address, self._rendezvous.key, lambda: self._check(ranks, lineage)
+        )
+        connections = connect_all(place, lambda word: self._meet(f"{name}/network", ranks, word, lineage))
+        return HostCollectives(member, ranks, connections)
 
     def _introduction(self) -> str:
         return Introduction.own(self._rendezvous.address, self._shares_memory).to_json()
@@ -140,13 +162,15 @@ class RankCollectives:
         keys = [f"{name}/met/{member}" for member in members]
         pause_s = _FIRST_MEETING_INTERVAL_S
         while not store.check(keys):
-            self._standing.check(lineage)
-            for member in members:
-                if self._standing.is_lost(member):
-                    raise PeerLost(member, "waiting for all ranks to start a collective")
+            self._check(members, lineage)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
         return [value.decode() for value in store.multi_get(keys)]
+
+    def _check(self, members: tuple[int, ...], lineage: tuple[int, ...]) -> None:
+        self._standing.check(lineage)
+        for lost in filter(self._standing.is_lost, members):
+            raise PeerLost(lost, "waiting for all ranks to start a collective")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_a_machine_that_reorders_stores_uses_the_library(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert _refused(caplog, _Table()) == (
-        "no shared memory between the ranks of this host, gloo instead "
+        "no shared memory between the ranks of this host, TCP instead "
         "(rank 3: this machine does not keep the order of stores)"
     )
 

@@ -1,0 +1,1 @@
+"""Collectives over TCP between hosts, by the exchange of Deep Image."""

@@ -1,0 +1,269 @@
+"""One all-reduce or broadcast, seen by one member: which bytes go where, and when. No network, no threads.
+
+Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2.
+
+    slice k of every vector  ─ PART ─▶ member k:  s_k = x_0[k] + x_1[k] + … + x_N-1[k]  ─ SUM ─▶ all
+
+A slice travels in runs, and a run is added up, in the order of members, and handed on as soon as all of its parts are
+there: so both directions of every link are busy from the beginning to the end. A small vector is one slice that
+everyone adds up for itself, which takes one latency instead of two. However it is cut, the bits of the sums are the
+same, those of `collectives/direct`. A broadcast is the same with the root's parts alone.
+
+Parts may come before this member has begun, since others may be ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.transports.between_hosts.frames import Frame, Phase, Shape
+from polyrhythm.errors import RunError
+
+RUNS = 8
+LEAST_RUN_BYTES, MOST_RUN_BYTES = 32 << 10, 512 << 10
+"""A slice is cut into so many runs, unless they would be too small for the work that a frame makes, or for caches."""
+
+_ALIGNED_BYTES = 64
+
+WHOLE_BYTES = 64 << 10
+"""Vectors of which a member sends no more to all others are not cut: that takes no longer than another latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A frame to send.
+
+    Attributes:
+        to: a member.
+        addition: whose it is.
+        header: encoded.
+        payload: which must not change until it has left.
+    """
+
+    to: int
+    addition: Addition
+    header: bytes
+    payload: memoryview
+
+
+class Addition:
+    """One member's side of a collective.
+
+    Args:
+        member: this one.
+        size: how many members there are.
+        number: of the collective.
+        shape: of the vector.
+
+    Attributes:
+        number: as given.
+        unsent: frames that have not left yet.
+        ended: set at the end, if somebody waits for that.
+    """
+
+    def __init__(self, member: int, size: int, number: int, shape: Shape) -> None:
+        self.number = number
+        self.unsent = 0
+        self.ended: threading.Event | None = None
+        self._member, self._size, self._shape = member, size, shape
+        self._whole = shape.total_bytes * (size - 1) <= WHOLE_BYTES
+        self._cuts = _cuts(shape, 1 if self._whole else size)
+        self._start, self._stop = (0, shape.total_bytes) if self._whole else self._cuts[member]
+        self._run = _run_bytes(shape.total_bytes // size)
+        self._rows: dict[int, Tensor] = {}
+        self._came: dict[int, set[int]] = {}  # offset of a run of ours -> members whose parts are there
+        self._early_sums: dict[int, bytearray] = {}  # of a broadcast, by where they belong
+        self._came_early: list[int] = []  # those of them that are there
+        self._contributors: tuple[int, ...] = ()
+        self._vector: Tensor | None = None
+        self._bytes: memoryview | None = None
+        self._sums_to_come = [
+            0 if self._whole or other == member else self._length(other) for other in range(size)
+        ]
+        self._runs_to_sum = len(self._offsets())
+
+    @property
+    def begun(self) -> bool:
+        """Whether this member takes part already."""
+        return self._vector is not None
+
+    @property
+    def small(self) -> bool:
+        """Whether nobody waits for more of this member than the frames that it sends at once."""
+        return self._whole
+
+    @property
+    def done(self) -> bool:
+        """Whether the vector is whole, and may be changed."""
+        return self.begun and not (self._runs_to_sum or self.unsent or any(self._sums_to_come))
+
+    def needs(self, member: int) -> bool:
+        """Whether something has yet to come from a member."""
+        if not self.begun or self._sums_to_come[member]:
+            return True
+        return member in self._contributors and any(
+            member not in self._came.get(offset, ()) for offset in self._offsets()
+        )
+
+    def begin(self, vector: Tensor, contributors: Sequence[int]) -> list[Outgoing]:
+        """Takes part.
+
+        Args:
+            vector: `(n,)`, contiguous; changed in place.
+            contributors: whose vectors are added up; all members, or the root alone.
+
+        Returns:
+            What is to be sent.
+
+        Raises:
+            RunError: another member's vector has another size or dtype.
+        """
+        if Shape.of(vector) != self._shape:
+            raise RunError(_disagreement(self._shape, Shape.of(vector)))
+        self._vector, self._contributors = vector, tuple(contributors)
+        self._bytes = vector.view(torch.uint8).numpy().data
+        if self._contributors == (self._member,):
+            self._sums_to_come = [0] * self._size
+        for start in self._came_early:
+            self._take_early_sum(start)
+        frames = list(self._parts()) if self._member in contributors else []
+        for offset in self._offsets():
+            frames += self._sum_if_there(offset)
+        self.unsent += len(frames)
+        return frames
+
+    def target(self, source: int, frame: Frame) -> memoryview:
+        """Gives where the bytes of a frame belong.
+
+        Raises:
+            RunError: nowhere, or the sender's vector has another size or dtype.
+        """
+        if frame.shape != self._shape:
+            raise RunError(_disagreement(frame.shape, self._shape))
+        start, stop = (
+            self._cuts[source] if frame.phase is Phase.SUM and not self._whole else (self._start, self._stop)
+        )
+        expected = min(self._run, stop - start - frame.offset)
+        if frame.offset % self._run or frame.nbytes != expected or (self._whole and frame.phase is Phase.SUM):
+            raise RunError("a member of a collective sent what is no part of it")
+        if frame.phase is Phase.SUM:
+            return self._place_of_sum(start + frame.offset, frame.nbytes)
+        if source not in self._rows:
+            self._rows[source] = torch.empty(stop - start, dtype=torch.uint8)
+        return self._rows[source].numpy().data[frame.offset : frame.offset + frame.nbytes]
+
+    def _place_of_sum(self, start: int, nbytes: int) -> memoryview:
+        if self._bytes is None:  # of a broadcast, to which this member brings nothing
+            kept = self._early_sums[start] = bytearray(nbytes)
+            return memoryview(kept)
+        return self._bytes[start : start + nbytes]
+
+    def _note_sum(self, start: int) -> None:
+        if start in self._early_sums:
+            if self.begun:
+                self._take_early_sum(start)
+            else:
+                self._came_early.append(start)
+
+    def _take_early_sum(self, start: int) -> None:
+        assert self._bytes is not None
+        kept = self._early_sums.pop(start)
+        self._bytes[start : start + len(kept)] = kept
+
+    def arrived(self, source: int, frame: Frame) -> list[Outgoing]:
+        """Notes that a frame's bytes are where they belong; gives what is to be sent then."""
+        if frame.phase is Phase.SUM:
+            self._sums_to_come[source] -= frame.nbytes
+            self._note_sum(self._cuts[source][0] + frame.offset)
+            return []
+        self._came.setdefault(frame.offset, set()).add(source)
+        frames = list(self._sum_if_there(frame.offset)) if self.begun else []
+        self.unsent += len(frames)
+        return frames
+
+    def _length(self, member: int) -> int:
+        start, stop = self._cuts[member]
+        return stop - start
+
+    def _offsets(self) -> range:
+        return range(0, self._stop - self._start, self._run)
+
+    def _others(self) -> Iterator[int]:
+        """Gives the other members, the next one first: so not all begin with the same."""
+        for distance in range(1, self._size):
+            yield (self._member + distance) % self._size
+
+    def _parts(self) -> Iterator[Outgoing]:
+        """Gives this member's part of every other member's slice."""
+        assert self._bytes is not None
+        # A whole vector is added up in place while it may still be leaving.
+        source = memoryview(bytes(self._bytes)) if self._whole else self._bytes
+        for to in self._others():
+            start, stop = (self._start, self._stop) if self._whole else self._cuts[to]
+            yield from self._frames(to, Phase.PART, source[start:stop])
+
+    def _frames(self, to: int, phase: Phase, content: memoryview, first: int = 0) -> Iterator[Outgoing]:
+        for offset in range(0, len(content), self._run):
+            nbytes = min(self._run, len(content) - offset)
+            header = Frame(self.number, phase, self._shape, first + offset, nbytes).encode()
+            yield Outgoing(to, self, header, content[offset : offset + nbytes])
+
+    def _sum_if_there(self, offset: int) -> Iterator[Outgoing]:
+        came = self._came.get(offset, set())
+        if any(member != self._member and member not in came for member in self._contributors):
+            return
+        assert self._bytes is not None
+        start = self._start + offset
+        stop = min(start + self._run, self._stop)
+        self._add_up(start, stop)
+        self._runs_to_sum -= 1
+        if not self._runs_to_sum:
+            self._rows = {}
+        if not self._whole:
+            for to in self._others():
+                if self._contributors != (to,):  # who broadcasts has the sum
+                    yield from self._frames(to, Phase.SUM, self._bytes[start:stop], offset)
+
+    def _add_up(self, start: int, stop: int) -> None:
+        """Adds up a run in the order of members, into the vector."""
+        assert self._vector is not None
+        size = self._shape.element_bytes
+        own = self._vector[start // size : stop // size]
+        rows = {
+            member: row[start - self._start : stop - self._start].view(own.dtype)
+            for member, row in self._rows.items()
+        }
+        parts = [own if member == self._member else rows[member] for member in self._contributors]
+        if len(parts) == 1:
+            if parts[0] is not own:
+                own.copy_(parts[0])
+            return
+        for part in parts[1:-1]:
+            torch.add(parts[0], part, out=parts[0])
+        torch.add(parts[0], parts[-1], out=own)
+
+
+def _cuts(shape: Shape, slices: int) -> list[tuple[int, int]]:
+    """Cuts a vector into slices of whole elements, as `torch.tensor_split` does; gives first bytes and ends."""
+    shorter, longer = divmod(shape.total_bytes // shape.element_bytes, slices)
+    starts = [(shorter * number + min(number, longer)) * shape.element_bytes for number in range(slices + 1)]
+    return list(pairwise(starts))
+
+
+def _run_bytes(slice_bytes: int) -> int:
+    wanted = min(MOST_RUN_BYTES, max(LEAST_RUN_BYTES, slice_bytes // RUNS))
+    return -(-wanted // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _disagreement(theirs: Shape, ours: Shape) -> str:
+    return (
+        f"a member of a collective adds up {theirs.total_bytes // theirs.element_bytes} numbers of "
+        f"{theirs.element_bytes} bytes where another has {ours.total_bytes // ours.element_bytes} of "
+        f"{ours.element_bytes}: all must give tensors of one size and dtype"
+    )
