@@ -52,6 +52,11 @@ class Company:
         return self._regroup is not None and self._world.rejoins
 
     @property
+    def over(self) -> bool:
+        """Whether the others have ended, so that nothing is left to do."""
+        return self._regroup is not None and self._regroup.over
+
+    @property
     def step(self) -> int:
         """Steps that this worker has done, of which one may have been another's."""
         assert self._regroup is not None, "kept only where workers regroup"

@@ -143,7 +143,9 @@ class Muster:
         done = {worker: self._waiting.get(worker, _NOTHING) for worker in awaited} | {LEADER: leader}
         most = max(done.values())
         workers = tuple(sorted(done))
-        gone = [worker for worker in self.formation.workers if done.get(worker, _NOTHING) == _NOTHING]
+        before = dict(zip(self.formation.workers, self.formation.incarnations, strict=False))
+        replaced = {worker for worker in done if self._incarnations.get(worker, 0) != before.get(worker, 0)}
+        gone = [worker for worker in self.formation.workers if worker not in done or worker in replaced]
         self.missed += [(most.steps, worker) for worker in gone]
         self.formation = Formation(
             round=self.formation.round + 1,

@@ -298,7 +298,7 @@ class Leader:
             if (
                 not part.replicated
             ):  # workers that hold the same take a step that broke again, with all its images
-                lost = result.images_of_broken_rounds(self._job, self._others.missed, part.meetings)
+                lost = result.images_of_broken_rounds(self._job, self._others.missed, part.exchanges)
             return lost + result.images_left_out(self._job, self._others.history)
         reports = list(self._others.reports.values())
         not_applied = result.images_not_applied(self._job, self._world.cast, reports)

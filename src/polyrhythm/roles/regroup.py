@@ -118,7 +118,7 @@ class Regroup:
     def look(self, step: int) -> None:
         """Breaks off if somebody waits for the next formation; called before a step.
 
-        Only a step with a meeting is broken off: to any other the rest would come late, each at its next meeting.
+        Only a step in which the rest soon hears of it is broken off, such as one with a meeting.
 
         Args:
             step: its number.
@@ -127,8 +127,7 @@ class Regroup:
             PeerLost: so it is.
         """
         self._in_vain = 0
-        part = self._member.part
-        if part.meetings(step + 1) > part.meetings(step) and self._side.due:
+        if self._member.part.lets_in(step) and self._side.due:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def mend(self) -> None:
@@ -183,6 +182,8 @@ class Regroup:
             assert message.tensor is not None, "the newest hands on what it holds"
             self._take_over(message.tensor, formation.step)
         member.flat.renew_gradients()  # the library may still write into the old ones
+        if self.over:  # nothing is left but to leave with what there is
+            return
         member.part.regroup(self._workers, workers)
         member.takes_place(workers.index(member.worker), len(workers))
 

@@ -194,10 +194,10 @@ class _Rehearser:
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
-        done, stopped = start, False
+        done, stopped = start, self._company.over
         while done < self._rehearsal.steps and not stopped:
             taken = self._company.bear(partial(self._go_on, done))
-            done, stopped = taken or (self._company.step, False)
+            done, stopped = taken or (self._company.step, self._company.over)
         return done, stopped and done < self._rehearsal.steps
 
     def _go_on(self, done: int) -> tuple[int, bool]:

@@ -126,22 +126,22 @@ def images_left_out(job: Job, history: list[tuple[int, tuple[int, ...]]]) -> int
     )
 
 
-def images_of_broken_rounds(job: Job, missed: list[tuple[int, int]], meetings: Callable[[int], int]) -> int:
-    """Counts the training images of what lost workers had done since they had last met the others, or would have.
+def images_of_broken_rounds(job: Job, missed: list[tuple[int, int]], exchanges: Callable[[int], int]) -> int:
+    """Counts the training images of what lost workers had done since others had last been given it, or would have.
 
     Args:
         job: that is over.
         missed: after how many steps of the others which workers were missed.
-        meetings: gives how often workers have met in so many steps.
+        exchanges: gives how often others have been given what a worker had, in so many steps.
     """
     found = 0
     for reached, worker in missed:
         step = reached - 1
-        if meetings(reached + 1) > meetings(reached) and not job.losses.rescale:
+        if exchanges(reached + 1) > exchanges(reached) and not job.losses.rescale:
             step = min(
                 reached, job.calendar.total_steps - 1
             )  # at whose end they meet again, with what they had
-        while step >= 0 and meetings(step) == meetings(reached):
+        while step >= 0 and exchanges(step) == exchanges(reached):
             found += job.calendar.images(step, worker)
             step -= 1
     return found

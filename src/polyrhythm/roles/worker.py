@@ -164,6 +164,8 @@ class _Shift:
             elapsed_s: for how long the others have been training.
         """
         calendar = self._job.calendar
+        if self._company.over:  # a successor that was let in when the others had stopped
+            return start, start < calendar.total_steps
         first = calendar.epoch_of(start)
         self._desk.begin(first)
         if self._company.let_in or first == self._job.learning.epochs:  # through, when the others were saved
@@ -209,7 +211,7 @@ class _Shift:
         stopped = False
         while step < last and not stopped:
             taken = self._company.bear(partial(self._stretch, epoch, step, last))
-            step, stopped = taken or (self._company.step, False)
+            step, stopped = taken or (self._company.step, self._company.over)
         return step, stopped and (step < last or epoch + 1 < self._job.learning.epochs)
 
     def _stretch(self, epoch: int, step: int, last: int) -> tuple[int, bool]:

@@ -13,10 +13,11 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.simulation.scene import Scene
-from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
+from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
 from polyrhythm.strategies.parameter_server.replication.agreement import Agreement
 from polyrhythm.strategies.parameter_server.replication.entry import Entry
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -27,6 +28,9 @@ class Watch:
 
     Args:
         invariants: are told everything, in order.
+
+    Attributes:
+        steps: by rank, how many each worker has done.
     """
 
     def __init__(self, invariants: Sequence[Invariant]) -> None:
@@ -36,9 +40,12 @@ class Watch:
         self._on_handled = [entry.handled for entry in told]
         told = [entry for entry in invariants if type(entry).stepped is not Invariant.stepped]
         self._on_stepped = [entry.stepped for entry in told]
+        told = [entry for entry in invariants if type(entry).regrouped is not Invariant.regrouped]
+        self._on_regrouped = [entry.regrouped for entry in told]
         self._on_end = [entry.ended for entry in invariants]
         self._scene: Scene | None = None
         self._agreement: Agreement | None = None
+        self.steps: dict[int, int] = {}
 
     def watched(self, strategy: Strategy) -> Strategy:
         """Gives the strategy with parts that are watched."""
@@ -74,6 +81,11 @@ class Watch:
     def stepped(self, event: Stepped) -> None:
         """Tells that a worker's step is over."""
         for tell in self._on_stepped:
+            tell(event)
+
+    def regrouped(self, event: Regrouped) -> None:
+        """Tells that a worker goes on with others."""
+        for tell in self._on_regrouped:
             tell(event)
 
     @property
@@ -134,7 +146,16 @@ class _WatchedWorker(_Wrapped):
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         self._regrouped = tuple(self._setting.cast.workers[member] for member in members)
+        there = {rank: self._watch.incarnation(rank) for rank in self._regrouped}
         self._inner.regroup(workers, members)
+        steps = {rank: self._watch.steps.get(rank, 0) for rank in there}
+        rank, vector = self._setting.network.rank, self._setting.flat.vector
+        self._watch.regrouped(Regrouped(self._watch.now_s, rank, vector, there, steps))
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        taken: int = self._inner.take_over(newest, done, step)
+        self._watch.steps[self._setting.network.rank] = taken
+        return taken
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         stop: bool = self._inner.gradients_ready(step, learning_rate)
@@ -144,6 +165,7 @@ class _WatchedWorker(_Wrapped):
         if self._regrouped is not None:
             regrouped = {member: self._watch.incarnation(member) for member in self._regrouped}
         incarnation = self._watch.incarnation(rank)
+        self._watch.steps[rank] = step.number + 1
         self._watch.stepped(Stepped(self._watch.now_s, rank, step.number, vector, regrouped, incarnation))
         return stop
 

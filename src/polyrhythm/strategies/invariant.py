@@ -105,6 +105,25 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A worker goes on with others than before.
+
+    Attributes:
+        time_s: when.
+        rank: of the worker.
+        vector: `(numbers,)`, its parameters now; changes later.
+        members: incarnations of all who go on together, by rank, in their order.
+        steps: that each of them has done, or a successor takes for done; those of others may have taken some since.
+    """
+
+    time_s: float
+    rank: int
+    vector: Tensor
+    members: dict[int, int]
+    steps: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The run is over.
 
@@ -132,6 +151,9 @@ class Invariant:
 
     def stepped(self, event: Stepped) -> None:
         """A worker's step is over."""
+
+    def regrouped(self, event: Regrouped) -> None:
+        """A worker goes on with others."""
 
     def ended(self, event: Ended) -> None:
         """The run is over."""

@@ -161,6 +161,24 @@ class WorkerPart:
         """
         return step
 
+    def exchanges(self, step: int) -> int:
+        """Says how many times others have been given what this worker has learned, in so many steps.
+
+        What a lost worker did since the last time is gone. Default: at every meeting.
+
+        Args:
+            step: steps done.
+        """
+        return self.meetings(step)
+
+    def lets_in(self, step: int) -> bool:
+        """Whether a step may be broken off, before it begins, to let a worker in; default: one with a meeting.
+
+        Args:
+            step: its number.
+        """
+        return self.meetings(step + 1) > self.meetings(step)
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Takes what the newest worker holds, where this one is behind it; its flat vector has been copied already.
 
@@ -174,6 +192,10 @@ class WorkerPart:
         """
         self.load_state(newest)
         return step
+
+    def common_model(self) -> Tensor:
+        """Gives the mean of all workers' models, `(size,)`, where the strategy `can_begin_anew`; all ask together."""
+        raise NotImplementedError
 
     def begin_at(self, vector: Tensor) -> None:
         """All workers begin anew at the same point, where the strategy `can_begin_anew`; nothing is under way.

@@ -90,8 +90,8 @@ class SlowMo(Averaging):
         return self.base.remark(workers) if self.base is not None else ""
 
     def regroups(self, workers: int) -> bool:
-        """Over local steps."""
-        return self.base is None and super().regroups(workers)
+        """Over local steps, or as the base does."""
+        return super().regroups(workers) if self.base is None else self.base.regroups(workers)
 
     def round_steps(self, workers: int) -> int:
         """As asked."""

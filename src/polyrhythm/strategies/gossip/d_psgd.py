@@ -10,23 +10,26 @@ parameters travel while the gradient is computed.
 
 Departures: any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point (weight decay
 counts from there); its state is each worker's own. W need not be symmetric, if its rows and columns add up to 1. A
-worker's last batch of an epoch counts as its others do, however small it is.
+worker's last batch of an epoch counts as its others do, however small it is. Where a worker is lost, those who are left
+begin anew at the mean of their parameters, with a matrix for so many whose rows and columns add up to 1 again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.mixed import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
-from polyrhythm.strategies.gossip.mixing.turns import Turns, remark
+from polyrhythm.strategies.gossip.mixing.turns import remark
+from polyrhythm.strategies.gossip.mixing.turns_worker import REUNITE, TurnsWorker
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
@@ -55,6 +58,7 @@ class DPSGD(Strategy):
         bytes_per_step="2M on a ring",
         staleness="0",
         use_it="networks on which messages to all are slow: neighbours only, hidden behind the computation",
+        when_a_worker_dies=REUNITE,
     )
 
     can_begin_anew: ClassVar[bool] = True
@@ -87,29 +91,33 @@ class DPSGD(Strategy):
         """Only alone: others differ by what has not spread yet."""
         return workers == 1
 
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping."""
+        return self.regroups(workers)
+
+    def regroups(self, workers: int) -> bool:
+        """If there is more than one worker."""
+        return workers > 1
+
     def updates_per_step(self, workers: int) -> int:
         """One: the mean moves by the mean gradient."""
         return 1
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """The mean of all moves by the mean gradient, and everybody by the rule."""
-        mixed = Mixed(conditions, self.topology, gradient_first=False)
+        mixed = Mixed(conditions, self.topology, self.check, gradient_first=False)
         return [*super().invariants(conditions), mixed]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
-        return DPSGDWorker(setting, self.topology)
+        return DPSGDWorker(setting, self)
 
 
-class DPSGDWorker(WorkerPart):
+class DPSGDWorker(TurnsWorker):
     """Sends its parameters when a step begins, and mixes those of its neighbours in before the update."""
 
-    def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
-        super().__init__()
-        self._workers = setting.workers
-        self._flat = setting.flat
-        self._turns = Turns(topology, setting.workers)
-        self._ending = self._turns.ending()
+    def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:
+        super().__init__(setting, strategy.topology, strategy.check)
         self._optimizer = setting.plan.build(setting.flat.vector)
         self._resumed = False
         self._sends: list[Handle] = []
@@ -118,31 +126,37 @@ class DPSGDWorker(WorkerPart):
         """Takes worker 0's parameters, unless all have their own of a checkpoint."""
         if not self._resumed:
             self._workers.broadcast(self._flat.vector)
+        self._done = step
         return step
 
     def begin(self, step: Step) -> None:
         """Starts to send; nothing changes the vector before it has left."""
-        if step.stop:
-            self._ending.wish(step.number)
-        message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
-        self._sends = [self._workers.start_send(to, message) for to in self._turns.shares(step.number).gives]
+        self._wish(step)
+        if self._mixes(step.number):
+            message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
+            self._sends = [
+                self._workers.start_send(to, message) for to in self._turns.shares(step.number).gives
+            ]
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Mixes, then updates with the gradient of the point before."""
-        shares = self._turns.shares(step.number)
-        heard = [(self._receive(source), weight) for source, weight in shares.takes.items()]
-        for send in self._sends:
-            send.wait()
-        vector = self._flat.vector
-        vector.mul_(shares.own)
-        for other, weight in heard:
-            vector.add_(other, alpha=weight)
-        if step.weight > 0:
-            self._optimizer.step(self._flat.gradients, learning_rate)
-            self.staleness[0] += 1
-        return self._ending.after(step.number)
+        if self._mixes(step.number):
+            self._mix(step.number)
+        self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
+        return self._over(step)
 
-    def present(self) -> Tensor | None:
+    def break_off(self) -> None:
+        """Waits until nothing reads the vector any more."""
+        for send in self._sends:
+            with suppress(PeerLost):
+                send.wait()
+        self._sends = []
+
+    def brought(self) -> tuple[Tensor, float]:
+        """Its parameters, as any other's."""
+        return self._flat.vector, 1.0
+
+    def common_model(self) -> Tensor:
         """Gives the mean of all workers."""
         return mean_of_all(self._workers, self._flat.vector)
 
@@ -163,6 +177,18 @@ class DPSGDWorker(WorkerPart):
         tensors, _ = unpacked(state, self._optimizer)
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
+
+    def _mix(self, step: int) -> None:
+        """Takes the neighbours' parameters in; until all have come, nothing changes."""
+        shares = self._turns.shares(step)
+        heard = [(self._receive(source), weight) for source, weight in shares.takes.items()]
+        for send in self._sends:
+            send.wait()
+        self._sends = []
+        vector = self._flat.vector
+        vector.mul_(shares.own)
+        for other, weight in heard:
+            vector.add_(other, alpha=weight)
 
     def _receive(self, source: int) -> Tensor:
         """Gives a neighbour's parameters of this step; it cannot be more than one ahead."""

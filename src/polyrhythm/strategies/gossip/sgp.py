@@ -11,11 +11,14 @@ right. The network computes with z_i. With `overlap` what is sent at a step is t
 computation (the paper's overlap SGP with tau = 1).
 
 Departures: any of torch's optimisers takes the place of `- lr * g_i`, on x_i; its state is each worker's own, and
-weight decay is of x_i, which is z_i wherever all masses are 1.
+weight decay is of x_i, which is z_i wherever all masses are 1. Where a worker is lost, parts that were on their way go
+with their mass, and those who are left begin anew at z = sum_j x_j / sum_j a_j with a_i = 1: the sum of masses is again
+the number of workers, and no z_i counts for more than its mass.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,11 +26,13 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.mixed import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
-from polyrhythm.strategies.gossip.mixing.turns import Turns, remark
+from polyrhythm.strategies.gossip.mixing.turns import remark
+from polyrhythm.strategies.gossip.mixing.turns_worker import REUNITE, TurnsWorker
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
@@ -57,6 +62,7 @@ class SGP(Strategy):
         bytes_per_step="M",
         staleness="0",
         use_it="slow networks: one message of a worker a step, and still everybody's mean within a few",
+        when_a_worker_dies=REUNITE,
     )
 
     can_begin_anew: ClassVar[bool] = True
@@ -81,13 +87,22 @@ class SGP(Strategy):
         """Only alone: others differ by what has not spread yet."""
         return workers == 1
 
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping."""
+        return self.regroups(workers)
+
+    def regroups(self, workers: int) -> bool:
+        """If there is more than one worker."""
+        return workers > 1
+
     def updates_per_step(self, workers: int) -> int:
         """One: the mean moves by the mean gradient."""
         return 1
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """The sum of all moves by the sum of gradients, and everybody by the rule."""
-        mixed = Mixed(conditions, self.topology, gradient_first=True, delay=int(self.overlap))
+        delay = int(self.overlap)
+        mixed = Mixed(conditions, self.topology, self.check, gradient_first=True, delay=delay)
         return [*super().invariants(conditions), mixed]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -95,16 +110,12 @@ class SGP(Strategy):
         return SGPWorker(setting, self)
 
 
-class SGPWorker(WorkerPart):
+class SGPWorker(TurnsWorker):
     """Keeps x and a; the flat vector is z."""
 
     def __init__(self, setting: WorkerSetting, strategy: SGP) -> None:
-        super().__init__()
-        self._workers = setting.workers
-        self._flat = setting.flat
-        self._turns = Turns(strategy.topology, setting.workers)
+        super().__init__(setting, strategy.topology, strategy.check, int(strategy.overlap))
         self._overlap = strategy.overlap
-        self._ending = self._turns.ending(delay=int(strategy.overlap))
         self._numerator = torch.empty_like(setting.flat.vector)
         self._mass = 1.0
         self._optimizer = setting.plan.build(self._numerator)
@@ -116,38 +127,38 @@ class SGPWorker(WorkerPart):
     def start(self, step: int) -> int:
         """Takes worker 0's parameters, unless all have their own of a checkpoint."""
         if not self._resumed:
+            self._numerator.copy_(self._flat.vector)  # worker 0's, before anything can break
             self._workers.broadcast(self._flat.vector)
             self._numerator.copy_(self._flat.vector)
+        self._done = step
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Updates, pushes, and takes what was pushed to this worker."""
-        if step.stop:
-            self._ending.wish(step.number)
-        if step.weight > 0:
-            self._optimizer.step(self._flat.gradients, learning_rate)
-            self.staleness[0] += 1
-        self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
-        if self._overlap:
-            self._receive()
-        shares = self._turns.shares(step.number)
-        for to, weight in shares.gives.items():
-            self._pushes.append(self._workers.start_send(to, self._part(weight, step.number)))
-        self._numerator.mul_(shares.own)
-        self._mass *= shares.own
-        self._expected += shares.takes
-        if not self._overlap:
-            self._receive()
-        self._take_in()
+        self._wish(step)
+        self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
+        if self._mixes(step.number):
+            self._push_and_take(step.number)
         torch.div(self._numerator, self._mass, out=self._flat.vector)
-        return self._ending.after(step.number)
+        return self._over(step)
 
     def settle(self) -> None:
         """Waits for what is under way; it counts at the next step, as if it had come then."""
         self._wait_for_pushes()
         self._receive()
 
-    def present(self) -> Tensor | None:
+    def break_off(self) -> None:
+        """Gives up what is under way, and with it its mass."""
+        for push in self._pushes:
+            with suppress(PeerLost):
+                push.wait()
+        self._pushes, self._expected, self._arrived = [], [], []
+
+    def brought(self) -> tuple[Tensor, float]:
+        """Gives x and a."""
+        return self._numerator, self._mass
+
+    def common_model(self) -> Tensor:
         """Gives the mean of all workers, by their masses."""
         whole = self._numerator.clone()
         for message in self._arrived:
@@ -162,8 +173,8 @@ class SGPWorker(WorkerPart):
 
     def end(self) -> None:
         """Leaves the mean of all workers in the vector."""
+        self._flat.vector.copy_(self.common_model())  # after it nothing can break
         self._take_in()
-        self._flat.vector.copy_(mean_of_all(self._workers, self._numerator))
 
     def state(self) -> State:
         """Gives x, a, what has arrived for the next step, and the optimiser's state."""
@@ -182,6 +193,21 @@ class SGPWorker(WorkerPart):
         ]
         torch.div(self._numerator, self._mass, out=self._flat.vector)
         self._resumed = True
+
+    def _push_and_take(self, step: int) -> None:
+        """Takes part in a turn; until nothing can break any more, x and a stay as they are."""
+        self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
+        if self._overlap:
+            self._receive()
+        shares = self._turns.shares(step)
+        for to, weight in shares.gives.items():
+            self._pushes.append(self._workers.start_send(to, self._part(weight, step)))
+        self._expected += shares.takes
+        if not self._overlap:
+            self._receive()
+        self._numerator.mul_(shares.own)
+        self._mass *= shares.own
+        self._take_in()
 
     def _part(self, weight: float, step: int) -> Message:
         """Gives a part of this worker's parameters, with the same part of its mass."""

@@ -2,12 +2,18 @@
 
 worker 0   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …
 worker 1   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …      ⇄ what the base exchanges
+
+Where a worker is lost, the base's workers begin anew in the middle of the round, whose beginning stays. If the mean at
+its end broke for some only, the others hand on what the outer rule has made of it.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.outer import Outer
 from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.state import State
@@ -32,6 +38,7 @@ class RoundsOverBase(WorkerPart):
         super().__init__()
         self._base = base
         self._flat = flat
+        self._steps = steps
         self._ends = every(steps)
         self._outer = outer
         self._apart = False
@@ -41,6 +48,8 @@ class RoundsOverBase(WorkerPart):
 
     def start(self, step: int) -> int:
         """Starts the base, and the first round where it does."""
+        if not self._resumed:
+            self._outer.start(self._flat.vector)  # worker 0's, before anything can break
         step = self._base.start(step)
         if not self._resumed:
             self._outer.start(self._flat.vector)
@@ -56,8 +65,7 @@ class RoundsOverBase(WorkerPart):
         self._apart, self._rate = True, learning_rate
         if self._ends(step.number):
             self._base.settle()
-            mean = self._base.present()
-            assert mean is not None, "a base whose workers differ presents their mean"
+            mean = self._base.common_model()
             self._outer.step(mean, learning_rate)
             self._base.begin_at(mean)
             self._apart = False
@@ -78,6 +86,33 @@ class RoundsOverBase(WorkerPart):
             self._outer.step(self._flat.vector, self._rate)
             self._apart = False
 
+    def break_off(self) -> None:
+        """Lets the base break off."""
+        self._base.break_off()
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Lets the base begin anew with others, in the middle of the round."""
+        self._base.regroup(workers, members)
+
+    def meetings(self, step: int) -> int:
+        """Counts rounds."""
+        return step // self._steps
+
+    def exchanges(self, step: int) -> int:
+        """As the base."""
+        return self._base.exchanges(step)
+
+    def lets_in(self, step: int) -> bool:
+        """As the base."""
+        return self._base.lets_in(step)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begins as the newest is, or takes the round's end that it has missed."""
+        base, (outer, facts) = self._parts(newest)
+        self._outer.load_state(outer)
+        self._apart, self._rate = facts["apart"], facts["rate"]
+        return self._base.take_over(base, done, step)
+
     def state(self) -> State:
         """Gives the base's state, and the outer rule's."""
         tensors, facts = self._base.state()
@@ -92,11 +127,17 @@ class RoundsOverBase(WorkerPart):
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave."""
+        base, (outer, facts) = self._parts(state)
+        self._outer.load_state(outer)
+        self._base.load_state(base)
+        self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
+
+    @staticmethod
+    def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
+        """Takes a state apart: that of the base, that of the outer rule, and all facts."""
         tensors, facts = state
         outer = {
             name.removeprefix(_OUTER): value for name, value in tensors.items() if name.startswith(_OUTER)
         }
         base = {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}
-        self._outer.load_state((outer, facts["outer"]))
-        self._base.load_state((base, facts["base"]))
-        self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
+        return (base, facts["base"]), ((outer, facts["outer"]), facts)

@@ -125,6 +125,7 @@ class RoundsWorker(WorkerPart):
         if done < 0:
             self.load_state(newest)
             self._resumed, self._places.group_met = None, step - 1
+            self._places.presented = step  # after so many steps it goes on, and is at no presentation
         else:
             self._take_missed_mean(newest, local=done >= self._rounds.first)
             step = done + 1

@@ -21,11 +21,15 @@ class Ending:
 
     Args:
         turns_to_all: gives in how many steps a word is everywhere.
+        last: the step after which all stop, if that is known already.
+
+    Attributes:
+        last: the step after which all stop, as far as this worker knows.
     """
 
-    def __init__(self, turns_to_all: Callable[[], int]) -> None:
+    def __init__(self, turns_to_all: Callable[[], int], last: int | None = None) -> None:
         self._turns_to_all = turns_to_all
-        self._last: int | None = None
+        self.last = last
 
     def wish(self, step: int) -> None:
         """This worker was asked to stop before its message of a step left."""
@@ -33,7 +37,7 @@ class Ending:
 
     def tell(self, message: Message) -> Message:
         """Gives a message with what is known of the end: `stop`, and the last step as `version`."""
-        return message if self._last is None else message._replace(stop=True, version=self._last)
+        return message if self.last is None else message._replace(stop=True, version=self.last)
 
     def hear(self, message: Message) -> None:
         """Takes what a neighbour knows of the end."""
@@ -42,7 +46,7 @@ class Ending:
 
     def after(self, step: int) -> bool:
         """Whether the run stops after a step, whose messages have been heard."""
-        return self._last is not None and step >= self._last
+        return self.last is not None and step >= self.last
 
     def _agree(self, last: int) -> None:
-        self._last = last if self._last is None else min(last, self._last)
+        self.last = last if self.last is None else min(last, self.last)

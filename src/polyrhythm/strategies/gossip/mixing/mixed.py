@@ -1,85 +1,180 @@
 """Mixed: workers that mix in turns hold what the matrices of their topology say, and lose and double nothing.
 
-gradient first    X(t+1) = P_t (X(t) - G(t)),  a(t+1) = P_t a(t),  z = X/a       push-sum
-else              X(t+1) = P_t X(t) - G(t)                                       D-PSGD
+Those who begin anew, when one is lost or comes, do so at the mean of what each held after its steps, by their masses,
+with or without what it had learned in the step that broke; from there on the rule holds again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, product
+
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.invariant import Conditions, Invariant, Stepped, Violation
+from polyrhythm.strategies.gossip.mixing.rule_of_turns import Gradient, Place, RuleOfTurns
+from polyrhythm.strategies.gossip.mixing.turns import made_anew
+from polyrhythm.strategies.invariant import Conditions, Invariant, Regrouped, Stepped, Violation
 from polyrhythm.strategies.topology import Topology
 
 _TOLERANCE = 1e-4
 """Of sums in float32, relative to the largest number; a gradient that is lost or doubled is far more."""
+_MOST_TRIED = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a worker may bring: parameters times mass, the mass, and whether a step that broke is in it."""
+
+    values: Tensor
+    mass: Tensor
+    learned: bool
+
+
+@dataclass
+class _Company:
+    """Those who go on together.
+
+    Attributes:
+        members: incarnations by rank.
+        rule: of their turns.
+        begun: those who are known to have begun there, and by how many steps they have done.
+        before: what the others may still hold, if they have not.
+    """
+
+    members: dict[int, int]
+    rule: RuleOfTurns
+    begun: dict[int, int] = field(default_factory=dict)
+    before: dict[int, list[_Share]] = field(default_factory=dict)
 
 
 class Mixed(Invariant):
-    """Every worker's parameters after every step are those of the rule, computed with whole matrices in float64.
+    """Every worker's parameters after every step are those of the rule.
 
     Args:
         conditions: with known gradients; without, nothing is checked.
         topology: who mixes with whom.
+        check: refuses a number of workers that cannot have it.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
         delay: steps after which what was sent is taken, with gradients first.
     """
 
     def __init__(
-        self, conditions: Conditions, topology: Topology, *, gradient_first: bool, delay: int = 0
+        self,
+        conditions: Conditions,
+        topology: Topology,
+        check: Callable[[int], None],
+        *,
+        gradient_first: bool,
+        delay: int = 0,
     ) -> None:
-        self._gradient = conditions.gradient
         self._workers = conditions.cast.workers
-        peers = len(self._workers)
+        self._topology = topology
+        self._check = check
         self._first = gradient_first
         self._delay = delay
-        self._matrices = (
-            [topology.matrix(peers, turn) for turn in range(topology.period(peers))] if self._gradient else []
-        )
-        self._values = torch.zeros(peers, conditions.numbers if self._gradient else 0, dtype=torch.float64)
-        self._mass = torch.ones(peers, 1, dtype=torch.float64)
-        self._under_way: list[tuple[Tensor, Tensor]] = []
-        self._shown: dict[int, Tensor] = {}
-        self._done = 0
+        self._gradient: Gradient | None = conditions.gradient
+        if self._gradient is not None:
+            places = [Place(worker=worker) for worker in range(len(self._workers))]
+            nowhere = torch.zeros(conditions.numbers)
+            self._company = _Company(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
+            nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
+            self._company.before = {rank: [nothing] for rank in self._workers}  # until it has started
 
     def stepped(self, event: Stepped) -> None:
         """Compares with the rule."""
-        if self._gradient is None:
+        company = self._company if self._gradient is not None else None
+        if company is None or event.rank not in company.members:
             return
-        while self._done <= event.step:
-            self._turn()
-        worker = self._workers.index(event.rank)
-        expected = self._shown[event.step][worker]
-        error = (event.vector.double() - expected).abs().max()
-        if error > _TOLERANCE * (1 + expected.abs().max()):
+        assert self._gradient is not None, "looked at above"
+        member = list(company.members).index(event.rank)
+        values, mass = company.rule.held(member, event.step + 1, self._gradient)
+        if not _near(values / mass, event.vector):
             raise Violation(
                 f"parameters after step {event.step}",
                 rank=event.rank,
                 time_s=event.time_s,
                 expected="what mixing by the matrices gives",
-                found=f"numbers that differ by up to {float(error):g}",
+                found=f"numbers that differ by up to {_away(values / mass, event.vector):g}",
             )
+        company.begun[event.rank] = event.step + 1
 
-    def _turn(self) -> None:
-        assert self._gradient is not None
-        gradients = torch.stack(
-            [self._gradient(worker, self._done).double() for worker in range(len(self._mass))]
+    def regrouped(self, event: Regrouped) -> None:
+        """Looks for what the point is the mean of; or whether all begin at the same."""
+        if self._gradient is None:
+            return
+        if event.members != self._company.members or event.rank in self._company.begun:
+            self._company = self._begun_anew(event)
+        self._company.begun[event.rank] = self._company.rule.places[
+            list(event.members).index(event.rank)
+        ].step
+        values, _ = self._company.rule.held(0, 0, self._gradient)
+        if not _near(values, event.vector) and len(self._company.begun) > 1:
+            self._refuse(event, "the point at which the others begin")
+
+    def _begun_anew(self, event: Regrouped) -> _Company:
+        shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
+        bringing = {rank: found for rank, found in shares.items() if found}
+        tried = islice(product(*bringing.values()), _MOST_TRIED)
+        chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
+        if chosen is None:
+            self._refuse(event, "the mean of what those hold who are left, by their masses")
+        learned = dict(zip(bringing, [share.learned for share in chosen or ()], strict=True))
+        places = [
+            Place(worker=self._workers.index(rank), step=event.steps[rank], learned=learned.get(rank, False))
+            for rank in event.members
+        ]
+        return _Company(dict(event.members), self._rule(places, event.vector), before=shares)
+
+    def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
+        """Gives what a worker may bring; nothing if it has just come."""
+        company = self._company
+        if company.members.get(rank) != incarnation:
+            return
+        assert self._gradient is not None, "asked only where gradients are known"
+        member, steps = list(company.members).index(rank), self._steps(rank)
+        values, mass = company.rule.held(member, steps, self._gradient)
+        place = company.rule.places[member]
+        learned = place.learned and place.step == steps
+        yield _Share(values, mass, learned)
+        if self._first and not learned:
+            yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
+        if rank not in company.begun:
+            yield from company.before.get(rank, ())
+
+    def _steps(self, rank: int) -> int:
+        """Gives how many steps a worker has done."""
+        company = self._company
+        place = company.rule.places[list(company.members).index(rank)]
+        return company.begun.get(rank, place.step)
+
+    def _rule(self, places: list[Place], point: Tensor) -> RuleOfTurns:
+        peers = len(places)
+        topology = made_anew(self._topology, self._check, peers)
+        matrices = [topology.matrix(peers, turn) for turn in range(topology.period(peers))]
+        return RuleOfTurns(places, matrices, point, gradient_first=self._first, delay=self._delay)
+
+    def _refuse(self, event: Regrouped, expected: str) -> None:
+        raise Violation(
+            "where it begins anew",
+            rank=event.rank,
+            time_s=event.time_s,
+            expected=expected,
+            found="another point",
         )
-        matrix = self._matrices[self._done % len(self._matrices)]
-        if self._first:
-            self._push(matrix, self._values - gradients)
-        else:
-            self._values = matrix @ self._values - gradients
-        self._shown[self._done] = self._values / self._mass
-        self._shown.pop(self._done - len(self._mass) - 1, None)  # nobody is that far behind its neighbours
-        self._done += 1
 
-    def _push(self, matrix: Tensor, values: Tensor) -> None:
-        kept = torch.diag(matrix.diag())
-        sent = matrix - kept
-        self._under_way.append((sent @ values, sent @ self._mass))
-        self._values, self._mass = kept @ values, kept @ self._mass
-        if len(self._under_way) > self._delay:
-            arrived, mass = self._under_way.pop(0)
-            self._values, self._mass = self._values + arrived, self._mass + mass
+
+def _is_mean(shares: tuple[_Share, ...], point: Tensor) -> bool:
+    mass = torch.stack([share.mass for share in shares]).sum(0)
+    if not float(mass):
+        return False
+    return _near(torch.stack([share.values for share in shares]).sum(0) / mass, point)
+
+
+def _away(expected: Tensor, found: Tensor) -> float:
+    return float((found.double() - expected).abs().max())
+
+
+def _near(expected: Tensor, found: Tensor) -> bool:
+    return _away(expected, found) <= _TOLERANCE * (1 + float(expected.abs().max()))

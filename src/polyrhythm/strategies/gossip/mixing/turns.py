@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gossip.mixing.ending import Ending
+from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import Shares, Topology
 
 NAMED_UP_TO = 1000
@@ -28,13 +32,29 @@ class Turns:
         """Gives what this worker gives and takes at a step."""
         return self._shares[step % len(self._shares)]
 
-    def ending(self, delay: int = 0) -> Ending:
+    def ending(self, delay: int = 0, last: int | None = None) -> Ending:
         """Makes what carries wishes to stop.
 
         Args:
             delay: steps after which a message counts.
+            last: the step after which all stop, if that is known already.
         """
-        return Ending(lambda: self._topology.turns_to_all(self._size) + delay)
+        return Ending(lambda: self._topology.turns_to_all(self._size) + delay, last)
+
+
+def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> Topology:
+    """Gives the topology of those who are left: the same kind of graph, or a ring where so few cannot have it.
+
+    Args:
+        topology: that was asked for.
+        check: refuses a number of workers that cannot have it.
+        peers: how many are left.
+    """
+    try:
+        check(peers)
+    except RequestError:
+        return Ring()
+    return topology
 
 
 def remark(topology: Topology, workers: int) -> str:
