@@ -1,4 +1,4 @@
-"""Push and pull between a worker and a server of one host: through shared memory, over gloo links, and a Ray actor.
+"""Push and pull between a worker and a server of one host: shared memory, TCP links, a gloo pair, and a Ray actor.
 
     python benchmarks/push-pull/measure.py [--bytes 10000000] [--rounds 15] [--json]
 
@@ -29,6 +29,7 @@ from torch import nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.torch_distributed.groups import Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.roles.server import serve
@@ -55,12 +56,15 @@ class Links:
     """
 
     def __init__(self, size: int, shared_memory: bool) -> None:
+        self._start((_worker, _server), size, shared_memory)
+
+    def _start(self, mains: tuple[Callable[..., None], ...], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._store = host_store()
         self._pipe, pipe = context.Pipe()
         self._processes = [
-            context.Process(target=main, args=(rank, self._store.port, size, shared_memory, pipe))
-            for rank, main in enumerate((_worker, _server))
+            context.Process(target=main, args=(rank, self._store.port, *arguments, pipe))
+            for rank, main in enumerate(mains)
         ]
         for process in self._processes:
             process.start()
@@ -75,6 +79,19 @@ class Links:
         for process in self._processes:
             process.kill()
             process.join()
+
+
+class GlooPair(Links):
+    """A worker and a server in a gloo group of two, which send and receive what it says and nothing more.
+
+    The strategy's own parts do not run over it, so their peer is the plain exchange.
+
+    Args:
+        size: bytes of the parameters.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._start((_gloo_worker, _gloo_server), size)
 
 
 class RayActor:
@@ -165,6 +182,46 @@ def _serve_plainly(network: Communicator, vector: torch.Tensor) -> None:
         network.send(source, Message(Kind.PARAMETERS, answer))
 
 
+def _gloo_worker(rank: int, port: int, size: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    group = _gloo_group(rank, port)
+    header, gradients, vector = torch.zeros(8), torch.ones(size // 4), torch.empty(size // 4)
+    pipe.send("ready")
+
+    def exchange(payload: int) -> None:
+        header[0] = payload
+        works = [group.send([header], 1, 0)]
+        if payload:
+            works.append(group.send([gradients], 1, 1))
+        group.recv([header], 1, 0).wait()
+        if payload:
+            group.recv([vector], 1, 1).wait()
+        for work in works:
+            work.wait()
+
+    while True:
+        what = pipe.recv()
+        pipe.send(_mean_seconds(lambda payload=int(what != "empty"): exchange(payload), REPEATS[what]))
+
+
+def _gloo_server(rank: int, port: int, size: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    group = _gloo_group(rank, port)
+    header, gradients, vector = torch.zeros(8), torch.empty(size // 4), torch.zeros(size // 4)
+    while True:
+        group.recv([header], 0, 0).wait()
+        if header[0]:
+            group.recv([gradients], 0, 1).wait()
+            vector.sub_(gradients, alpha=LEARNING_RATE)
+        group.send([header], 0, 0).wait()
+        if header[0]:
+            group.send([vector], 0, 1).wait()
+
+
+def _gloo_group(rank: int, port: int) -> Any:
+    return Groups(local(rank, CAST.size, port)).gloo("pair", rank, CAST.size)
+
+
 def _mean_seconds(work: Callable[[], Any], repeats: int) -> float:
     started_at = time.perf_counter()
     for _ in range(repeats):
@@ -181,7 +238,8 @@ def main() -> None:
     torch.set_num_threads(1)
     ways: dict[str, Links | RayActor] = {
         "shared memory": Links(chosen.bytes, shared_memory=True),
-        "gloo links": Links(chosen.bytes, shared_memory=False),
+        "TCP links": Links(chosen.bytes, shared_memory=False),
+        "gloo pair": GlooPair(chosen.bytes),
     }
     if find_spec("ray") is not None:
         ways["Ray actor"] = RayActor(chosen.bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ import pytest
 import torch
 
 from multiprocess.commands import wait_for
-from polyrhythm.communication.message import Kind, Message, encode_header, pack_json, unpack_json
+from multiprocess.live_server import LEADER, NUMBERS, PATIENCE_S, RATE, SERVER, WORKER, LiveServer
+from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.frames import (
     HELLO_BYTES,
@@ -22,77 +22,13 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     encode_place,
 )
 from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
-from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import (
-    TorchDistributedCommunicator,
-    connect,
-)
-from polyrhythm.roles.server import serve
-from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 
-LEADER, WORKER, SERVER = range(3)
-CAST = Cast((LEADER, WORKER), (SERVER,))
-NUMBERS, RATE = 10, 0.5
 FRAMES, WARM_UP, FLAT_BYTES = 10_000, 2_000, 200_000
-PLAN = OptimizerPlan("SGD", (Span(0, NUMBERS, {"lr": RATE}),), RATE)
-PATIENCE_S = 20.0
-
-
-class Run:
-    """Three ranks in one process, of which one serves on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.store = host_store()
-        ends = [connect(local(rank, 3, self.store.port)) for rank in range(3)]
-        self.homes: list[Rank] = [home for home, _ in ends]
-        self.networks: list[TorchDistributedCommunicator] = [network for _, network in ends]
-        self.serving = threading.Thread(target=self._serve)
-        self.serving.start()
-
-    def _serve(self) -> None:
-        serve(ParameterServer(), World(self.networks[SERVER], CAST, refused=self.homes[SERVER].refused))
-
-    def ask(self, rank: int, message: Message) -> Message:
-        """Sends something to the server; gives the answer."""
-        self.networks[rank].send(SERVER, message)
-        return self.networks[rank].receive(SERVER)[1]
-
-    def begin(self) -> None:
-        """Gives the server what it starts with."""
-        self.networks[LEADER].send(SERVER, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
-        self.networks[LEADER].send(SERVER, Message(Kind.PARAMETERS, torch.zeros(NUMBERS)))
-        for rank in CAST.workers:
-            self.ask(rank, Message(Kind.PULL))
-
-    def end(self) -> Counter[str]:
-        """Ends the run as workers do; gives what the server says that it refused."""
-        for rank in CAST.workers:
-            self.networks[rank].send(SERVER, Message(Kind.LEAVE))
-        self.ask(LEADER, Message(Kind.PULL, stop=True))
-        self.networks[LEADER].send(SERVER, Message(Kind.LEAVE))
-        control = World(self.networks[LEADER], CAST).control()
-        while True:
-            _, message = control.receive(SERVER)
-            assert message.tensor is not None
-            if message.kind is Kind.REPORT:
-                self.serving.join(PATIENCE_S)
-                return Counter(unpack_json(message.tensor)["refused"])
-
-    def close(self) -> None:
-        leaving = [threading.Thread(target=home.close) for home in self.homes]
-        for thread in leaving:
-            thread.start()
-        for thread in leaving:
-            thread.join(PATIENCE_S)
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    made = Run()
+def run() -> Iterator[LiveServer]:
+    made = LiveServer()
     made.begin()
     yield made
     made.close()
@@ -138,7 +74,7 @@ def attack(card: Card, random: Random, count: int) -> Counter[str]:
     return expected
 
 
-def test_ten_thousand_raw_frames_change_nothing(run: Run) -> None:
+def test_ten_thousand_raw_frames_change_nothing(run: LiveServer) -> None:
     push = Message(Kind.PUSH, torch.ones(NUMBERS), learning_rate=RATE)
     assert torch.equal(run.ask(WORKER, push).tensor, torch.full((NUMBERS,), -RATE))
     card = Card.from_text(run.store.get(f"card/{SERVER}/0").decode())
@@ -163,7 +99,9 @@ def test_ten_thousand_raw_frames_change_nothing(run: Run) -> None:
     assert run.end() == expected
 
 
-def test_a_frame_that_announces_too_much_ends_its_link_with_a_reason_and_takes_no_memory(run: Run) -> None:
+def test_a_frame_that_announces_too_much_ends_its_link_with_a_reason_and_takes_no_memory(
+    run: LiveServer,
+) -> None:
     told: list[str] = []
     run.homes[SERVER].tell = told.append
     run.homes[SERVER].most_bytes = 1000
