@@ -11,6 +11,9 @@ from polyrhythm.strategies.strategy import Strategy
 REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
 """One strategy a family: where all run the same code, these are tested on real processes for the others."""
 
+SENDING_IN_STEP = ("d_psgd", "parameter_server(consistency=synchronous)")
+"""Tried too where a host is cut off: all of them send to the one that is, and none may wait until it has taken that."""
+
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, replicas=2)",
@@ -75,6 +78,8 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
 
 def is_tested(strategy: str, fault: Fault) -> bool:
     """Whether the test suite lets this fault happen to real processes of a strategy, by its name or spec."""
-    if fault in (Fault.CUT_OFF, Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
+    if fault is Fault.CUT_OFF:
+        return strategy in REPRESENTATIVES + SENDING_IN_STEP
+    if fault in (Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
         return strategy in REPRESENTATIVES
     return True

@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
-from polyrhythm.launch.watchdog import Post, Watchdog
+from polyrhythm.launch.watchdog import LOST_AFTER, Post, Watchdog
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
@@ -35,6 +35,7 @@ def run_rank(
     """
     home, network = connect(rendezvous)
     home.most_bytes = job.most_message_bytes
+    home.patience_s = max(home.patience_s, LOST_AFTER * job.losses.silence_s)  # the watchdog speaks first
     home.tell = lambda text: emit(Notice(time_s=home.clock.now(), text=text))
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
