@@ -145,9 +145,16 @@ class Strategy(Config):
     def goes_on(self, workers: int) -> bool:
         """Whether the others go on when a worker is lost, and a successor of it may join them.
 
-        The leader's loss ends every run.
+        Whether they bear the loss of worker 0 is another question; see `spares_leader`.
         """
         return False
+
+    def spares_leader(self, workers: int) -> bool:
+        """Whether the others go on while worker 0 is away, until a successor of it takes up the lead.
+
+        So it is where servers hold what a run has come to, and nobody waits for a worker.
+        """
+        return self.goes_on(workers) and self.server_count > 0 and not self.regroups(workers)
 
     def spares(self, workers: int) -> int:
         """How many workers may be lost at once while the others go on."""

@@ -32,6 +32,7 @@ class WorkerSetting:
         still: whether parameters and gradients are zeros that nothing changes, as in a rehearsal.
         head: in a rehearsal of a strategy that cuts the network, `ModelSizes.head`.
         batch_size: of a step of weight 1, in a rehearsal.
+        succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
     """
 
     network: Communicator
@@ -43,6 +44,7 @@ class WorkerSetting:
     still: bool = False
     head: tuple[int, ...] = ()
     batch_size: int = 0
+    succeeds: bool = False
 
 
 class WorkerPart:
