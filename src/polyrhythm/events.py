@@ -40,6 +40,7 @@ class RunStarted(Event):
         start_epoch: epochs already done by the run that this one resumes.
         steps: that every worker takes in all; 0: as all epochs are alike, in all of them.
         start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
+        earlier_s: seconds of training of the run that this one resumes.
         parameters: number of trained numbers in the model.
     """
 
@@ -54,6 +55,7 @@ class RunStarted(Event):
     parameters: int = 0
     steps: int = 0
     start_step: int = 0
+    earlier_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

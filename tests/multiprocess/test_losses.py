@@ -19,6 +19,7 @@ from polyrhythm.data.sharding import batch_indices
 from polyrhythm.errors import RequestError
 from polyrhythm.events import (
     CheckpointSaved,
+    Evaluated,
     Event,
     Notice,
     RunEnded,
@@ -168,6 +169,29 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
     (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
     assert gradients(resumed) == 3 * STEPS
     assert resumed.figures["images_not_seen"] == 0
+
+
+def test_a_successor_of_worker_0_takes_up_the_lead(start: Starter) -> None:
+    command = start("--strategy", "ssp(servers=2)", "--epochs", str(EPOCHS))
+    command.wait_for(in_epoch(1))
+    kill(command, 0)
+    result = command.result()
+    figures = result.figures
+    assert (figures["workers_lost"], figures["workers_joined"], figures["images_not_seen"]) == (1, 1, 0)
+    assert (figures["steps"], figures["messages_refused"], figures.get("restarts", 0)) == (STEPS, {}, 0)
+    assert gradients(result) == 3 * STEPS
+    assert figures["test_top1"] > 0.85
+    assert len(of(RunStarted, command)) == len(of(RunEnded, command)) == 1
+    assert [event.to_json()["epoch"] for event in of(Evaluated, command)] == [1, 2, 3]
+    assert [event.to_json()["epoch"] for event in of(CheckpointSaved, command)] == [1, 2, 3]
+    assert [event.to_json()["worker"] for event in of(WorkerLost, command)] == [0]
+    assert of(Notice, command)[0].to_json()["text"] == (
+        "worker 0 (rank 0) was killed by SIGKILL; the others go on, and it is started again in 0.5 s (restart 1 of 3)"
+    )
+    lines = (command.run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(set(lines)) == len(lines)
+    times_s = [event.time_s for event in of(Evaluated, command)]
+    assert times_s == sorted(times_s)
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "worker 0 (rank 0)"), (4, "server 1 (rank 4)")])

@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
 
 def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
-    """Gives the outcome of every fault.
+    """Gives the outcome of every fault, where `train` may start a successor of a lost worker.
 
     Args:
         strategy: of the run.
@@ -59,7 +59,7 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
     cast = cast_in_order(workers, strategy.server_count)
 
     def without(rank: int) -> Outcome:
-        if not goes_on_without(rank, cast, strategy):
+        if not goes_on_without(rank, cast, strategy, leader_returns=True):
             return Outcome.STOPS
         return Outcome.REGROUPS if strategy.regroups(workers) else Outcome.GOES_ON
 

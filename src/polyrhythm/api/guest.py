@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from polyrhythm.api.entering import facts_of
 from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.link_words import who_has_joined
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, own_address
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
@@ -27,7 +28,7 @@ from polyrhythm.launch.joining.token import TOKEN_VARIABLE, door_key, link_key, 
 from polyrhythm.launch.joining.visit import Visit
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.preemption import PREEMPTED
-from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.world import Departed, StopWish
 from polyrhythm.strategies.cast import cast_in_order
@@ -89,9 +90,8 @@ class Guest:
                 say(event.text)
 
         try:
-            run_rank(
-                self._job, self._cast, self._rendezvous(), threads or available_cores(), self._stop, emit
-            )
+            around = Circumstances(self._stop, emit)
+            run_rank(self._job, self._cast, self._rendezvous(), threads or available_cores(), around)
         except Departed:
             self._visit.leave("its host asked it to")
             return self._status()
@@ -121,6 +121,7 @@ class Guest:
             own_address(*self._address),
             incarnation=self._peer.incarnation,
             key=self._key,
+            met=who_has_joined(store, self._cast.size),
         )
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -62,6 +62,7 @@ class Kind(IntEnum):
     FETCH = 16  # a worker asks for parameters while it goes on
     ANNOUNCE = 17  # a site to others: a large packet is about to come
     RELAY = 18  # what comes next from this rank is for a shard that is kept for another
+    LEAD = 19  # a successor of worker 0 leads from now on; to it: what a worker has that a leader needs
 
 
 class Reason(StrEnum):

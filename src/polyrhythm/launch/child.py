@@ -24,7 +24,7 @@ from polyrhythm.events import Event
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.name_service import ask_names_briefly
-from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import ASKING
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
@@ -65,7 +65,8 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
         point = MeetingPoint.from_bytes(pipe.recv_bytes())
         met = local(peer.rank, cast.size, point.port, peer.incarnation)
         job = replace(job, device=gpu_of(job.device, peer.rank))
-        run_rank(job, cast, replace(met, address=point.address, key=point.key), threads, stop, emit)
+        met = replace(met, address=point.address, key=point.key, met=point.met)
+        run_rank(job, cast, met, threads, Circumstances(stop, emit, point.ledger))
     except BaseException as error:
         status = 1
         _report(pipe, error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from polyrhythm.communication.around import RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
@@ -14,15 +16,29 @@ from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.watchdog import LOST_AFTER, Post, Watchdog
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopWish, World, goes_on_without
 from polyrhythm.strategies.cast import Cast
 
 
-def run_rank(
-    job: Job, cast: Cast, rendezvous: Rendezvous, threads: int, stop: StopWish, emit: Callable[[Event], None]
-) -> None:
+@dataclass(frozen=True)
+class Circumstances:
+    """What a rank has to do with whoever started it.
+
+    Attributes:
+        stop: whether someone wants to stop.
+        emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
+        ledger: of the run so far, for a successor of the leader; times are those of `time.perf_counter`.
+    """
+
+    stop: StopWish
+    emit: Callable[[Event], None]
+    ledger: Ledger | None = None
+
+
+def run_rank(job: Job, cast: Cast, rendezvous: Rendezvous, threads: int, around: Circumstances) -> None:
     """Plays this rank's role until the run is over.
 
     Args:
@@ -30,9 +46,9 @@ def run_rank(
         cast: who does what.
         rendezvous: how to reach the others.
         threads: compute threads of a worker; a server has one.
-        stop: whether someone wants to stop.
-        emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
+        around: who started it.
     """
+    emit = around.emit
     home, network = connect(rendezvous)
     home.most_bytes = job.most_message_bytes
     home.patience_s = max(home.patience_s, LOST_AFTER * job.losses.silence_s)  # the watchdog speaks first
@@ -42,12 +58,14 @@ def run_rank(
     world = World(
         recorded,
         cast,
-        stop=stop,
+        stop=around.stop,
         emit=emit,
         arrivals=arrivals,
         incarnation=rendezvous.incarnation,
         activity=home.activity,
         refused=home.refused,
+        leader_returns=job.losses.restarts > 0,
+        ledger=_on_clock(around.ledger, home),
     )
     with Watchdog(_post(job, cast, home, emit)):
         if world.is_worker:
@@ -59,13 +77,20 @@ def run_rank(
         home.close()
 
 
+def _on_clock(ledger: Ledger | None, home: Rank) -> Ledger | None:
+    """Gives a ledger with times of this rank's clock."""
+    if ledger is None or ledger.began_at_s is None:
+        return ledger
+    return replace(ledger, began_at_s=ledger.began_at_s + home.clock.now() - time.perf_counter())
+
+
 def _post(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> Post:
     roles = {rank: f"worker {number}" for number, rank in enumerate(cast.workers)}
     roles |= {rank: f"server {number}" for number, rank in enumerate(cast.servers)}
     folder = job.keeping.folder
 
     def what_then(rank: int) -> str:
-        if goes_on_without(rank, cast, job.strategy):
+        if goes_on_without(rank, cast, job.strategy, leader_returns=job.losses.restarts > 0):
             return "the run goes on without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import pickle
 import signal
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -16,6 +17,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.launch.child import child_main
 from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.strategies.cast import Cast
 
 
@@ -84,10 +86,15 @@ class Ranks:
         self.cast = cast
         self._threads = threads
         self._context = multiprocessing.get_context(start_method)
-        self._point = b""
+        self._point: MeetingPoint | None = None
 
-    def start(self, peer: Peer) -> Child:
+    def start(self, peer: Peer, guests: Collection[Peer] = (), ledger: Ledger | None = None) -> Child:
         """Starts a process.
+
+        Args:
+            peer: which rank, and how many have had it before.
+            guests: who is there beside the children.
+            ledger: of the run so far, for a successor of the leader.
 
         Raises:
             RequestError: the job cannot be sent to it.
@@ -108,16 +115,17 @@ class Ranks:
             ) from None
         theirs.close()
         child = Child(peer, process, ours)
+        if self._point is not None:
+            there = [other.peer for other in self.children if other.open and not other.failed]
+            self._tell(child, replace(self._point, met=dict([*there, *guests]), ledger=ledger))
         self.children.append(child)
-        if self._point:
-            self._tell_point(child)
         return child
 
     def open_at(self, point: MeetingPoint) -> None:
         """Tells all where they meet."""
-        self._point = point.to_bytes()
+        self._point = point
         for child in self.children:
-            self._tell_point(child)
+            self._tell(child, point)
 
     def signal(self, number: signal.Signals) -> None:
         """Signals all that live."""
@@ -143,6 +151,6 @@ class Ranks:
             return f"worker {self.cast.workers.index(rank)} (rank {rank})"
         return f"server {self.cast.servers.index(rank)} (rank {rank})"
 
-    def _tell_point(self, child: Child) -> None:
+    def _tell(self, child: Child, point: MeetingPoint) -> None:
         with suppress(BrokenPipeError):  # it has died already, as will be seen
-            child.pipe.send_bytes(self._point)
+            child.pipe.send_bytes(point.to_bytes())

@@ -45,9 +45,13 @@ class Succession:
         times_s = [at_s for at_s, _ in self._due]
         return min(times_s) if times_s else None
 
-    def cancel(self) -> None:
-        """Starts nobody any more."""
-        self._due.clear()
+    def cancel(self, spare: int | None = None) -> None:
+        """Starts nobody any more.
+
+        Args:
+            spare: the rank whose successor is started all the same, if it is due.
+        """
+        self._due = [entry for entry in self._due if entry[1].rank == spare]
         self.left = 0
 
     def _pause_s(self, rank: int, now_s: float) -> float:

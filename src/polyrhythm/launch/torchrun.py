@@ -15,7 +15,7 @@ from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.preemption import Preemption
-from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.shared_notice import SharedNotice
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.spokesman import leads as leads
@@ -69,7 +69,7 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
     stop = StopWish()
     notice = SharedNotice(Preemption(job.losses.notice_s), rendezvous, emit)
     with asked_to_stop(stop.wish, notice.come):
-        run_rank(job, cast, rendezvous, threads, stop, notice.emit)
+        run_rank(job, cast, rendezvous, threads, Circumstances(stop, notice.emit))
     return notice.ended_the_run()
 
 

@@ -30,6 +30,7 @@ from polyrhythm.launch.signals import held_back
 from polyrhythm.launch.succession import Succession
 from polyrhythm.launch.watchdog import cause_of_loss
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, StopWish, goes_on_without
 
 _LOOK_EVERY_S = 0.1
@@ -59,7 +60,9 @@ class Watch:
         self._guests: Guests | None = None
         self._how_to_join = ""
         self._succession = Succession(ranks.job.losses.restarts)
-        self._lost_servers: set[Peer] = set()
+        self._lost: set[Peer] = set()
+        self._ledger = Ledger.of(ranks.job.workers)
+        self._ended = False
         self._time_s = 0.0
         self._give_up_at: float | None = None
 
@@ -72,6 +75,7 @@ class Watch:
             vacant: places that nobody has.
         """
         door = entrance.open()
+        self._lost |= set(vacant)
         for peer in vacant:
             door.vacate(peer)
             self._tell_of_loss(peer, store)
@@ -133,20 +137,26 @@ class Watch:
         if isinstance(event, Notice) and child.rank != LEADER:  # whose clock began when training did
             event = replace(event, time_s=self._time_s)
         self._time_s = event.time_s
+        self._ledger.note(event, time.perf_counter())
         if isinstance(event, WorkerJoined):
             for newest in self._newest(event.rank):
                 newest.joined = True
-        if isinstance(event, RunEnded) and self._guests is not None:
-            self._guests.sum_up()
+        if isinstance(event, RunEnded):
+            self._ended = True
+            if self._guests is not None:
+                self._guests.sum_up()
         self._emit(event)
         if isinstance(event, RunStarted) and self._guests is not None:
             self._guests.door.begin(parameters=event.parameters)
             self._say(self._how_to_join)
 
     def _deal_with_failures(self, store: Any) -> None:
-        children = self._ranks.children
+        children = sorted(
+            self._ranks.children, key=lambda child: child.rank
+        )  # the leader's successor comes first
         self._learn_causes(store)
-        over = any(child.rank == LEADER and not child.open and not child.failed for child in children)
+        leaders = [child for child in children if child.rank == LEADER]
+        over = any(not child.open and (self._ended or not child.failed) for child in leaders)
         if self._give_up_at is None and any(
             child.failed and not self._can_be_spared(child) for child in children
         ):
@@ -154,21 +164,23 @@ class Watch:
         if self._give_up_at is not None:
             return
         for child in [child for child in children if child.failed and not child.open]:
-            children.remove(child)
+            self._ranks.children.remove(child)
             if not over:
                 self._bear_the_loss(child, store)
         if over or self._stop.wished:
-            self._succession.cancel()
+            self._succession.cancel(spare=None if over else LEADER)  # which the others wait for
         if over:  # who came too late waits for an answer of nobody
-            for child in [child for child in children if child.open and self._is_late(child)]:
+            for child in [child for child in self._ranks.children if child.open and self._is_late(child)]:
                 self._ranks.kill(child)
         self._start_successors(store)
 
     def _start_successors(self, store: Any) -> None:
         for peer in self._succession.take_due(time.monotonic()):
+            guests = () if self._guests is None else self._guests.present
+            self._lost = {lost for lost in self._lost if lost.rank not in (peer.rank, *dict(guests))}
             with held_back():  # by the child, until it knows what to do then
-                self._ranks.start(peer)
-            for lost in self._lost_servers:
+                self._ranks.start(peer, guests, self._ledger if peer.rank == LEADER else None)
+            for lost in self._lost:
                 tell_of_loss(store, lost, peer)
             if self._stop.wished:
                 self._ranks.signal(signal.SIGTERM)
@@ -180,8 +192,8 @@ class Watch:
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
         self._tell_of_loss(child.peer, store)
+        self._lost.add(child.peer)
         if child.rank in self._cast.servers:
-            self._lost_servers.add(child.peer)
             held = "who has kept its shard goes on with it"
             self._say(f"{self._ranks.name(child.rank)} {child.death}; {held}")
             return
@@ -202,8 +214,20 @@ class Watch:
 
     def _can_be_spared(self, child: Child) -> bool:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""
-        lost = [peer.rank for peer in self._lost_servers]
-        return child.kind in ("", PEER) and goes_on_without(child.rank, self._cast, self._job.strategy, lost)
+        if child.rank == LEADER and (child.kind or self._ended):
+            return self._ended  # whose last word was of a run that is over
+        lost = [peer.rank for peer in self._lost if peer.rank in self._cast.servers]
+        spared = goes_on_without(
+            child.rank, self._cast, self._job.strategy, lost, leader_returns=self._leader_returns
+        )
+        return child.kind in ("", PEER) and spared
+
+    @property
+    def _leader_returns(self) -> bool:
+        """Whether a successor of the leader would find all that it needs."""
+        servers = [child for child in self._ranks.children if child.rank in self._cast.servers]
+        all_there = all(child.open or child.failed for child in servers)  # not one has been let go
+        return self._ledger.began and all_there and self._succession.left > 0 and not self._stop.wished
 
     def _is_late(self, child: Child) -> bool:
         return child.peer.incarnation > 0 and not child.joined

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json, unpack_tensors
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress, from_json
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.line import TAG
 from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 
@@ -29,6 +33,7 @@ class Correspondence:
         strategy: says which losses can be borne.
         say: takes the leader's own events, whose times it sets.
         welcome: makes what a successor is given.
+        attendance: of a run that is under way; a successor of the leader has it from its ledger.
 
     Attributes:
         attendance: of the workers.
@@ -37,6 +42,7 @@ class Correspondence:
         stragglers: among the workers.
         servers_lost: the indices of servers that are lost.
         mend: lets workers regroup; set where they do.
+        untrained: what the first worker has told that a new leader has heard from, by name.
     """
 
     def __init__(
@@ -45,13 +51,14 @@ class Correspondence:
         strategy: Strategy,
         say: Callable[[Event], None],
         welcome: Callable[[], Welcome],
+        attendance: Attendance | None = None,
     ) -> None:
         self._world = world
         self._strategy = strategy
         self._control = world.control()
         self._say = say
         self._welcome = welcome
-        self.attendance = Attendance(len(world.cast.workers))
+        self.attendance = attendance or Attendance(len(world.cast.workers))
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
         self.stragglers = Stragglers()
@@ -60,6 +67,7 @@ class Correspondence:
         self._regroups = strategy.regroups(len(world.cast.workers))
         self._muster = Muster(len(world.cast.workers))
         self.mend: Callable[[], None] | None = None
+        self.untrained: dict[str, Tensor] | None = None
 
     @property
     def due(self) -> bool:
@@ -93,6 +101,27 @@ class Correspondence:
                 self._control.send(rank, Message(Kind.STATE, pack_tensors(*servers[shard])))
         for worker, state in workers.items():
             self._send(self._world.cast.workers[worker], state.message())
+
+    def take_over(self) -> None:
+        """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
+        incarnation = self._world.incarnation
+        self._see(LEADER, incarnation)
+        word = Message(Kind.LEAD, version=incarnation, tag=TAG)
+        for rank in range(self._world.network.size):
+            if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
+                self._control.start(partial(self._send_if_there, rank, word))
+
+    def await_untrained(self) -> dict[str, Tensor] | None:
+        """Waits until a worker has said what it holds that nobody trains; gives it, or None where there is no other."""
+        self.read_until(lambda: self.untrained is not None or self.attendance.present <= {LEADER})
+        return self.untrained
+
+    def let_leave(self) -> None:
+        """Lets everyone leave whose last words are here, and were kept by who said them until now."""
+        if self._world.goes_on_without(LEADER, self._strategy):
+            for worker in self.states:
+                if worker != LEADER:
+                    self._send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
 
     def read(self) -> None:
         """Takes what has arrived."""
@@ -202,18 +231,32 @@ class Correspondence:
         self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
 
     def _enter(self, rank: int, incarnation: int) -> None:
-        worker = self._world.cast.workers.index(rank)
+        worker = self._see(rank, incarnation)
         self.states.pop(worker, None)
-        self.attendance.join(worker)
-        self.stragglers.forget(worker)
-        self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
         self._send(rank, self._welcome().message())
         if self._regroups:
             self._muster.enter(worker, incarnation)
 
+    def _see(self, rank: int, incarnation: int) -> int:
+        """Enters a worker that is there, unless it is known; gives its index. Who came before it must be lost."""
+        worker = self._world.cast.workers.index(rank)
+        while self.attendance.losses(worker) < incarnation:
+            self.states.pop(worker, None)
+            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
+        if worker not in self.attendance.present:
+            self.attendance.join(worker)
+            self.stragglers.forget(worker)
+            self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
+        return worker
+
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN:
             self._enter(source, message.version)
+            return
+        if message.kind is Kind.LEAD:
+            self._see(source, message.version)
+            assert message.tensor is not None, "a worker says what it holds"
+            self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
             return
         assert message.tensor is not None, "every other control message carries a payload"
         if message.kind is Kind.BROKEN:
@@ -235,6 +278,10 @@ class Correspondence:
         self._world.emit(event)
         if isinstance(event, WorkerProgress) and (news := self.stragglers.hear(event)):
             self._world.emit(news)
+
+    def _send_if_there(self, rank: int, message: Message) -> None:
+        with suppress(PeerLost):  # as is heard where something is received from it
+            self._control.send(rank, message)
 
     def _send(self, rank: int, message: Message) -> None:
         try:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RunError
-from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.events import (
     CacheUsed,
     Evaluated,
@@ -20,19 +17,21 @@ from polyrhythm.events import (
     WorkerProgress,
     WorkerTimings,
 )
-from polyrhythm.roles import result
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.archivist import Archivist
 from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.presentation import Presentation
-from polyrhythm.roles.recording import ARRIVALS_FILE, recording_of
+from polyrhythm.roles.recording import ARRIVALS_FILE
 from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.run_figures import RunFigures, Spent
 from polyrhythm.roles.snapshot import Snapshot
+from polyrhythm.roles.taking_over import inherit_average, inherit_untrained, tested_before, unfinished
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import WorkerState
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
 
 
 class Leader:
@@ -50,15 +49,17 @@ class Leader:
         self._replica = replica
         self._in_step = job.strategy.in_step(job.workers)
         self._goes_on = job.strategy.goes_on(job.workers)
-        self._others = Correspondence(world, job.strategy, self._say, self._welcome)
+        self._ledger = world.ledger or Ledger.of(job.workers)
+        self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger.attendance)
+        self._figures = RunFigures(job, world, replica, self._others)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
         self._archivist = self._employed()
-        self._found: Evaluation | None = None
+        self._found = tested_before(self._ledger)
         self._too_few = False
         self._started_at = world.clock.now()
-        self._earlier_s = 0.0
-        self._paused_s = 0.0
+        self._earlier_s = self._ledger.earlier_s
+        self._paused_s = self._ledger.paused_s
 
     @property
     def side(self) -> Side:
@@ -84,8 +85,18 @@ class Leader:
         self._earlier_s = snapshot.seconds
         return snapshot.worker(0, replicated)
 
+    def rejoin(self) -> float:
+        """Takes up the lead of a run whose leader was lost; gives the seconds since training started."""
+        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        self._started_at = self._ledger.began_at_s
+        self._others.take_over()
+        inherit_untrained(self._others, self._replica)
+        return self._world.clock.now() - self._started_at
+
     def begin(self, epoch: int) -> None:
-        """Says that training starts."""
+        """Says that training starts, unless that has been said."""
+        if self._ledger.began:
+            return
         job, cast = self._job, self._world.cast
         if job.keeping.folder is not None:  # of what this run goes on from
             (job.keeping.folder / ARRIVALS_FILE).unlink(missing_ok=True)
@@ -103,6 +114,7 @@ class Leader:
                 steps=job.calendar.total_steps,
                 start_step=job.calendar.start(epoch),
                 start_epoch=epoch,
+                earlier_s=self._earlier_s,
                 parameters=self._replica.flat.size,
             )
         )
@@ -114,7 +126,25 @@ class Leader:
                 self._emit(Notice(time_s=0, text=remark))
 
     def entered(self, state: WorkerState) -> None:
-        """Never: the leader has no successor."""
+        """Tests and saves what the lost leader did not come to, with the parameters of now."""
+        if not self._world.rejoins:
+            return
+        self._others.states[LEADER] = state
+        if self._presentation.average is not None:
+            inherit_average(self._presentation.average, self._archive, self._replica)
+        missing = unfinished(self._ledger, self._job, state.account.step, saves=self._archivist is not None)
+        if not (missing.test or missing.save):
+            return
+        presented = self._replica.part.present()
+        if missing.epochs == self._job.learning.epochs:
+            self._others.wait_for_step(state.account.step)
+        if missing.test:
+            self._emit(Notice(time_s=0, text=missing.text))
+            self._evaluate(missing.epochs, presented)
+        if missing.save:
+            top1 = self._found.top1 if missing.test and self._found is not None else None
+            self._save(missing.epochs, state.account.step, top1, presented)
+        self._replica.part.catch_up()
 
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""
@@ -138,7 +168,7 @@ class Leader:
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
         """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
         last = epoch + 1 == self._job.learning.epochs
-        self._others.states[0] = state
+        self._others.states[LEADER] = state
         self._others.read()
         if last:  # hears the slower ones while they train, and not only once the servers let go
             self._others.wait_for_step(state.account.step)
@@ -153,7 +183,7 @@ class Leader:
 
     def interrupted(self, state: WorkerState) -> None:
         """Saves, once every worker has stopped where it will stop."""
-        self._others.states[0] = state
+        self._others.states[LEADER] = state
         if self._in_step:
             self._others.wait_for_step(state.account.step)
         else:
@@ -164,16 +194,16 @@ class Leader:
 
     def end(self, state: WorkerState) -> None:
         """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
-        self._others.states[0] = state
+        self._others.states[LEADER] = state
         self._others.wait_for_workers()
         self._replica.part.let_go()
         self._others.wait_for_servers()
-        stopped = any(entry.account.stopped for entry in self._states())
+        stopped = self._figures.stopped
         trained_s = self._world.clock.now() - self._started_at - self._paused_s
         if not stopped:
             self._evaluate(self._job.learning.epochs)
             if self._job.keeping.folder is not None:
-                self._presentation.save(self._job.keeping.folder / "model.safetensors", self._states())
+                self._presentation.save(self._job.keeping.folder / "model.safetensors", self._figures.states)
             if self._archivist is not None and self._found is not None:
                 self._archivist.tested(self._found.top1)
         if self._archivist is not None:
@@ -181,8 +211,11 @@ class Leader:
         if stopped and self._too_few:
             raise self._ended_by_losses()
         outcome = "interrupted" if stopped else "done"
-        self._keep_arrivals(outcome)
-        self._emit(RunEnded(time_s=0, outcome=outcome, result=self._result(trained_s)))
+        self._figures.keep_arrivals(outcome)
+        self._others.let_leave()
+        seconds = self._world.clock.now() - self._started_at + self._earlier_s
+        figures = self._figures.result(Spent(seconds, trained_s), self._found)
+        self._emit(RunEnded(time_s=0, outcome=outcome, result=figures))
 
     def _welcome(self) -> Welcome:
         return Welcome(self._replica.untrained, self._world.clock.now() - self._started_at)
@@ -202,31 +235,9 @@ class Leader:
             f"{self._job.losses.min_workers}; continue with --resume{folder}"
         )
 
-    def _keep_arrivals(self, outcome: str) -> None:
-        """Writes down whom every rank has heard, so that the run can be replayed."""
-        folder = self._job.keeping.folder
-        if folder is None or self._world.arrivals is None:
-            return
-        cast = self._world.cast
-        told = {cast.workers[state.account.worker]: state.account.arrivals for state in self._states()}
-        told |= {rank: report["arrivals"] for rank, report in self._others.reports.items()}
-        told[self._world.network.rank] = (
-            self._world.arrivals.to_json()
-        )  # with what it heard while others left
-        ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
-        digest = result.digest(self._replica.flat.vector)
-        lost = self._others.attendance.lost
-        recording_of(
-            self._job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
-        ).write(folder)
-
-    def _states(self) -> list[WorkerState]:
-        states = self._others.states
-        return [states[worker] for worker in sorted(states)]
-
     def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
         with self._world.activity.doing("testing the model", takes_long=True):
-            found = self._presentation.evaluate(self._states(), presented)
+            found = self._presentation.evaluate(self._figures.states, presented)
         self._found = found
         self._emit(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
@@ -260,54 +271,3 @@ class Leader:
     def _emit(self, event: Event) -> None:
         """Stamps and emits an event of the leader's own."""
         self._world.emit(replace(event, time_s=self._world.clock.now() - self._started_at))
-
-    def _result(self, trained_s: float) -> dict[str, Any]:
-        job = self._job
-        accounts = [state.account for state in self._states()]
-        reports = list(self._others.reports.values())
-        attendance = self._others.attendance
-        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
-        stopped = any(account.stopped for account in accounts)
-        return {
-            "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
-            "strategy": str(job.strategy),
-            "data": job.dataset.name,
-            "model": job.model_name,
-            "workers": job.workers,
-            "servers": len(self._world.cast.servers),
-            "steps": accounts[0].step,
-            "epochs": job.calendar.epochs_done(accounts[0].step),
-            "seconds": self._world.clock.now() - self._started_at + self._earlier_s,
-            "images_per_s": images / trained_s if trained_s > 0 else 0.0,
-            "train_loss": result.train_loss(accounts),
-            **(result.test_figures(self._found) if self._found is not None else {}),
-            "workers_lost": attendance.lost,
-            "workers_joined": attendance.joined,
-            "servers_lost": len(self._others.servers_lost),
-            "images_not_seen": 0 if stopped else self._images_not_seen(),
-            "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
-            "staleness": result.staleness_figures(accounts, reports),
-            **result.defence_figures(reports),
-            "parameters_sha256": result.digest(self._replica.flat.vector),
-        }
-
-    def _images_not_seen(self) -> int:
-        if self._job.strategy.regroups(self._job.workers):
-            part = self._replica.part
-            lost = 0
-            if (
-                not part.replicated
-            ):  # workers that hold the same take a step that broke again, with all its images
-                lost = result.images_of_broken_rounds(self._job, self._others.missed, part.exchanges)
-            return lost + result.images_left_out(self._job, self._others.history)
-        reports = list(self._others.reports.values())
-        not_applied = result.images_not_applied(self._job, self._world.cast, reports)
-        return result.images_not_seen(self._job, self._steps_done()) + not_applied
-
-    def _steps_done(self) -> dict[int, int]:
-        """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
-        done = {state.account.worker: state.account.step for state in self._states()}
-        for worker, rank in enumerate(self._world.cast.workers):
-            held = [report["steps"].get(str(rank), 0) for report in self._others.reports.values()]
-            done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
-        return done

@@ -164,6 +164,7 @@ class _Rehearser:
             rehearsal.still,
             rehearsal.sizes.head,
             rehearsal.batch_size,
+            world.rejoins,
         )
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1

@@ -21,8 +21,9 @@ from polyrhythm.events import (
     WorkerTimings,
     from_json,
 )
-from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.line import TAG, Line
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.stragglers import Stragglers
@@ -58,15 +59,17 @@ class RehearsalDesk(Protocol):
 
 def rehearsal_desk(rehearsal: Rehearsal, world: World) -> RehearsalDesk:
     """Gives a worker its desk."""
-    return _Leader(rehearsal, world) if world.leads else _Mail(world)
+    return _Leader(rehearsal, world) if world.leads else _Mail(rehearsal, world)
 
 
 class _Mail:
     """Everything goes to the leader by message."""
 
-    def __init__(self, world: World) -> None:
-        self._control = world.control()
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        self._line = Line(world, rehearsal.strategy)
+        self._control = self._line.control
         self._incarnation = world.incarnation
+        self._last: Message | None = None
         self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
         self.side = MemberSide(self._control)
 
@@ -77,18 +80,28 @@ class _Mail:
         self._control.send(LEADER, Message(Kind.JOIN, version=self._incarnation))
 
     def begin(self, step: int) -> None:
-        """Nothing to say."""
+        """Says that it is there when a new leader asks."""
+        self._line.first = self._introduction
 
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+        message = Message(Kind.EVENT, pack_json(event.to_json()))
+        if self._line.bears:
+            self._line.look()
+            self._line.send(message)
+            return
         # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
-        self._leaving.append(
-            self._control.start_send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
-        )
+        self._leaving.append(self._control.start_send(LEADER, message))
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
         for sending in self._leaving:  # the last words are shorter, and might be there first
             sending.wait()
-        self._control.send(LEADER, Message(Kind.STATE, pack_json(vars(account))))
+        self._last = Message(Kind.STATE, pack_json(vars(account)))
+        self._line.send(self._last)
+        self._line.await_leave()
+
+    def _introduction(self) -> list[Message]:
+        here = Message(Kind.LEAD, version=self._incarnation)
+        return [here] if self._last is None else [here, self._last]
 
 
 class _Leader:
@@ -100,7 +113,8 @@ class _Leader:
         self._control = world.control()
         self._accounts: dict[int, Account] = {}
         self._reports: dict[int, dict[str, Any]] = {}
-        self._attendance = Attendance(len(world.cast.workers))
+        self._ledger = world.ledger or Ledger.of(len(world.cast.workers))
+        self._attendance = self._ledger.attendance
         self._stragglers = Stragglers()
         self._servers_lost: set[int] = set()
         self._started_at = world.clock.now()
@@ -138,6 +152,10 @@ class _Leader:
 
     def begin(self, step: int) -> None:
         rehearsal, world = self._rehearsal, self._world
+        if self._ledger.began_at_s is not None:
+            self._started_at = self._ledger.began_at_s
+            self._take_over()
+            return
         self._started_at = world.clock.now()
         world.emit(
             RunStarted(
@@ -155,6 +173,13 @@ class _Leader:
         if remark := rehearsal.strategy.remark(rehearsal.workers):
             world.emit(Notice(time_s=0, text=remark))
 
+    def _take_over(self) -> None:
+        incarnation = self._world.incarnation
+        self._see(LEADER, LEADER, incarnation)
+        for rank in range(1, self._world.network.size):
+            with suppress(PeerLost):  # as will be heard
+                self._control.send(rank, Message(Kind.LEAD, version=incarnation, tag=TAG))
+
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         self._note(event)
         while self._hear(wait=False):
@@ -170,10 +195,18 @@ class _Leader:
         let_go()
         while len(self._reports) + len(self._servers_lost) < len(self._world.cast.servers):
             self._hear(wait=True)
+        self._let_leave()
         seconds = self._world.clock.now() - self._started_at
         accounts = [self._accounts[rank] for rank in sorted(self._accounts)]
         outcome = "interrupted" if any(entry.stopped for entry in accounts) else "done"
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=self._figures(accounts, seconds)))
+
+    def _let_leave(self) -> None:
+        if self._world.goes_on_without(LEADER, self._rehearsal.strategy):
+            for rank in self._accounts:
+                if rank != LEADER:
+                    with suppress(PeerLost):
+                        self._control.send(rank, Message(Kind.LEAVE, tag=TAG))
 
     def _awaits_workers(self) -> bool:
         # Whoever has handed in its account stays present; a count, since thousands hand theirs in one by one.
@@ -206,6 +239,9 @@ class _Leader:
             self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
 
     def _take(self, source: int, message: Message) -> None:
+        if message.kind is Kind.LEAD:
+            self._see(source, self._world.cast.workers.index(source), message.version)
+            return
         if message.kind in (Kind.JOIN, Kind.BROKEN):
             self._let_regroup(source, message)
             return
@@ -237,8 +273,11 @@ class _Leader:
         self._see(rank, worker)
         self._muster.enter(worker, message.version)
 
-    def _see(self, rank: int, worker: int) -> None:
-        """Notes that a worker is there: a successor says so by its first word."""
+    def _see(self, rank: int, worker: int, incarnation: int = 0) -> None:
+        """Notes that a worker is there: a successor says so by its first word. Who came before it must be lost."""
+        while self._attendance.losses(worker) < incarnation:
+            step = self._attendance.lose(worker)
+            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
         if worker not in self._attendance.present:
             self._attendance.join(worker)
             self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))

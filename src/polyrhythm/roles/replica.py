@@ -50,7 +50,9 @@ class Replica:
         asked = strategy.bucket_bytes_for(self.workers, next(model.parameters()))
         self.flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
         self.plan = OptimizerPlan.of(optimizer, self.flat)
-        setting = WorkerSetting(world.network, self.workers, world.cast, self.flat, self.plan, steps)
+        setting = WorkerSetting(
+            world.network, self.workers, world.cast, self.flat, self.plan, steps, succeeds=world.rejoins
+        )
         self.part = strategy.worker(setting)
         self.bytes_sent = 0
         self._network = world.network

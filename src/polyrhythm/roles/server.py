@@ -23,6 +23,7 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
+from polyrhythm.roles.line import Line
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
@@ -48,12 +49,12 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     network, clock = world.network, world.clock
     index = world.cast.servers.index(network.rank)
     part = strategy.server(ServerSetting(index, world.cast, finite))
-    control = world.control()
+    line = Line(world, strategy)
     if resume:
-        _load_states(part, strategy.holds(index), control)
+        _load_states(part, strategy.holds(index), line.control)
     reporter = _Reporter(index, part, world)
     outbox = _Outbox(strategy, world)
-    refusals = _Refusals(index, world)
+    refusals = _Refusals(index, world, line)
     bytes_sent = 0
     while not part.done:
         looked_at = clock.now()
@@ -62,11 +63,13 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         except PeerLost as loss:
             if not world.goes_on_without(loss.rank, strategy):
                 raise
+            line.hear_of(loss)
             outbox.send(part.on_loss(loss.rank))
             continue
+        line.look_if_away()
         if message.kind is Kind.CHECKPOINT or message.kind is Kind.STATE:
             with refusals.of(source):
-                _keep(part, index, control, (source, message))
+                _keep(part, index, line, (source, message))
             continue
         of_a_step = message.kind not in _OUTSIDE_STEPS
         if of_a_step:
@@ -78,14 +81,14 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             refusals.note(source, refusal)
         if of_a_step:
             bytes_sent += network.bytes_sent - before
-        reporter.tell(control, at_last=False)
+        reporter.tell(line, at_last=False)
     outbox.flush()
-    reporter.tell(control, at_last=True)
+    reporter.tell(line, at_last=True)
     report = _last_words(part, world) | {
         "bytes_sent": bytes_sent,
         "refused": dict(refusals.counted + world.refused),
     }
-    control.send(LEADER, Message(Kind.REPORT, pack_json(report)))
+    line.send(Message(Kind.REPORT, pack_json(report)))
 
 
 def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
@@ -113,13 +116,13 @@ def _load_states(part: ServerPart, shards: Sequence[int], control: Communicator)
             part.load_state_of(shard, state)
 
 
-def _keep(part: ServerPart, own: int, control: Communicator, asked: tuple[int, Message]) -> None:
+def _keep(part: ServerPart, own: int, line: Line, asked: tuple[int, Message]) -> None:
     """Gives the leader the state of a shard, or takes it back before there is one."""
     source, message = asked
     if source != LEADER:
         raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
     if message.kind is Kind.CHECKPOINT:
-        _hand_in_state(part, own, control, message.step)
+        _hand_in_state(part, own, line, message.step)
     else:
         _take_back(part, own, message)
 
@@ -144,7 +147,7 @@ def _has_begun(part: ServerPart) -> bool:
     return True
 
 
-def _hand_in_state(part: ServerPart, own: int, control: Communicator, shard: int) -> None:
+def _hand_in_state(part: ServerPart, own: int, line: Line, shard: int) -> None:
     """Gives the leader the state of a shard; only servers that keep others' have more than one."""
     if shard == own:
         state = part.state()
@@ -152,7 +155,7 @@ def _hand_in_state(part: ServerPart, own: int, control: Communicator, shard: int
         state = part.state_of(shard)
     else:
         raise RefusedMessage(Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here")
-    control.send(LEADER, Message(Kind.STATE, pack_tensors(*state), step=shard))
+    line.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))
 
 
 class _Refusals:
@@ -162,11 +165,11 @@ class _Refusals:
         counted: refused messages, by reason.
     """
 
-    def __init__(self, index: int, world: World) -> None:
+    def __init__(self, index: int, world: World, line: Line) -> None:
         self.counted: Counter[str] = Counter()
         self._index = index
         self._clock = world.clock
-        self._control = world.control()
+        self._line = line
         self._told: set[tuple[int, Reason]] = set()
         self._started_at = self._clock.now()
 
@@ -186,7 +189,7 @@ class _Refusals:
         self._told.add((source, refusal.reason))
         text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
         notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
-        self._control.send(LEADER, Message(Kind.EVENT, pack_json(notice.to_json())))
+        self._line.send(Message(Kind.EVENT, pack_json(notice.to_json())))
 
 
 class _Outbox:
@@ -268,10 +271,10 @@ class _Reporter:
         self._updating_s += self._clock.now() - began
         return replies
 
-    def tell(self, control: Communicator, *, at_last: bool) -> None:
+    def tell(self, line: Line, *, at_last: bool) -> None:
         """Tells the leader, if it is time to, or if there is something left to be said."""
         if self._taken if at_last else self._clock.now() - self._said_at >= REPORT_EVERY_S:
-            control.send(LEADER, Message(Kind.EVENT, pack_json(self._event().to_json())))
+            line.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
 
     def _event(self) -> ServerProgress:
         """Gives what has been done since the last call, and starts anew."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
 from polyrhythm.errors import PeerLost
+from polyrhythm.roles.line import Line
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 
@@ -43,7 +44,11 @@ class Welcome:
     @classmethod
     def receive(cls, control: Communicator) -> Welcome:
         """Waits for the leader's welcome."""
-        message = control.receive(LEADER, _TAG)[1]
+        return cls.of(control.receive(LEADER, _TAG)[1])
+
+    @classmethod
+    def of(cls, message: Message) -> Welcome:
+        """Reads what `message` wrote."""
         assert message.tensor is not None
         tensors, facts = unpack_tensors(message.tensor)
         return cls(tensors, facts["time_s"])
@@ -54,13 +59,24 @@ class Welcome:
             value.copy_(self.untrained[name])
 
 
-def join(world: World, replica: Replica) -> float:
-    """Asks the leader to let this rank, a successor, take part; gives the seconds since training started."""
-    control = world.control()
-    control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
-    welcome = Welcome.receive(control)
-    welcome.give(replica)
-    return welcome.time_s
+def join(world: World, replica: Replica, line: Line) -> float:
+    """Asks the leader, or the next one, to let this rank, a successor, take part.
+
+    Returns:
+        Seconds since training started.
+    """
+    while True:
+        try:
+            line.control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
+            welcome = Welcome.of(line.receive(_TAG))
+        except PeerLost:
+            if not line.bears:
+                raise
+            line.lose()
+            line.await_leader()
+            continue
+        welcome.give(replica)
+        return welcome.time_s
 
 
 def share_untrained(world: World, replica: Replica) -> None:

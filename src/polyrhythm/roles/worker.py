@@ -1,4 +1,4 @@
-"""The worker's loop, and how those who do not lead report to the one who does."""
+"""The worker's loop."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
 from polyrhythm.roles.learner import Learner
-from polyrhythm.roles.regroup import Member, MemberSide, Regroup, Side
+from polyrhythm.roles.mail import Mail
+from polyrhythm.roles.regroup import Member, Regroup, Side
 from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
-from polyrhythm.roles.welcome import join, share_untrained
+from polyrhythm.roles.welcome import share_untrained
 from polyrhythm.roles.worker_state import Account, WorkerState
-from polyrhythm.roles.world import LEADER, Departed, World
+from polyrhythm.roles.world import World
 
 
 class Desk(Protocol):
@@ -35,11 +35,14 @@ class Desk(Protocol):
     def restore(self) -> WorkerState | None:
         """Gives the state to resume from, if the run is resumed."""
 
+    def rejoin(self) -> float:
+        """Comes in as a successor among the others, who are under way; gives the seconds since training started."""
+
     def begin(self, epoch: int) -> None:
         """All replicas are equal and training starts, in this epoch."""
 
     def entered(self, state: WorkerState) -> None:
-        """This worker, a successor, has been let in among those who go in step, or was through when it was saved."""
+        """This worker, a successor, leads, or has been let in among those who go in step; or was through when saved."""
 
     def step_done(self) -> None:
         """A step has been done."""
@@ -57,53 +60,6 @@ class Desk(Protocol):
         """This worker has left."""
 
 
-class Mail:
-    """The desk of a worker that does not lead: everything goes to the leader by message."""
-
-    def __init__(self, job: Job, world: World) -> None:
-        self._resume = job.keeping.resume
-        self._control = world.control()
-        self._stop = world.stop
-        self.side = MemberSide(self._control)
-
-    def wait_with(self, regroup: Regroup) -> None:
-        """Nothing to do: it waits for nobody but the leader."""
-
-    def restore(self) -> WorkerState | None:
-        """Waits for what the leader read from the checkpoint."""
-        if not self._resume:
-            return None
-        return WorkerState.from_message(self._control.receive(LEADER)[1])
-
-    def begin(self, epoch: int) -> None:
-        """Nothing to say."""
-
-    def entered(self, state: WorkerState) -> None:
-        """Sends the state: the leader may be waiting for everyone's."""
-        self._control.send(LEADER, state.message())
-
-    def step_done(self) -> None:
-        """Leaves, if this worker is to: the step counts, and the next one is the others', or a successor's."""
-        if self._stop.leaves:
-            raise Departed("it was asked to")
-
-    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
-        """Sends the event."""
-        self._control.send(LEADER, Message(Kind.EVENT, pack_json(event.to_json())))
-
-    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
-        """Sends the state."""
-        self._control.send(LEADER, state.message())
-
-    def interrupted(self, state: WorkerState) -> None:
-        """Sends the state."""
-        self._control.send(LEADER, state.message())
-
-    def end(self, state: WorkerState) -> None:
-        """Sends the state."""
-        self._control.send(LEADER, state.message())
-
-
 def work(job: Job, world: World) -> None:
     """Trains until all epochs are done or someone wants to stop.
 
@@ -114,10 +70,9 @@ def work(job: Job, world: World) -> None:
     if job.timings:
         world = world.timed(partial(finish_work, job.device))
     learner = Learner(job, world)
-    desk: Desk = Leader(job, world, learner.replica) if world.leads else Mail(job, world)
-    start, elapsed_s = (
-        (0, join(world, learner.replica)) if world.rejoins else _begin(job, world, learner, desk)
-    )
+    make = Leader if world.leads else Mail
+    desk: Desk = make(job, world, learner.replica)
+    start, elapsed_s = (0, desk.rejoin()) if world.rejoins else _begin(job, world, learner, desk)
     replica = learner.replica
     member = Member(learner.worker, replica.part, replica.flat, learner.deal)
     company = Company(world, job.strategy, replica.workers, member, desk)
@@ -148,6 +103,7 @@ class _Shift:
 
     def __init__(self, job: Job, world: World, learner: Learner, desk: Desk, company: Company) -> None:
         self._company = company
+        self._takes_over = world.leads and world.rejoins
         self._job = job
         self._learner = learner
         self._desk = desk
@@ -168,7 +124,8 @@ class _Shift:
             return start, start < calendar.total_steps
         first = calendar.epoch_of(start)
         self._desk.begin(first)
-        if self._company.let_in or first == self._job.learning.epochs:  # through, when the others were saved
+        through = first == self._job.learning.epochs  # when the others were saved
+        if self._company.let_in or self._takes_over or through:
             self._desk.entered(self.state(start))
         self._tally.begin(elapsed_s)
         self._timer.start(elapsed_s)

@@ -13,6 +13,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.timed import Blocked, TimedCommunicator
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.pace import FORWARD_SHARE, LivePace, Pace
 from polyrhythm.roles.step_timer import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
 from polyrhythm.strategies.cast import Cast
@@ -47,14 +48,23 @@ class StopWish:
         self.leaves = True
 
 
-def goes_on_without(rank: int, cast: Cast, strategy: Strategy, lost: Collection[int] = ()) -> bool:
-    """Whether a run with this strategy goes on when a rank is lost: workers can be done without, but for the leader.
+def goes_on_without(
+    rank: int, cast: Cast, strategy: Strategy, lost: Collection[int] = (), *, leader_returns: bool = False
+) -> bool:
+    """Whether a run with this strategy goes on when a rank is lost.
 
-    A server can be done without where another has kept its shard, which is not among the servers that are lost already.
+    Args:
+        rank: the lost one. A server can be done without where another has kept its shard.
+        cast: who does what.
+        strategy: of the run.
+        lost: servers that are lost already.
+        leader_returns: whether whoever has started the ranks gives worker 0 a successor.
     """
+    if rank == LEADER:
+        return leader_returns and strategy.spares_leader(len(cast.workers))
     if rank in cast.servers:
         return strategy.spares_servers([cast.servers.index(one) for one in {rank, *lost}])
-    return rank != LEADER and rank in cast.workers and strategy.goes_on(len(cast.workers))
+    return rank in cast.workers and strategy.goes_on(len(cast.workers))
 
 
 def _ignore(event: Event) -> None:
@@ -76,6 +86,8 @@ class World:
         activity: what this rank is doing, for its watchdog.
         timer: is told where a worker's steps go.
         refused: links and bytes at this rank that nobody of ours sends, by reason.
+        leader_returns: whether worker 0 gets a successor when it is lost.
+        ledger: of the run so far, on this rank's clock, for a successor of worker 0.
     """
 
     network: Communicator
@@ -88,6 +100,8 @@ class World:
     activity: Activity = field(default_factory=Activity)
     timer: Timer = field(default_factory=NoTimer)
     refused: Counter[str] = field(default_factory=Counter)
+    leader_returns: bool = False
+    ledger: Ledger | None = None
 
     @property
     def rejoins(self) -> bool:
@@ -111,7 +125,7 @@ class World:
 
     def goes_on_without(self, rank: int, strategy: Strategy) -> bool:
         """Whether a run with this strategy goes on when a rank is lost."""
-        return goes_on_without(rank, self.cast, strategy)
+        return goes_on_without(rank, self.cast, strategy, leader_returns=self.leader_returns)
 
     def timed(self, finish: Callable[[], None] = lambda: None) -> World:
         """Gives this world with a timer, and with a network that tells it for how long it blocks.

@@ -12,6 +12,8 @@ from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.events import Event
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, World, goes_on_without
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faulty_links import FaultyLinks
@@ -71,6 +73,9 @@ class Scene:
         if faults:
             stage.draws = partial(self._draws, stage.draws)
         stage.piece = replace(stage.piece, role=partial(self._play_role, stage.piece.role))
+        deadly = [fault for fault in faults if fault.kills(LEADER, self)]
+        if deadly and all(fault.gives_back(LEADER, self) for fault in deadly):
+            self._keep_ledger(strategy)
         for number, fault in enumerate(faults):
             fault.begin(self, Random(seed_for("fault", seed, number)))
 
@@ -99,7 +104,8 @@ class Scene:
 
     def can_spare(self, rank: int) -> bool:
         """Whether the run goes on without a rank."""
-        return goes_on_without(rank, self.cast, self._strategy)
+        returns = self._stage.ledger is not None
+        return goes_on_without(rank, self.cast, self._strategy, leader_returns=returns)
 
     def kill(self, rank: int) -> None:
         """Kills a rank; one that has ended already stays as it is."""
@@ -108,7 +114,7 @@ class Scene:
 
     def restart(self, rank: int) -> None:
         """Starts a successor, unless the rank lives, or the run is over."""
-        if not self.ranks[rank].alive and not self._stage.tasks[LEADER].ended:
+        if not self.ranks[rank].alive and not self._over:
             self._stage.cluster.replace(rank)
             self._stage.spawn(rank)
 
@@ -136,6 +142,25 @@ class Scene:
 
         self.time.at(self.time.now() + gap_s(), again)
 
+    @property
+    def _over(self) -> bool:
+        """Whether there is nothing left for a successor: the leader has ended, or is lost and cannot be replaced."""
+        if self.ranks[LEADER].alive:
+            return self._stage.tasks[LEADER].ended
+        ledger, servers = self._stage.ledger, self.cast.servers
+        return ledger is None or not ledger.began or len(self.living(servers)) < len(servers)
+
+    def _keep_ledger(self, strategy: Strategy) -> None:
+        if not strategy.spares_leader(len(self.cast.workers)):
+            return
+        stage, ledger, emit = self._stage, Ledger.of(len(self.cast.workers)), self._stage.emit
+
+        def keep(event: Event) -> None:
+            ledger.note(event, self.time.now())
+            emit(event)
+
+        stage.ledger, stage.emit = ledger, keep
+
     def _end(self, rank: int) -> None:
         self.killed_at_s[rank] = self.time.now()
         self._stage.cluster.kill(rank)
@@ -160,7 +185,7 @@ class Scene:
         except PeerLost as loss:
             rank = world.network.rank
             dead = loss.rank in self.killed_at_s and not self.ranks[loss.rank].alive
-            if not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
+            if rank == LEADER or not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
                 raise
             self.time.at(self.time.now(), partial(self._end, rank))
 

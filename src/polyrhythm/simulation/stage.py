@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from polyrhythm.communication.message import Message
@@ -14,8 +14,9 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.events import Event
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import LEADER, StopWish, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.tempo import check_slowness, step_times
 from polyrhythm.simulation.timeline import ObservedNetwork, ObservedTime, Timeline
@@ -73,6 +74,7 @@ class Stage:
         emit: takes the run's events.
         cluster: all ranks.
         tasks: the latest of every rank.
+        ledger: of the run so far, where worker 0 gets a successor when it is lost; None: it gets none.
     """
 
     time: VirtualTime
@@ -84,6 +86,7 @@ class Stage:
     emit: Callable[[Event], None]
     cluster: SimulatedCluster = field(init=False)
     tasks: dict[int, Task] = field(init=False, default_factory=dict)
+    ledger: Ledger | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.cluster = SimulatedCluster(self.time, self.network, self.cast.size, self.piece.nbytes_of)
@@ -117,7 +120,11 @@ class Stage:
         pace = DrawnPace(self.time, draw)
         incarnation = self.cluster.ranks[rank].incarnation
         network = self.cluster.communicator(rank)
-        return World(network, self.cast, pace, self.stop, self.emit, incarnation=incarnation)
+        made = World(network, self.cast, pace, self.stop, self.emit, incarnation=incarnation)
+        if self.ledger is None:
+            return made
+        ledger = self.ledger.copy() if rank == LEADER and incarnation else None
+        return replace(made, leader_returns=True, ledger=ledger)
 
 
 def plain_stage(cast: Cast, piece: Piece, emit: Callable[[Event], None], around: Surroundings) -> Stage:

@@ -16,7 +16,7 @@ from polyrhythm.api.faults import Outcome
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, WorkerLost, WorkerProgress
-from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import cast_in_order
@@ -50,7 +50,7 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
             seat.tell((type(event).__name__, event.worker))
 
     try:
-        run_rank(job, cast, from_environment(), 1, StopWish(), tell)
+        run_rank(job, cast, from_environment(), 1, Circumstances(StopWish(), tell))
     except PolyrhythmError as error:
         seat.tell((FAILED, str(error)))
 

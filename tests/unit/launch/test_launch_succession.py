@@ -43,3 +43,12 @@ def test_none_start_when_it_is_over() -> None:
     assert made.take_due(100.0) == []
     assert made.next_s() is None
     assert made.lose(Peer(1, 0), 0.0) is None
+
+
+def test_the_one_whom_the_others_wait_for_starts_all_the_same() -> None:
+    made = Succession(9)
+    for rank in (0, 1):
+        made.lose(Peer(rank, 0), 0.0)
+    made.cancel(spare=0)
+    assert made.left == 0
+    assert made.take_due(100.0) == [Peer(0, 1)]

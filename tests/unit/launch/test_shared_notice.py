@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from polyrhythm.launch import shared_notice
 from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.shared_notice import SharedNotice
+from polyrhythm.roles.ledger import Ledger
 
 
 class Ranks:
@@ -56,6 +58,9 @@ def test_an_interrupt_is_no_preemption() -> None:
 
 
 def test_where_ranks_meet_goes_through_a_pipe_and_its_key_is_not_shown() -> None:
-    point = MeetingPoint(4711, "10.0.0.5", b"\x00secret\xff")
-    assert MeetingPoint.from_bytes(point.to_bytes()) == point
+    for ledger in (None, Ledger.of(3)):
+        point = MeetingPoint(4711, "10.0.0.5", b"\x00secret\xff", {0: 1, 2: 0}, ledger)
+        found = MeetingPoint.from_bytes(point.to_bytes())
+        assert replace(found, ledger=None) == replace(point, ledger=None)
+        assert (ledger and ledger.to_json()) == (found.ledger and found.ledger.to_json())
     assert "secret" not in repr(point)

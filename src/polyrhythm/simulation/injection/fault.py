@@ -85,6 +85,14 @@ class Fault(Config):
             random: this fault's own stream.
         """
 
+    def kills(self, rank: int, ground: Ground) -> bool:
+        """Whether this may kill a rank."""
+        return False
+
+    def gives_back(self, rank: int, ground: Ground) -> bool:
+        """Whether a rank has a successor whenever this kills it."""
+        return True
+
     def holds_up_s(self, step_s: float) -> float:
         """Gives about how long it may hold a run up at once, in which a step takes `step_s`."""
         return 0.0

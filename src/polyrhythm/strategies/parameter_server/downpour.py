@@ -54,9 +54,7 @@ class Downpour(Strategy):
         bytes_per_step="M/n_push + M/n_fetch",
         staleness="2N-1 where both are 1",
         use_it="slow networks that should hide behind computing, and gradients that bear being late",
-        when_a_worker_dies=(
-            "the others go on, and a successor takes over the steps that are left (the leader's loss stops the run)"
-        ),
+        when_a_worker_dies=("the others go on, and a successor takes over the steps that are left"),
     )
     plain_alone: ClassVar[bool] = False
 

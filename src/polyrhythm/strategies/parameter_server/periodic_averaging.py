@@ -57,8 +57,7 @@ class PeriodicAveraging(Strategy):
         staleness="N-1",
         use_it="slow networks and uneven machines, of which none should wait; simpler than elastic averaging",
         when_a_worker_dies=(
-            "the others go on, and a successor begins at the mean with the steps that are left (the leader's loss "
-            "stops the run)"
+            "the others go on, and a successor begins at the mean with the steps that are left"
         ),
     )
     plain_alone: ClassVar[bool] = False

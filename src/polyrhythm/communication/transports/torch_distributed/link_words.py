@@ -49,17 +49,28 @@ def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
     Raises:
         PeerLost: it is gone.
     """
-    pause_s = _SHORTEST_PAUSE_S
+    key, pause_s = _joined(peer.rank), _SHORTEST_PAUSE_S
     with groups.connection() as store:
-        while not store.check([_joined(peer.rank)]):
+        # a number that is lower is its predecessor's
+        while not store.check([key]) or (joined := int(store.get(key))) < peer.incarnation:
             if membership.is_lost(peer.rank):
                 raise PeerLost(peer.rank, "opening a link to it")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if int(store.get(_joined(peer.rank))) > peer.incarnation:  # it has a successor already
+        if joined > peer.incarnation:  # it has a successor already
             membership.lose_receiver(peer)
             raise PeerLost(peer.rank, "opening a link to it")
         return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
+
+
+def who_has_joined(store: Any, size: int) -> dict[int, int]:
+    """Gives the newest incarnation of every rank that has joined.
+
+    Args:
+        store: where the ranks meet.
+        size: how many ranks there are.
+    """
+    return {rank: int(store.get(_joined(rank))) for rank in range(size) if store.check([_joined(rank)])}
 
 
 def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:

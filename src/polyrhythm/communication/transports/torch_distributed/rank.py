@@ -85,7 +85,8 @@ class Rank:
         self._inbox = Inbox()
         self._news = threading.Condition()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
-        self._incarnations = {rendezvous.rank: rendezvous.incarnation}  # a rank may send to itself
+        # a rank may send to itself; who comes late has no part in what became of others before
+        self._incarnations = {**rendezvous.met, rendezvous.rank: rendezvous.incarnation}
         standing = Standing(self.is_lost, self.check)
         self._collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
         self._links = Links(rendezvous, self.groups, self, shared_memory)

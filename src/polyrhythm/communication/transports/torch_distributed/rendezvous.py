@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,7 @@ class Rendezvous:
         keeper: whether this process hosts the store, and so must leave last.
         incarnation: how many processes have had this rank's number before.
         key: that links between ranks prove to know, the same on all; empty asks for no proof.
+        met: of ranks that were there before this process, the incarnation that is there now.
     """
 
     store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
@@ -39,6 +41,7 @@ class Rendezvous:
     keeper: bool = False
     incarnation: int = 0
     key: bytes = field(default=b"", repr=False)
+    met: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def own(self) -> Peer:

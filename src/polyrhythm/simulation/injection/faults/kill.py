@@ -54,6 +54,14 @@ class Kill(Fault):
         if self.after_step is not None and self.rank not in ground.cast.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
 
+    def kills(self, rank: int, ground: Ground) -> bool:
+        """Whether this may kill a rank; `any` is taken for none in particular."""
+        return self.rank == rank or (self.host is not None and ground.host_of[rank] == self.host)
+
+    def gives_back(self, rank: int, ground: Ground) -> bool:
+        """Whether a rank has a successor whenever this kills it."""
+        return not self.kills(rank, ground) or self.restart_after_s is not None
+
     def holds_up_s(self, step_s: float) -> float:
         """Until a successor is there."""
         return self.restart_after_s or 0.0

@@ -29,8 +29,8 @@ PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
 )
 WHEN_A_WORKER_DIES = (
-    "asynchronous: the others go on, and a successor begins at the centre with the steps that are left (the leader's "
-    "loss stops the run); synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
+    "asynchronous: the others go on, and a successor begins at the centre with the steps that are left; "
+    "synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
 )
 
 

@@ -81,10 +81,9 @@ class CentreServer:
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
-        if rank not in self._presence.numbers or not self._presence.leave(rank):
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
             return []
-        self._forget(self._presence.numbers[rank])
-        return self._apply_if_complete() + self._answer_final()
+        return self._go_on_without(rank)
 
     def state(self) -> State:
         """Gives all that a resumed server needs, the centre included."""
@@ -140,14 +139,19 @@ class CentreServer:
             admit_bare(message)
         elif self._presence.is_there(source):
             self._admit(self._presence.numbers[source], message)
-        if message.tensor is None or not self._presence.leave(source):
-            return self.on_loss(source)
+        there = self._presence.leave(source)
+        if message.tensor is None or not there:
+            return self._go_on_without(source) if there else []
         worker = self._presence.numbers[source]
         self._held[worker] = message
         replies = self._apply_if_complete() + self._answer_final()
         if worker not in self._held:
             self._forget(worker)
         return replies
+
+    def _go_on_without(self, rank: int) -> list[Reply]:
+        self._forget(self._presence.numbers[rank])
+        return self._apply_if_complete() + self._answer_final()
 
     def _forget(self, worker: int) -> None:
         """A worker is gone; its successor is another."""

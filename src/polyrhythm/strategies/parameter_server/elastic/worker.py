@@ -31,6 +31,7 @@ class ElasticWorker(WorkerPart):
     def __init__(self, setting: WorkerSetting, rule: ElasticRule, local: LocalStep) -> None:
         super().__init__()
         self._rank = setting.workers.rank
+        self._hands_out = self._rank == 0 and not setting.succeeds
         self._flat = setting.flat
         self._rule = rule
         self._local = local
@@ -44,7 +45,7 @@ class ElasticWorker(WorkerPart):
 
         A state that is older than this worker's last exchange is of no use: its steps would be done twice.
         """
-        if self._rank == 0:
+        if self._hands_out:
             self._centre.initialise(self._local.own)
         centre, known = self._centre.pull()
         self._done = step

@@ -70,6 +70,12 @@ class Presence:
         self._left.add(rank)
         return True
 
+    def lose(self, rank: int) -> bool:
+        """A pusher is lost, as in `leave`; if it had asked for the final parameters, its successor will ask again."""
+        if self.final == rank:
+            self.final = None
+        return self.leave(rank)
+
     @property
     def ready_to_end(self) -> int | None:
         """Who can be given the final parameters now, since nobody can change them any more; or None."""

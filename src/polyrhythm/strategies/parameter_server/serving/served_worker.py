@@ -23,13 +23,14 @@ class ServedWorker(WorkerPart):
     ) -> None:
         super().__init__()
         self._leads = setting.workers.rank == 0
+        self._hands_out = self._leads and not setting.succeeds
         self._servers = servers or PushPull(setting)
         self._flat = setting.flat
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
 
     def start(self, step: int) -> int:
         """Worker 0 hands out the shards; everyone takes the servers' parameters."""
-        if self._leads:
+        if self._hands_out:
             self._servers.initialise()
         return self._servers.pull()
 

@@ -152,7 +152,7 @@ class ShardServer:
         if self._presence.is_there(rank):
             self._losses.lose(rank)
         self._losses.check()
-        return self._leave(rank)
+        return self._let_go_on_without(rank) if self._presence.lose(rank) else []
 
     def answer_again(self, source: int) -> list[Reply]:
         """Answers a pusher whose last answer was lost with a server: with the parameters as they are now."""
@@ -244,8 +244,9 @@ class ShardServer:
         return self._carry_out(self._gate.arrive(pusher, message.step))
 
     def _leave(self, rank: int) -> list[Reply]:
-        if not self._presence.leave(rank):
-            return []
+        return self._let_go_on_without(rank) if self._presence.leave(rank) else []
+
+    def _let_go_on_without(self, rank: int) -> list[Reply]:
         pusher = self._numbers[rank]
         self._readings.forget(pusher)
         return self._carry_out(self._gate.leave(pusher)) + self._answer_final()

@@ -65,7 +65,7 @@ class SumServer:
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
-            return self.on_loss(source)
+            return self._go_on() if self._presence.leave(source) else []
         if message.kind is Kind.CONFIGURE:
             self._shard.configure(message)
             return []
@@ -78,8 +78,11 @@ class SumServer:
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a worker, until a successor pulls; what it has pushed still counts."""
-        if rank not in self._presence.numbers or not self._presence.leave(rank):
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
             return []
+        return self._go_on()
+
+    def _go_on(self) -> list[Reply]:
         final = self._presence.ready_to_end
         ending = [] if final is None or not self._shard.ready else [self._answer(final)]
         return self._release() + ending

@@ -49,6 +49,7 @@ class SumWorker(WorkerPart):
     def __init__(self, setting: WorkerSetting, rhythm: Rhythm) -> None:
         super().__init__()
         self._rank = setting.workers.rank
+        self._hands_out = self._rank == 0 and not setting.succeeds
         self._flat = setting.flat
         self._rhythm = rhythm
         self._steps = setting.steps
@@ -63,7 +64,7 @@ class SumWorker(WorkerPart):
 
     def start(self, step: int) -> int:
         """Takes the servers' parameters; who is resumed goes on where it was, if they hold what it had pushed."""
-        if self._rank == 0:
+        if self._hands_out:
             self._servers.initialise(self._plan, self._flat.vector)
         values, known = self._servers.pull()
         if self._restored and known == self._pushed:

@@ -1,0 +1,88 @@
+"""The desk of a worker that does not lead: everything goes to the leader by message."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
+from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.line import Line
+from polyrhythm.roles.regroup import MemberSide, Regroup
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import join
+from polyrhythm.roles.worker_state import WorkerState
+from polyrhythm.roles.world import LEADER, Departed, World
+
+
+class Mail:
+    """One worker's; see `Desk`.
+
+    Args:
+        job: what is learned.
+        world: where this rank is.
+        replica: this worker's.
+    """
+
+    def __init__(self, job: Job, world: World, replica: Replica) -> None:
+        self._resume = job.keeping.resume
+        self._line = Line(world, job.strategy)
+        self._stop = world.stop
+        self._world = world
+        self._replica = replica
+        self._newest: Message | None = None
+        self.side = MemberSide(self._line.control)
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Nothing to do: it waits for nobody but the leader."""
+
+    def restore(self) -> WorkerState | None:
+        """Waits for what the leader read from the checkpoint."""
+        if not self._resume:
+            return None
+        return WorkerState.from_message(self._line.control.receive(LEADER)[1])
+
+    def rejoin(self) -> float:
+        """Asks the leader to let this worker, a successor, take part."""
+        return join(self._world, self._replica, self._line)
+
+    def begin(self, epoch: int) -> None:
+        """Has all that a new leader would need of this worker from now on."""
+        self._line.first = self._introduction
+
+    def entered(self, state: WorkerState) -> None:
+        """Sends the state: the leader may be waiting for everyone's."""
+        self._hand_in(state)
+
+    def step_done(self) -> None:
+        """Leaves, if this worker is to: the step counts, and the next one is the others', or a successor's."""
+        self._line.look()
+        if self._stop.leaves:
+            raise Departed("it was asked to")
+
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
+        """Sends the event."""
+        self._line.send(Message(Kind.EVENT, pack_json(event.to_json())))
+
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
+        """Sends the state."""
+        self._hand_in(state)
+
+    def interrupted(self, state: WorkerState) -> None:
+        """Sends the state."""
+        self._hand_in(state)
+
+    def end(self, state: WorkerState) -> None:
+        """Sends the state, and waits until no leader will need it again."""
+        self._hand_in(state)
+        self._line.await_leave()
+
+    def _hand_in(self, state: WorkerState) -> None:
+        message = state.message()
+        if self._line.bears:
+            self._newest = message
+        self._line.send(message)
+
+    def _introduction(self) -> list[Message]:
+        here = Message(Kind.LEAD, pack_tensors(self._replica.untrained, {}), version=self._world.incarnation)
+        return [here] if self._newest is None else [here, self._newest]

@@ -1,0 +1,94 @@
+"""What a successor of the leader makes of what it finds.
+
+ledger    what has been said: nothing of it again         workers   batch-norm statistics, accounts, states
+archive   the moving average of the weights               servers   the parameters, and how many of its steps count
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.correspondence import Correspondence
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.training.weight_average import WeightAverage
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What the lost leader owed to the last epoch that it had come through.
+
+    Attributes:
+        epochs: that are over.
+        test: whether the model has not been tested.
+        save: whether no checkpoint has been written.
+    """
+
+    epochs: int
+    test: bool
+    save: bool
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"worker 0 was lost before the model was tested after epoch {self.epochs}: its successor tests the "
+            "parameters as they are now"
+        )
+
+
+def unfinished(ledger: Ledger, job: Job, step: int, *, saves: bool) -> Unfinished:
+    """Tells what is left to be done of the epochs before.
+
+    Args:
+        ledger: of the run so far.
+        job: what is learned.
+        step: steps that the leader has done, as far as they count.
+        saves: whether the run writes checkpoints.
+    """
+    epochs = job.calendar.epoch_of(step)
+    last = epochs == job.learning.epochs  # the final model is tested when all have left
+    return Unfinished(
+        epochs, epochs > ledger.tested_epochs and not last, saves and epochs > ledger.saved_epochs
+    )
+
+
+def tested_before(ledger: Ledger) -> Evaluation | None:
+    """Gives what the newest test came to, but for its classes, of which nobody was told."""
+    found = ledger.tested
+    if found is None:
+        return None
+    return Evaluation(
+        loss=found.test_loss,
+        top1=found.test_top1,
+        top5=found.test_top5,
+        images=0,
+        per_class=(),
+        confusion=torch.empty(0, 0),
+    )
+
+
+def inherit_untrained(others: Correspondence, replica: Replica) -> None:
+    """Takes what is not trained (batch-norm statistics, frozen parameters) from the first worker that is heard."""
+    if replica.untrained and (told := others.await_untrained()) is not None:
+        Welcome(told, 0.0).give(replica)
+
+
+def inherit_average(average: WeightAverage, archive: Archive | None, replica: Replica) -> None:
+    """Goes on with the average of the newest checkpoint, or begins one at the parameters of now."""
+    average.value.copy_(replica.flat.vector)
+    if archive is None:
+        return
+    try:
+        saved = archive.load().average
+    except RequestError:  # nothing was saved yet
+        return
+    if saved:
+        average.load_state_dict(saved)

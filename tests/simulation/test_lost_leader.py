@@ -1,0 +1,186 @@
+"""Worker 0 is killed in virtual time, at every moment of a run, and a successor of it takes up the lead."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_norm
+from polyrhythm.errors import RunError
+from polyrhythm.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+)
+from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import simulate_on
+from unit.simulation.clusters import cluster
+
+WORKERS, EPOCHS, LENGTH = 3, 4, 4
+"""Of 48 images in batches of four, every worker takes four steps an epoch; a step takes a second."""
+
+STEPS = EPOCHS * LENGTH
+SPECS = [
+    "parameter_server",
+    "parameter_server(servers=2)",
+    "parameter_server(servers=2, replicas=2)",
+    "ssp",
+    "softsync",
+    "backup_workers",
+    "staleness_aware",
+    "easgd",
+    "eamsgd",
+    "downpour",
+    "periodic_averaging",
+]
+MOMENTS = [(0.4, 6.7, 13.1), (2.5, 4.05, 15.9), (1.2, 8.01, 16.3), (5.5, 11.9, 14.2)]
+
+
+def job_of(spec: str, folder: Path | None = None, model: Any = perceptron, **learning: Any) -> Job:
+    """Makes a job of four epochs."""
+    learning = {"epochs": EPOCHS, "batch_size": 4} | learning
+    return make_job(spec, WORKERS, folder=folder, model=model, dataset=blobs(train=48, test=6), **learning)
+
+
+def events_of(job: Job, *faults: str, latency_s: float = 1e-5) -> list[Event]:
+    """Simulates a job while ranks are killed."""
+    nic = {"latency_s": latency_s, "bandwidth_bytes_per_s": 1e9}
+    where = cluster({"count": 5, "cores": 4}, nic=nic, faults=list(faults))
+    strategy, events = job.strategy, []
+    layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
+    simulate_on(layout, job, events.append)
+    return events
+
+
+def of(kind: type[Event], events: list[Event]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize(("spec", "moments"), [*zip(SPECS, itertools.cycle(MOMENTS), strict=False)])
+def test_nothing_is_lost_or_said_twice_whenever_worker_0_dies(
+    spec: str, moments: tuple[float, ...], tmp_path: Path
+) -> None:
+    for number, moment in enumerate(moments):
+        job = job_of(spec, tmp_path / str(number))
+        events = events_of(job, f"kill(rank=0, at_s={moment}, restart_after_s={0.7 * number:g})")
+        found = result_of(events)
+        assert (found["workers_lost"], found["workers_joined"]) == (1, 1)
+        assert found["steps"] == STEPS
+        assert found["messages_refused"] == {}
+        applied = sum(found["staleness"]["histogram"].values()) / job.strategy.shard_count
+        assert 4 * applied + found["images_not_seen"] == EPOCHS * 48
+        assert len(of(RunStarted, events)) == len(of(RunEnded, events)) == 1
+        assert [event.epoch for event in of(Evaluated, events)] == list(range(1, EPOCHS + 1))
+        assert [event.epoch for event in of(CheckpointSaved, events)] == list(range(1, EPOCHS + 1))
+        assert Archive(job).load().epoch == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("moment", "tested_s", "saved_s", "said"),
+    [
+        (
+            4.8,
+            6.5,
+            6.7,
+            False,
+        ),  # its last gradient of the epoch is on its way, and lost with it: the step is taken again
+        (4.9, 5.4, 5.6, True),  # that one is applied, the answer comes too late
+        (5.1, 4.8, 5.8, False),  # it has tested, and waits for the servers' states
+        (5.4, 4.8, 5.0, False),
+    ],
+)
+def test_an_epoch_is_finished_by_whoever_leads_at_its_end(
+    moment: float, tested_s: float, saved_s: float, said: bool, tmp_path: Path
+) -> None:
+    """A message takes 0.1 s, and the fourth step ends 4.8 s after the first has begun."""
+    job = job_of("parameter_server(servers=2, placement=dedicated)", tmp_path)
+    events = events_of(job, f"kill(rank=0, at_s={moment}, restart_after_s=0.5)", latency_s=0.1)
+    tested, saved = of(Evaluated, events)[0], of(CheckpointSaved, events)[0]
+    assert (tested.epoch, tested.time_s) == (1, pytest.approx(tested_s, abs=1e-4))
+    assert (saved.epoch, saved.time_s) == (1, pytest.approx(saved_s, abs=1e-4))
+    assert [
+        event.text.startswith("worker 0 was lost before the model was tested after epoch 1")
+        for event in of(Notice, events)
+    ] == [True] * said
+
+
+@pytest.mark.parametrize(
+    "spec", ["parameter_server(servers=2)", "easgd", "downpour", "parameter_server(servers=2, replicas=2)"]
+)
+def test_worker_0_dies_when_it_is_through_and_waits_for_others(spec: str) -> None:
+    slow = "slow(rank=2, factor=2, from_s=0, to_s=1000)"
+    events = events_of(job_of(spec), slow, "kill(rank=0, at_s=25, restart_after_s=0.5)")
+    found = result_of(events)
+    assert [event.step for event in of(WorkerLost, events)] == [STEPS]
+    assert (found["workers_joined"], found["images_not_seen"], found["messages_refused"]) == (1, 0, {})
+    assert found["seconds"] > 30
+
+
+def test_worker_0_and_its_successors_and_others_die() -> None:
+    faults = [
+        "kill(rank=0, at_s=3.2, restart_after_s=1)",
+        "kill(rank=0, at_s=4.5, restart_after_s=0.5)",
+        "kill(rank=1, at_s=3.3, restart_after_s=0.2)",  # whose successor waits for one of worker 0
+        "kill(rank=2, at_s=4.5, restart_after_s=2)",
+    ]
+    events = events_of(job_of("ssp"), *faults)
+    found = result_of(events)
+    assert (found["workers_lost"], found["workers_joined"], found["images_not_seen"]) == (4, 4, 0)
+    assert sum(found["staleness"]["histogram"].values()) == WORKERS * STEPS
+    assert sorted(event.worker for event in of(WorkerLost, events)) == [0, 0, 1, 2]
+    assert sorted(event.worker for event in of(WorkerJoined, events)) == [0, 0, 1, 2]
+
+
+def test_without_a_successor_the_run_ends_with_the_cause() -> None:
+    with pytest.raises(RunError, match=r"worker 0 was killed at 3\.5 s, and the run needs it"):
+        events_of(job_of("parameter_server"), "kill(rank=0, at_s=3.5)")
+
+
+def test_figures_are_of_the_whole_run() -> None:
+    job = job_of("parameter_server(placement=dedicated)")
+    found = result_of(events_of(job, "kill(rank=0, at_s=8.5, restart_after_s=2)"))
+    assert found["seconds"] == pytest.approx(8.5 + 2 + 8, abs=0.01)  # the step under way is taken again
+    assert found["images_per_s"] * found["seconds"] == pytest.approx(EPOCHS * 48)
+    assert found["test_top1"] > 0.5
+
+
+def test_a_new_leader_has_the_statistics_of_another_worker() -> None:
+    """Its own would be those of an untrained model, with which worker 0's last epoch of four steps is too short."""
+    told: list[torch.Tensor] = []
+
+    def give(welcome: Welcome, replica: Replica) -> None:
+        told.append(welcome.untrained["1.running_mean"].clone())
+        original(welcome, replica)
+
+    original = Welcome.give
+    with mock.patch.object(Welcome, "give", give):
+        events_of(
+            job_of("parameter_server", model=with_batch_norm), "kill(rank=0, at_s=14.5, restart_after_s=0)"
+        )
+    at_first, by_successor = told[: WORKERS - 1], told[WORKERS - 1 :]
+    assert [values.abs().max() for values in at_first] == [0, 0]
+    assert len(by_successor) == 1
+    assert by_successor[0].abs().max() > 0.01
+
+
+def test_the_average_of_the_weights_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    job = job_of("parameter_server", tmp_path, weight_average=0.5)
+    events_of(job, "kill(rank=0, at_s=9.5, restart_after_s=1)")
+    snapshot = Archive(job).load()
+    assert (
+        snapshot.average["updates"] == STEPS - 1
+    )  # the ninth step had been done when the last checkpoint was older

@@ -1,0 +1,137 @@
+"""A rank's line to the leader while the lead changes hands, over a simulated network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance.jobs import strategy
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.errors import PeerLost
+from polyrhythm.roles.line import TAG, Line
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.cast import Cast
+
+CAST = Cast((0, 1), (2,))
+WORKER = 1
+SERVED = strategy("parameter_server")
+
+
+class Stage:
+    """A worker's line, and leaders that hear it."""
+
+    def __init__(self, *, returns: bool = True) -> None:
+        self.time = VirtualTime()
+        self.cluster = SimulatedCluster(self.time, ConstantNetwork(self.time, 1e-3, 1e9), 3)
+        self.heard: list[tuple[int, int]] = []
+        self._returns = returns
+
+    def lead(self, *words: Message, hears: int = 0) -> None:
+        """Lets a leader say something, and hear so many messages; notes who heard which step."""
+        incarnation = self.cluster.ranks[LEADER].incarnation
+        control = self._world(LEADER).control()
+
+        def role() -> None:
+            for word in words:
+                control.send(WORKER, word)
+            for _ in range(hears):
+                self.heard.append((incarnation, control.receive(WORKER)[1].step))
+
+        self.time.spawn(f"leader {incarnation}", role, owner=self.cluster.ranks[LEADER])
+
+    def work(self, role: Callable[[Line], None]) -> None:
+        line = Line(self._world(WORKER), SERVED)
+        self.time.spawn("worker", lambda: role(line), owner=self.cluster.ranks[WORKER])
+
+    def _world(self, rank: int) -> World:
+        return World(self.cluster.communicator(rank), CAST, leader_returns=self._returns)
+
+
+def event(number: int) -> Message:
+    return Message(Kind.EVENT, step=number)
+
+
+def lead(incarnation: int) -> Message:
+    return Message(Kind.LEAD, version=incarnation, tag=TAG)
+
+
+def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
+    stage = Stage()
+    stage.lead(hears=1)
+
+    def work(line: Line) -> None:
+        line.first = lambda: [event(100)]
+        line.send(event(1))
+        stage.time.sleep(1)  # the leader dies meanwhile
+        line.send(event(2))
+        line.look()
+        line.send(event(3))
+        line.answer(event(4))  # what that leader had asked for
+        assert line.away
+        line.await_leader()
+        line.send(event(5))
+        stage.time.sleep(3)  # another dies, and has a successor already
+        line.send(event(6))
+        line.look()
+        line.look()
+        assert not line.away
+        line.send(event(7))
+        assert line.control.poll(None, TAG) is None
+
+    stage.work(work)
+    stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
+
+    def succeed(hears: int) -> None:
+        stage.cluster.replace(LEADER)
+        stage.lead(lead(stage.cluster.ranks[LEADER].incarnation), hears=hears)
+
+    stage.time.at(2.0, lambda: succeed(4))
+    stage.time.at(3.0, lambda: stage.cluster.kill(LEADER))
+    stage.time.at(4.0, lambda: succeed(3))
+    stage.time.run()
+    assert stage.heard == [
+        (0, 1),
+        *((1, step) for step in (100, 2, 3, 5)),
+        *((2, step) for step in (100, 6, 7)),
+    ]
+
+
+def test_who_has_said_everything_waits_and_says_it_again_to_another_leader() -> None:
+    stage = Stage()
+    stage.lead(hears=1)
+
+    def work(line: Line) -> None:
+        line.first = lambda: [event(9)]
+        line.send(event(9))
+        line.await_leave()
+        assert stage.time.now() == pytest.approx(2.002, abs=1e-4)
+
+    stage.work(work)
+    stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
+    stage.time.at(1.0, lambda: stage.cluster.replace(LEADER))
+    stage.time.at(1.0, lambda: stage.lead(lead(1), hears=1))
+    stage.time.at(2.001, lambda: stage.lead(Message(Kind.LEAVE, tag=TAG)))
+    stage.time.run()
+    assert stage.heard == [(0, 9), (1, 9)]
+
+
+def test_where_the_leader_has_no_successor_its_loss_is_raised_and_nobody_waits_to_leave() -> None:
+    stage = Stage(returns=False)
+    stage.lead()
+
+    def work(line: Line) -> None:
+        assert not line.bears
+        line.await_leave()
+        stage.time.sleep(1)
+        with pytest.raises(PeerLost):
+            line.send(event(1))
+        with pytest.raises(PeerLost):
+            line.answer(event(2))
+
+    stage.work(work)
+    stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
+    stage.time.run()
