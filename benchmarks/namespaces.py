@@ -27,6 +27,9 @@ LEAST_BURST_BYTES, MOST_BURST_BYTES = 6_000, 64_000
 """What a shaped link lets pass at once: what it carries in half a millisecond, and no less than four packets. With
 less, a timer that is late throttles a fast link; with more, small messages pass unshaped."""
 
+PLAIN_BURST, PLAIN_LATENCY = "32kb", "400ms"
+"""Of a plain token bucket: what passes at once, and the longest queue."""
+
 FLOWS = 64
 """Connections that share a link take turns, as under fair queueing, the default of Linux hosts. In one queue the two
 directions of a link would take turns, since each needs the other's acknowledgements, and whoever comes first would
@@ -80,12 +83,14 @@ class Host:
 
 
 @contextmanager
-def shaped_hosts(count: int, bits_per_s: float) -> Iterator[list[Host]]:
+def shaped_hosts(count: int, bits_per_s: float, *, plain: bool = False) -> Iterator[list[Host]]:
     """Makes hosts, and removes them whatever happens.
 
     Args:
         count: how many, at most 250.
         bits_per_s: of every host's link, in each direction.
+        plain: whether a link is one queue behind a token bucket (`tc … tbf`), and TCP as this system has it; else
+            connections take turns.
 
     Raises:
         subprocess.CalledProcessError: `ip` or `tc` failed; without root they do.
@@ -98,7 +103,12 @@ def shaped_hosts(count: int, bits_per_s: float) -> Iterator[list[Host]]:
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
         for number in range(count):
-            _add(hosts[number], switch, f"port{number}", bits_per_s)
+            shape = _shape_plainly if plain else _shape
+            _add(hosts[number], switch, f"port{number}")
+            shape(hosts[number].namespace, "eth0", bits_per_s)
+            shape(switch, f"port{number}", bits_per_s)
+            if not plain:
+                _settle(hosts[number], bits_per_s)
         yield hosts
     finally:
         for namespace in (switch, *(host.namespace for host in hosts)):
@@ -113,7 +123,7 @@ def sweep() -> None:
             _delete(path.name)
 
 
-def _add(host: Host, switch: str, port: str, bits_per_s: float) -> None:
+def _add(host: Host, switch: str, port: str) -> None:
     inside = ("ip", "-n", host.namespace)
     _run("ip", "netns", "add", host.namespace)
     _run(
@@ -122,12 +132,21 @@ def _add(host: Host, switch: str, port: str, bits_per_s: float) -> None:
     )
     _run(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
     _run(*inside, "link", "set", "lo", "up")
-    _run(*inside, "link", "set", "eth0", "up", "gso_max_size", str(_burst_bytes(bits_per_s)))
+    _run(*inside, "link", "set", "eth0", "up")
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-    _shape(host.namespace, "eth0", bits_per_s)
-    _shape(switch, port, bits_per_s)
+
+
+def _settle(host: Host, bits_per_s: float) -> None:
+    """Lets a host's TCP be that of a long job on a fair link."""
+    _run(*("ip", "-n", host.namespace, "link", "set", "eth0", "gso_max_size", str(_burst_bytes(bits_per_s))))
     for key, value in _SETTINGS.items():
         _run("ip", "netns", "exec", host.namespace, "sh", "-c", f"echo {value} > /proc/sys/{key}")
+
+
+def _shape_plainly(namespace: str, device: str, bits_per_s: float) -> None:
+    """Lets a device send at a rate, in one queue."""
+    bucket = ("rate", f"{round(bits_per_s)}bit", "burst", PLAIN_BURST, "latency", PLAIN_LATENCY)
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
 
 
 def _shape(namespace: str, device: str, bits_per_s: float) -> None:

@@ -1,14 +1,16 @@
 """What a synchronous step costs over the same step without communication, and what DistributedDataParallel costs.
 
     python benchmarks/step-efficiency/measure.py [--models mlp lenet5 resnet18] [--workers 2] [--rounds 15] [--json]
-    python benchmarks/step-efficiency/measure.py --hosts --workers 3 4
+    python benchmarks/step-efficiency/measure.py --hosts --workers 3 4 [--plain]
+    python benchmarks/step-efficiency/measure.py --hosts --workers 3 --models connected
 
 Each worker is a process of one thread with one batch of 64 random images in memory. In each round all workers take, in
 turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, some with
 PyTorch's DistributedDataParallel over gloo, and some with `lazy_synchronous`. Printed are medians over rounds of the
 slowest worker's step time, the images that all workers together learn from in a second, and the medians and ranges of
 the rounds' ratios of speeds: ours to the step alone, and ours and `lazy_synchronous` to DDP. With `--hosts` each worker
-has a host of its own, a network namespace with a link of 1 Gb/s; that needs root and iproute2.
+has a host of its own, a network namespace with a link of 1 Gb/s; that needs root and iproute2. With `--plain` its link
+is one queue behind a token bucket. `connected` is fully connected: 30 MB of gradients for little computing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,7 +58,14 @@ from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from ranks import on_hosts
 
-_SHAPES = {"mlp": ((1, 8, 8), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
+_SHAPES = {
+    "mlp": ((1, 8, 8), 64),
+    "lenet5": ((1, 28, 28), 64),
+    "resnet18": ((3, 64, 64), 32),
+    "connected": ((1, 28, 28), 16),
+}
+_CONNECTED = (784, 1536, 1536, 1536, 1024)
+"""Widths of `connected` before its last layer."""
 _CLASSES = 10
 _RATE = 0.01
 _BITS_PER_S = 1e9
@@ -87,9 +97,10 @@ def main() -> None:
     options.add_argument("--workers", type=int, nargs="+", default=[2])
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--hosts", action="store_true", help="each worker on a host of its own")
+    options.add_argument("--plain", action="store_true", help="links of hosts are plain token buckets")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    how = on_links if chosen.hosts else on_one_host
+    how = partial(on_links, plain=chosen.plain) if chosen.hosts else on_one_host
     table = [
         figures(model, workers, how(model, workers, chosen.rounds))
         for model in chosen.models
@@ -139,9 +150,9 @@ def on_one_host(model: str, workers: int, rounds: int) -> list[Timings]:
     return timings
 
 
-def on_links(model: str, workers: int, rounds: int) -> list[Timings]:
+def on_links(model: str, workers: int, rounds: int, *, plain: bool) -> list[Timings]:
     """Starts workers on hosts of their own; gives what each timed."""
-    with shaped_hosts(workers, _BITS_PER_S) as hosts:
+    with shaped_hosts(workers, _BITS_PER_S, plain=plain) as hosts:
         return on_hosts(hosts, partial(_role, model=model, rounds=rounds), computes=True)
 
 
@@ -216,7 +227,16 @@ def _apart(meeting: Rendezvous) -> Rendezvous:
 
 def _model(name: str, shape: tuple[int, int, int]) -> nn.Module:
     torch.manual_seed(0)
+    if name == "connected":
+        return _connected()
     return create_model(name, classes=_CLASSES, image_shape=shape)
+
+
+def _connected() -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(_CONNECTED):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(_CONNECTED[-1], _CLASSES))
 
 
 def _ours(

@@ -1,11 +1,13 @@
 """All-reduce over hosts with several ranks each, and over hosts with one, on links of 1 Gb/s.
 
     python benchmarks/two-level/measure.py [--hosts 2 3 4] [--ranks-a-host 1 2] [--megabytes 10] [--rounds 9] [--json]
+    python benchmarks/two-level/measure.py --plain
 
-Hosts are network namespaces with shaped links. In each round all ranks add the same vector up, in turn: as the
-communicator does by itself (two levels where ranks share hosts), over one gloo group of all ranks, and by our ring
-over pairwise links. Printed are medians over rounds of the slowest rank's time, beside the ring's formula for one rank
-a host, 2 M (H-1)/H over the bandwidth, which no all-reduce can beat. Needs root and iproute2.
+Hosts are network namespaces with shaped links; with `--plain` each is one queue behind a token bucket. In each round
+all ranks add the same vector up, in turn: as the communicator does by itself (two levels where ranks share hosts), over
+one gloo group of all ranks, and by our ring over pairwise links. Printed are medians over rounds of the slowest rank's
+time, beside the ring's formula for one rank a host, 2 M (H-1)/H over the bandwidth, which no all-reduce can beat. Needs
+root and iproute2.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import json
 import os
 import statistics
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +27,15 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no name server knows th
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
 from namespaces import shaped_hosts
 from polyrhythm.communication.all_reduce import AllReduce
-from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from ranks import on_hosts
 
 _BITS_PER_S = 1e9
@@ -58,10 +60,11 @@ def main() -> None:
     options.add_argument("--ranks-a-host", type=int, nargs="+", default=[1, 2])
     options.add_argument("--megabytes", type=float, default=10)
     options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--plain", action="store_true", help="links are plain token buckets")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     table = [
-        measure(hosts, ranks, round(chosen.megabytes * 1e6), chosen.rounds)
+        measure(hosts, ranks, round(chosen.megabytes * 1e6), chosen.rounds, chosen.plain)
         for hosts in chosen.hosts
         for ranks in chosen.ranks_a_host
     ]
@@ -81,9 +84,9 @@ def main() -> None:
         )
 
 
-def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int) -> Figures:
+def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int, plain: bool) -> Figures:
     """Plays the rounds on hosts made for it."""
-    with shaped_hosts(hosts, _BITS_PER_S) as made:
+    with shaped_hosts(hosts, _BITS_PER_S, plain=plain) as made:
         places = [host for host in made for _ in range(ranks_a_host)]
         timings = on_hosts(places, partial(_time, nbytes=nbytes, rounds=rounds))
     slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
@@ -96,33 +99,35 @@ def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int) -> Figures:
 
 def _time(network: Communicator, nbytes: int, rounds: int) -> list[list[float]]:
     vector = torch.ones(nbytes // 4)
-    other_home, gloo = connect(_apart(), shared_memory=False)
-    ways = [
-        AllReduce(Library(), network, "ours"),
-        AllReduce(Library(), gloo, "gloo"),
-        AllReduce(Ring(), network, "ring"),
+    gloo = _gloo_group(network.rank, network.size)
+    ring = AllReduce(Ring(), network, "ring")
+    ways: list[Callable[[Tensor], None]] = [
+        network.all_reduce,
+        lambda vector: gloo.allreduce([vector]).wait(),
+        ring.run,
     ]
     times: list[list[float]] = [[] for _ in ways]
     for turn in range(rounds + 1):
-        for place, way in enumerate(ways):
+        for place, add_up in enumerate(ways):
             vector.fill_(1.0)  # or the sums would overflow
             network.barrier()
             began = network.clock.now()
-            way.run(vector)
+            add_up(vector)
             if turn:  # the first opens links
                 times[place].append(network.clock.now() - began)
             assert float(vector[-1]) == network.size
     network.barrier()
-    other_home.close()
     return times
 
 
-def _apart() -> Any:
-    """Gives the same meeting place under another name, for a second set of communicators."""
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
+def _gloo_group(rank: int, size: int) -> Any:
+    """Makes a group of all ranks at the store that is there already."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     rendezvous = from_environment()
-    store: Any = dist.PrefixStore("gloo", rendezvous.store)
-    return replace(rendezvous, store=store)
+    library: Any = dist.ProcessGroupGloo  # its stubs do not know its options
+    options = library._Options()
+    options._devices = [library.create_device(hostname=rendezvous.address)]
+    return library(dist.PrefixStore("gloo", rendezvous.store), rank, size, options)
 
 
 if __name__ == "__main__":
