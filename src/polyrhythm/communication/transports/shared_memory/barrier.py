@@ -7,6 +7,9 @@ when all other numbers are as high.
     member 1   7 ──▶ 8 ·· waits ·········· ▶ passes
     member 2   7 ─────────────────────▶ 8  ▶ passes
 
+Whoever waits looks again and again, as long as nobody else wants its core; then, and where others take long, it sleeps
+until the last one comes. So several ranks may share a core: one that waits costs the others nothing.
+
 No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in theirs,
 as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which Python cannot give.
 """
@@ -20,14 +23,18 @@ import time
 from polyrhythm.communication.transports.collective_broken import REVOKED, UNKNOWN_RANK, CollectiveBroken
 from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
 from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+from polyrhythm.communication.transports.shared_memory.wake_word import WakeWord
 
-_DESCRIPTION, _STATE = 1, 3
+_DESCRIPTION, _STATE, _ASLEEP = 1, 3, 4
+_LAST_WORD = 8
+"""In the first member's line: the latest barrier that all have reached, as the last of them has seen it."""
 _PRESENT, _LEFT, _REVOKED, _BROKEN = 0, 1, 2, 3
 
 _SPINNING_S = 100e-6
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
-_PAUSE_SHARE = 1 / 8
-"""Of the time waited so far: whoever waits long is asked seldom, and loses little by it."""
+_CROWDED_S = 20e-6
+"""Who gives its core away for so long shares it."""
+_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
+"""At most: to see whether somebody will never come, and to hear what the last one told while one lay down."""
 
 
 def strongly_ordered() -> bool:
@@ -60,7 +67,9 @@ class Barrier:
         self._members = members
         self._lifelines = lifelines
         self._own = member * LINE_WORDS
-        self._others = [other * LINE_WORDS for other in range(len(members)) if other != member]
+        self._numbers = words[::LINE_WORDS]
+        self._asleep = words[_ASLEEP::LINE_WORDS]
+        self._last = WakeWord(words, _LAST_WORD)
 
     def cross(self) -> None:
         """Returns when all members have come.
@@ -69,11 +78,14 @@ class Barrier:
             CollectiveBroken: one has not, and is gone.
         """
         number = self.crossed = self.crossed + 1
-        words = self._words
-        words[self._own] = number
-        for line in self._others:
-            if words[line] < number:
-                self._wait(line, number)
+        self._words[self._own] = number
+        if min(self._numbers) < number:
+            if self.patient or not self._spin(number):
+                self._sleep(number)
+            return
+        self._last.write(number)
+        if any(self._asleep):
+            self._last.wake()
 
     def describe(self, description: int) -> None:
         """Writes down what this member is about to do; the next barrier publishes it."""
@@ -87,6 +99,7 @@ class Barrier:
         """Tells the others not to wait for this member any more."""
         if self._words[self._own + _STATE] == _PRESENT:
             self._words[self._own + _STATE] = _LEFT
+            self._last.wake()
 
     def give_up(self, gone: int) -> None:
         """Tells the others that this member cannot go on, because of a rank that is gone (its own, if it failed).
@@ -95,19 +108,31 @@ class Barrier:
             gone: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
         """
         self._words[self._own + _STATE] = _REVOKED if gone == UNKNOWN_RANK else _BROKEN + gone
+        self._last.wake()
 
-    def _wait(self, line: int, number: int) -> None:
-        words = self._words
-        began = time.perf_counter()
-        if not self.patient:
-            while time.perf_counter() - began < _SPINNING_S:
-                if words[line] >= number:
+    def _spin(self, number: int) -> bool:
+        """Waits as long as that may be short; gives whether all have come."""
+        began = looked = time.perf_counter()
+        while min(self._numbers) < number:
+            os.sched_yield()
+            before, looked = looked, time.perf_counter()
+            if looked - began > _SPINNING_S or looked - before > _CROWDED_S:
+                return False
+        return True
+
+    def _sleep(self, number: int) -> None:
+        self._words[self._own + _ASLEEP] = 1
+        longest_s = _SHORTEST_SLEEP_S
+        try:
+            while True:
+                last = self._last.read()
+                if min(self._numbers) >= number:
                     return
-                os.sched_yield()
-        while words[line] < number:
-            self._miss(number)
-            waited = time.perf_counter() - began
-            time.sleep(max(_SHORTEST_PAUSE_S, min(_LONGEST_PAUSE_S, waited * _PAUSE_SHARE)))
+                self._miss(number)
+                self._last.sleep(last, longest_s)
+                longest_s = min(2 * longest_s, _LONGEST_SLEEP_S)
+        finally:
+            self._words[self._own + _ASLEEP] = 0
 
     def _miss(self, number: int) -> None:
         """Looks whether somebody who has not come will never come."""

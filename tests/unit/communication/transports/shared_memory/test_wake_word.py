@@ -1,0 +1,62 @@
+"""A word that one sleeps at until somebody writes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from polyrhythm.communication.transports.shared_memory import wake_word
+from polyrhythm.communication.transports.shared_memory.wake_word import WakeWord
+
+LONG_S = 0.9
+
+
+def word(number: int) -> WakeWord:
+    made = WakeWord(memoryview(bytearray(8 * 4)).cast("q"), 2)
+    made.write(number)
+    return made
+
+
+def test_who_comes_late_does_not_sleep() -> None:
+    made = word(2**32 + 8)
+    began = time.perf_counter()
+    made.sleep(2**32 + 7, LONG_S)
+    assert time.perf_counter() - began < LONG_S / 2
+    assert made.read() == 2**32 + 8
+
+
+def test_who_sleeps_is_woken() -> None:
+    """Told again until it has gone on: the first call may come before it lies down, with the word unchanged."""
+    made = word(7)
+    slept: list[float] = []
+
+    def sleep() -> None:
+        began = time.perf_counter()
+        made.sleep(7, LONG_S)
+        slept.append(time.perf_counter() - began)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    while sleeper.is_alive():
+        made.wake()
+        sleeper.join(0.001)
+    assert slept[0] < LONG_S / 2
+
+
+def test_nobody_sleeps_longer_than_asked() -> None:
+    made = word(7)
+    began = time.perf_counter()
+    made.sleep(7, 0.01)
+    assert time.perf_counter() - began >= 0.0099
+    assert made.read() == 7
+
+
+def test_without_a_futex_one_looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake_word.platform, "machine", lambda: "riscv64")
+    made = word(7)
+    began = time.perf_counter()
+    made.sleep(7, LONG_S)
+    made.wake()
+    assert time.perf_counter() - began < LONG_S / 2
