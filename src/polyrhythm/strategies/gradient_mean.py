@@ -65,12 +65,15 @@ class GradientMean:
         """Starts to sum a bucket whose gradients are final; buckets must come in order."""
         if self._group.size == 1:
             return
+        self._under_way.append(self._sum.start(self._weighted(bucket)))
+
+    def _weighted(self, bucket: int) -> Tensor:
         gradients = self._buckets[bucket]
         if self._step.weight != 1.0:
             gradients.mul_(self._step.weight)
         if bucket == 0:
             self._flat.set_tail(self._step.weight, float(self._step.stop))
-        self._under_way.append(self._sum.start(gradients))
+        return gradients
 
     def break_off(self) -> None:
         """Waits until the sums that are under way have broken, as they do once the group is revoked."""
@@ -92,11 +95,17 @@ class GradientMean:
         self._step = step
         if self._group.size == 1:
             return self._step.weight, self._step.stop
+        if len(self._buckets) == 1 and not self._under_way:  # nothing to overlap with: no handle, no thread
+            self._sum.run(self._weighted(0))
+        else:
+            self._finish_buckets()
+        weight, stop = self._flat.tail()
+        if weight > 0:
+            self._flat.divide_by_tail()
+        return weight, stop > 0
+
+    def _finish_buckets(self) -> None:
         for bucket in range(len(self._under_way), len(self._buckets)):
             self.start(bucket)
         for handle in self._under_way:
             handle.wait()
-        weight, stop = self._flat.tail()
-        if weight > 0:
-            self._flat.gradients.div_(weight)
-        return weight, stop > 0

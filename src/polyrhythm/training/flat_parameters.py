@@ -91,6 +91,7 @@ class FlatParameters:
         self.vector = self._whole[: self.size]
         self.gradients = self._whole_gradients[: self.size]
         self._tail = self._whole_gradients[self.size :]
+        self._tail_first = self._tail[0]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self.views = list(self._move(named))
         number_bytes = first.element_size()
@@ -124,6 +125,10 @@ class FlatParameters:
         first, second = self._tail.tolist()
         return first, second
 
+    def divide_by_tail(self) -> None:
+        """Divides the gradients by the first of the two numbers that travelled with them."""
+        self.gradients.div_(self._tail_first)  # a tensor already, which torch would make of a number first
+
     def renew_gradients(self, memory: Tensor | None = None) -> None:
         """Gives gradients, zero, other memory: what still writes into the old one does no harm.
 
@@ -133,6 +138,7 @@ class FlatParameters:
         self._whole_gradients = torch.zeros_like(self._whole_gradients) if memory is None else memory
         self.gradients = self._whole_gradients[: self.size]
         self._tail = self._whole_gradients[self.size :]
+        self._tail_first = self._tail[0]
         renewed = []
         for view in self.views:
             gradient = self.gradients[view.start : view.stop].view(view.parameter.shape)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
+from polyrhythm.training.direct_sgd import DirectSGD
 from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.flatten_state import pack_optimizer_state, unpack_optimizer_state
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
@@ -198,7 +199,7 @@ class FlatOptimizer:
         for group, place in zip(groups, self._slices, strict=True):
             group["params"][0].data = vector[place]
         self._optimizer = _make(plan.kind, groups) if groups else None
-        self._step = _bare_step(self._optimizer)
+        self._step = _quick_step(self._optimizer)
         self._gradient: Tensor | None = None
         self._rates = [group["lr"] for group in groups]
         self._rate = plan.rate
@@ -222,8 +223,7 @@ class FlatOptimizer:
             self._show(gradient, self._optimizer.param_groups)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = learning_rate if rate == self._rate else learning_rate * rate / self._rate
-        with torch.no_grad():
-            self._step(self._optimizer)
+        self._step()
 
     def _show(self, gradient: Tensor, groups: list[dict[str, Any]]) -> None:
         """Makes a vector the gradient, which it nearly always is already."""
@@ -292,17 +292,35 @@ def _make(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return made
 
 
-def _bare_step(optimizer: torch.optim.Optimizer | None) -> Callable[[Any], Any]:
-    """Gives the method `step` without torch's wrappers; to be called where no gradients are recorded.
+def _quick_step(optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    """Gives a step without torch's wrappers, and without all that is not arithmetic where that is known."""
+    bare = _bare_step(optimizer)
+    if type(optimizer) is not torch.optim.SGD:
+        return bare
+    direct = DirectSGD(optimizer)
+
+    def step() -> None:
+        if not direct.step():
+            bare()
+
+    return step
+
+
+def _bare_step(optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    """Gives the method `step` without torch's wrappers.
 
     Nobody can hook an optimiser that no one else sees, and for a small model the wrappers take longer than the update.
     The one that keeps it out of compiled code imports the compiler first.
     """
-    step: Any = type(optimizer).step if optimizer is not None else None
-    while (wrapped := getattr(step, "__wrapped__", None)) is not None:
-        step = wrapped
-    bare: Callable[[Any], Any] = step
-    return bare
+    method: Any = type(optimizer).step if optimizer is not None else None
+    while (wrapped := getattr(method, "__wrapped__", None)) is not None:
+        method = wrapped
+
+    def step() -> None:
+        with torch.no_grad():
+            method(optimizer)
+
+    return step
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
