@@ -13,6 +13,7 @@ from polyrhythm.communication.transports.torch_distributed.transport import conn
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import available_cores, use_threads
+from polyrhythm.launch.kept_memory import keep_freed_memory
 from polyrhythm.launch.meeting import meet, started_by_run
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.torchrun import started_by_torchrun
@@ -59,6 +60,7 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
         threads = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if threads is not None:
         use_threads(threads)
+    keep_freed_memory()
     return Group(chosen, world, home)
 
 

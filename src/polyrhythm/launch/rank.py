@@ -14,6 +14,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
+from polyrhythm.launch.kept_memory import keep_freed_memory
 from polyrhythm.launch.watchdog import LOST_AFTER, Post, Watchdog
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
@@ -70,6 +71,7 @@ def run_rank(job: Job, cast: Cast, rendezvous: Rendezvous, threads: int, around:
     with Watchdog(_post(job, cast, home, emit)):
         if world.is_worker:
             use_threads(threads)
+            keep_freed_memory()
             work(job, world)
         else:
             use_threads(1)
