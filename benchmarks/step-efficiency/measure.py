@@ -4,8 +4,9 @@
     python benchmarks/step-efficiency/measure.py --hosts --workers 3 4 [--plain]
     python benchmarks/step-efficiency/measure.py --hosts --workers 3 --models connected
 
-Each worker is a process of one thread with one batch of 64 random images in memory. In each round all workers take, in
-turn and after a barrier, some steps with our `synchronous` strategy, the same steps with nobody to talk to, some with
+Each worker is a process of one thread with one batch of 64 random images in memory; those of the peer are processes of
+their own, in which nothing of ours is set. In each round all workers take, in turn and after a barrier, some steps with
+our `synchronous` strategy, the same steps with nobody to talk to, some with
 PyTorch's DistributedDataParallel over gloo, and some with `lazy_synchronous`. Printed are medians over rounds of the
 slowest worker's step time, the images that all workers together learn from in a second, and the medians and ranges of
 the rounds' ratios of speeds: ours to the step alone, and ours and `lazy_synchronous` to DDP. With `--hosts` each worker
@@ -48,6 +49,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     local,
 )
 from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.launch.kept_memory import keep_freed_memory
 from polyrhythm.models.create import create_model
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
@@ -130,11 +132,11 @@ Timings = list[list[float]]
 
 
 def on_one_host(model: str, workers: int, rounds: int) -> list[Timings]:
-    """Starts workers that meet over loopback; gives what each timed."""
+    """Starts workers that meet over loopback, those of the peer in processes of their own; gives what each timed."""
     context = multiprocessing.get_context("spawn")
     store = host_store()
     pipes, processes = [], []
-    for rank in range(workers):
+    for rank in range(2 * workers):
         ours, theirs = context.Pipe()
         processes.append(
             context.Process(
@@ -158,7 +160,9 @@ def on_links(model: str, workers: int, rounds: int, *, plain: bool) -> list[Timi
 
 def figures(model: str, workers: int, timings: list[Timings]) -> Figures:
     """Makes a line of what the workers timed; the slowest of a round counts."""
-    slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
+    slowest = [
+        [max(times) for times in zip(*filter(None, ways), strict=True)] for ways in zip(*timings, strict=True)
+    ]
     ours_ms, alone_ms, ddp_ms, lazy_ms = (1e3 * statistics.median(times) for times in slowest)
     return Figures(
         model,
@@ -182,9 +186,11 @@ def _ratio(ours: list[float], others: list[float]) -> tuple[float, float, float]
 def _worker(rank: int, workers: int, port: int, name: str, rounds: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    meeting = local(rank, workers, port)
+    meeting = local(rank, 2 * workers, port)
     home, network = connect(meeting)
-    pipe.send(_timed(network, meeting, name, rounds))
+    if rank < workers:
+        keep_freed_memory()  # as every worker of ours does, and no process of the peer
+    pipe.send(_timed(network, meeting, _Task(name, rounds, apart=True)))
     home.close()
     os._exit(0)
 
@@ -193,29 +199,48 @@ def _role(network: Communicator, *, model: str, rounds: int) -> Timings:
     """What a worker does on a host of its own."""
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is there already
-    return _timed(network, from_environment(), model, rounds)
+    return _timed(network, from_environment(), _Task(model, rounds, apart=False))
 
 
-def _timed(network: Communicator, meeting: Rendezvous, name: str, rounds: int) -> Timings:
-    rank, workers = network.rank, network.size
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore("ddp", meeting.store), rank=rank, world_size=workers
-    )
-    shape, size = _SHAPES[name]
-    torch.manual_seed(rank)
+@dataclass(frozen=True)
+class _Task:
+    """What to time.
+
+    Attributes:
+        name: of the network.
+        rounds: how often.
+        apart: whether the second half of all ranks are the peer's workers, and the first half ours.
+    """
+
+    name: str
+    rounds: int
+    apart: bool
+
+
+_OURS, _ALONE, _DDP, _LAZY = range(4)
+_Ways = list[Callable[[], None] | None]
+
+
+def _timed(network: Communicator, meeting: Rendezvous, task: _Task) -> Timings:
+    workers = network.size // 2 if task.apart else network.size
+    shape, size = _SHAPES[task.name]
+    torch.manual_seed(network.rank)
     batch = torch.randn(size, *shape), torch.randint(_CLASSES, (size,))
-    away_home, away = connect(_apart(meeting))
-    together, lazily = Cast(tuple(range(workers))), network.subgroup("lazy", range(workers))
-    ways = [
-        _ours(Synchronous(), _model(name, shape), World(network, together), batch),
-        _ours(Synchronous(), _model(name, shape), World(away, Cast((0,))), batch),
-        _ddp(name, shape, batch),
-        _ours(LazySynchronous(), _model(name, shape), World(lazily, together), batch),
-    ]
-    times = _time(ways, rounds, network)
+    ways: _Ways = [None] * 4
+    first_of_peer = workers if task.apart else 0
+    if network.rank >= first_of_peer:
+        rank, store = network.rank - first_of_peer, dist.PrefixStore("ddp", meeting.store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+        ways[_DDP] = _ddp(task.name, shape, batch)
+    if network.rank < workers:
+        together = Cast(tuple(range(workers)))
+        ours, lazily = (network.subgroup(name, range(workers)) for name in ("ours", "lazy"))
+        away = World(connect(_apart(meeting))[1], Cast((0,)))
+        ways[_OURS] = _ours(Synchronous(), _model(task.name, shape), World(ours, together), batch)
+        ways[_ALONE] = _ours(Synchronous(), _model(task.name, shape), away, batch)
+        ways[_LAZY] = _ours(LazySynchronous(), _model(task.name, shape), World(lazily, together), batch)
+    times = _time(ways, task.rounds, network, first_of_peer)
     network.barrier()
-    dist.destroy_process_group()
-    away_home.close()
     return times
 
 
@@ -257,7 +282,7 @@ def _ours(
 
 def _ddp(name: str, shape: tuple[int, int, int], batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
     model = DistributedDataParallel(_model(name, shape))
-    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9, fused=True)  # torch's fastest
     criterion = nn.CrossEntropyLoss()
 
     def step() -> None:
@@ -268,27 +293,32 @@ def _ddp(name: str, shape: tuple[int, int, int], batch: tuple[Tensor, Tensor]) -
     return step
 
 
-def _time(ways: list[Callable[[], None]], rounds: int, network: Communicator) -> Timings:
+def _time(ways: _Ways, rounds: int, network: Communicator, first_of_peer: int) -> Timings:
+    """Times the ways in turn; who has no part in one waits for the next."""
     counts = []
-    for step in ways:
-        for _ in range(3):
-            step()
+    for place, step in enumerate(ways):
+        took = torch.zeros(1, dtype=torch.float64)
         network.barrier()
-        began = time.perf_counter()
-        for _ in range(3):
-            step()
-        took = torch.tensor([(time.perf_counter() - began) / 3], dtype=torch.float64)
-        network.broadcast(took)  # all must take as many steps
+        if step is not None:
+            _seconds(step, 3)
+            took += _seconds(step, 3)
+        network.broadcast(took, first_of_peer if place == _DDP else 0)  # all must take as many steps
         counts.append(max(1, int(_ROUND_S / float(took))))
     times: Timings = [[] for _ in ways]
     for _ in range(rounds):
         for place, step in enumerate(ways):
             network.barrier()
-            began = time.perf_counter()
-            for _ in range(counts[place]):
-                step()
-            times[place].append((time.perf_counter() - began) / counts[place])
+            if step is not None:
+                times[place].append(_seconds(step, counts[place]))
     return times
+
+
+def _seconds(step: Callable[[], None], count: int) -> float:
+    """Gives the seconds of one step, the mean of so many."""
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - began) / count
 
 
 if __name__ == "__main__":
