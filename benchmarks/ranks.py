@@ -1,4 +1,4 @@
-"""Real ranks on hosts that exist: a process each, in its host's namespace, with gloo links between them."""
+"""Real ranks on hosts that exist: a process each, in its host's namespace, with real links between them."""
 
 from __future__ import annotations
 

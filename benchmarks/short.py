@@ -56,7 +56,7 @@ BENCHMARKS = (
     Benchmark(
         "Steps of two workers against the step alone, and against DDP", ("step-efficiency/measure.py",)
     ),
-    Benchmark("Push and pull against a Ray actor and gloo links", ("push-pull/measure.py",)),
+    Benchmark("Push and pull against a Ray actor and gloo", ("push-pull/measure.py",)),
     Benchmark("Reading the data: `lenet5`", ("input-pipeline/measure.py",)),
     Benchmark(
         "Reading the data: `mlp`",

@@ -59,6 +59,8 @@ class SendHandle:
             if start < len(piece):
                 rest.append(memoryview(piece)[start:])
             start = max(0, start - len(piece))
+        if not rest:
+            raise ConnectionAbortedError("the message has been given up")
         return connection.sendmsg(rest, (), flags)
 
     def written(self) -> None:

@@ -58,8 +58,7 @@ class Rank:
 
     Args:
         rendezvous: how to meet the others.
-        shared_memory: whether to use it between ranks of one host; TCP for all messages and gloo for all collectives
-            if not.
+        shared_memory: whether to use it between ranks of one host; sockets for all messages and collectives if not.
 
     Attributes:
         activity: what it is doing.
