@@ -1,12 +1,10 @@
 """Real ranks as processes, for tests: each runs a function, and talks with the test over a pipe.
 
-The processes are forked from a server that has only imported, never computed; so neither the threads of a test
-that ran before nor its files are inherited.
+The processes are forked from a clean one, so neither the threads of a test that ran before nor its files are inherited.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -19,6 +17,7 @@ from typing import Any
 
 import torch
 
+from conformance.clean_process import CONTEXT
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from polyrhythm.communication.transports.torch_distributed.transport import (
@@ -27,13 +26,6 @@ from polyrhythm.communication.transports.torch_distributed.transport import (
 )
 
 PATIENCE_S = 60.0
-
-# The store's library asks for the name of every address that it connects to. Where no name server answers, each
-# connection would take 5 s.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["polyrhythm.communication.transports.torch_distributed.transport", "pytest"])
 
 
 @dataclass(frozen=True)
@@ -108,9 +100,9 @@ class RankProcesses:
         )
 
     def _start(self, rank: int, size: int, incarnation: int) -> tuple[Connection, Any]:
-        ours, theirs = _CONTEXT.Pipe()
+        ours, theirs = CONTEXT.Pipe()
         seat = Seat(rank, size, self.store.port, theirs, incarnation, self._shared_memory)
-        process = _CONTEXT.Process(target=_run, args=(self._main, seat, self._arguments), daemon=True)
+        process = CONTEXT.Process(target=_run, args=(self._main, seat, self._arguments), daemon=True)
         process.start()
         theirs.close()
         return ours, process

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from conformance.clean_process import CONTEXT
+from polyrhythm.cli.main import main
 from polyrhythm.events import Event
 from polyrhythm.reporting.event_log import read_events
 
 POLYRHYTHM = str(Path(sys.executable).with_name("polyrhythm"))
-SHELL = str(Path(__file__).with_name("shell.py"))
 PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.02
 Found = TypeVar("Found")
@@ -54,21 +56,61 @@ class Result:
         return lines[0].removeprefix("error: ")
 
 
+class _Verb:
+    """A verb of the command line in a process of its own, which has its imports from a clean one; used like `Popen`.
+
+    Args:
+        arguments: of `polyrhythm`.
+        folder: where it runs.
+        streams: the files that take what it prints: standard output and standard error.
+    """
+
+    def __init__(self, arguments: Sequence[str], folder: Path, streams: tuple[Path, Path]) -> None:
+        given = (list(arguments), str(folder), tuple(map(str, streams)), environment())
+        self._process = CONTEXT.Process(target=_run_verb, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("polyrhythm", timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+
+def _run_verb(arguments: list[str], folder: str, streams: tuple[str, str], variables: dict[str, str]) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = [POLYRHYTHM, *arguments]
+    for number, stream in enumerate(streams, start=1):
+        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    main(arguments)
+
+
 def shell(folder: Path, *commands: Sequence[str | Path]) -> list[Result]:
-    """Runs commands one after the other in a folder."""
-    text = json.dumps([[str(word) for word in command] for command in commands])
-    done = subprocess.run(
-        [sys.executable, SHELL],
-        input=text,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S * len(commands),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Result(**result) for result in json.loads(done.stdout)]
+    """Runs verbs one after the other in a folder."""
+    results = []
+    for number, command in enumerate(commands):
+        with tempfile.TemporaryDirectory() as kept:
+            streams = Path(kept) / f"{number}.out", Path(kept) / f"{number}.err"
+            verb = _Verb([str(word) for word in command], folder, streams)
+            status = verb.wait(PATIENCE_S)
+            results.append(Result(status, *(stream.read_text() for stream in streams)))
+    return results
 
 
 class Started:
@@ -83,14 +125,14 @@ class Started:
     def __init__(self, command: Sequence[str | Path], folder: Path, run: Path) -> None:
         self.run = run
         self._out, self._err = folder / f"{run.name}.out", folder / f"{run.name}.err"
+        words = [str(word) for word in command]
+        self.process: _Verb | subprocess.Popen[bytes]
+        if words[0] == POLYRHYTHM:
+            self.process = _Verb(words[1:], folder, (self._out, self._err))
+            return
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [str(word) for word in command],
-                cwd=folder,
-                env=environment(),
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
+                words, cwd=folder, env=environment(), stdout=out, stderr=err, start_new_session=True
             )
 
     def children(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from multiprocess.two_hosts import two_hosts
 from polyrhythm.training.quick_optimizers import make_optimizers_quickly
@@ -14,6 +15,15 @@ from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 def _children_start_soon() -> None:
     """Spares every process that a test forks from importing torch's compiler."""
     make_optimizers_quickly()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Lets a test compute beside what it forks: a child of several threads' has none of them, and waits for ever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from conformance.jobs import result_of, strategy
 from multiprocess.faults.cells import CELLS
@@ -47,12 +46,9 @@ TESTED = [
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_no_child_left() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _no_child_left() -> Iterator[None]:
     gc.collect()  # an error that an earlier test caught holds its run's store, which no child could tear down
     yield
-    torch.set_num_threads(before)
     assert multiprocessing.active_children() == []
 
 

@@ -6,16 +6,21 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from multiprocess.commands import POLYRHYTHM, Started, are_gone, shell, wait_for
-from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress
+from conformance.jobs import result_of, resumed, simulated
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
+from multiprocess.faults.killing import PAUSE_S
+from multiprocess.faults.play import Paced, ask_to_stop, job_of, nothing, of, played, send
+from polyrhythm.errors import RunError
+from polyrhythm.events import CheckpointSaved, Event, Notice, RunStarted, WorkerJoined, WorkerProgress
 from polyrhythm.launch.watchdog import LOST_AFTER
-from polyrhythm.reporting.event_log import read_events
+from polyrhythm.roles.job import Keeping
 
 SILENCE_S, BEAT_S = 0.6, 0.1
 ROUNDING_S = 0.05 + 0.5 / LOST_AFTER
@@ -57,15 +62,6 @@ def notice(text: str) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, Notice) and re.search(text, event.text) is not None
 
 
-def of(kind: type[Event], command: Started) -> list[Event]:
-    return [event for event in read_events(command.run / "events.jsonl") if isinstance(event, kind)]
-
-
-def parameters(command: Started) -> torch.Tensor:
-    saved = load_file(command.run / "model.safetensors")
-    return torch.cat([saved[name].flatten().float() for name in sorted(saved)])
-
-
 def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(start: Starter) -> None:
     command = start("synchronous")
     command.wait_for(under_way)
@@ -104,18 +100,15 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
     assert command._find(notice(r"had said nothing for \d+ s, and was taken for lost; the others go on$"))
 
 
-def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(start: Starter) -> None:
-    command = start("mixed(replicas=3)", "--restarts", "0")
-    command.wait_for(under_way)
-    os.kill(command.children()[2], signal.SIGSTOP)
-    result = command.result()
-    assert result.status == 1
-    assert re.match(
-        r"worker 2 \(rank 2\) had said nothing for \d+ s, and was taken for lost; continue with --resume run$",
-        result.complaint,
-    ), result.complaint
-    (resumed,) = shell(command.run.parent, ["train", "--resume", "run", "--json"])
-    assert resumed.figures["steps"] == STEPS
+def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    job = job_of("mixed(replicas=3)", tmp_path)
+    with pytest.raises(
+        RunError, match=r"^worker 2 \(rank 2\) had said nothing for \d+ s, and was taken for lost; c"
+    ):
+        played(job, (of(CheckpointSaved), send(2, signal.SIGSTOP)))
+    begun, *_ = played(resumed(job), (of(CheckpointSaved), ask_to_stop))
+    assert isinstance(begun, RunStarted)
+    assert begun.start_epoch > 0
 
 
 def test_workers_that_average_models_go_on_without_a_killed_one_and_with_its_successor(
@@ -133,26 +126,24 @@ def test_workers_that_average_models_go_on_without_a_killed_one_and_with_its_suc
     assert figures["test_top1"] > 0.85
 
 
-def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(start: Starter) -> None:
+def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(tmp_path: Path) -> None:
     """Each step stays the batch that it was; successors get parameters and momentum."""
-    wide = ("--model", "mlp(hidden=8192)")  # whose steps take long enough for a successor to come
-    undisturbed = start("synchronous", *wide, name="whole")
-    whole = undisturbed.result().figures
-    command = start("synchronous", *wide)
-    command.wait_for(under_way)
-    before = command.children()
-    os.kill(before[1], signal.SIGKILL)
-    command.wait_for(lambda event: isinstance(event, WorkerJoined))
-    os.kill(before[2], signal.SIGKILL)
-    figures = command.result().figures
-    assert figures["workers_lost"] == 2
-    assert figures["steps"] == whole["steps"] == STEPS
-    assert figures["images_not_seen"] == 0
-    assert torch.allclose(parameters(command), parameters(undisturbed), atol=2e-3)
-    lost, _ = of(WorkerLost, command)
-    after = [
-        event.time_s
-        for event in of(WorkerProgress, command)
-        if isinstance(event, WorkerProgress) and event.worker == 0 and event.time_s > lost.time_s
-    ]
-    assert after[0] - lost.time_s < 2  # a report comes every half second, so the others went on before it
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    job = job_of("synchronous", tmp_path, restarts=2, epochs=20, optimizer="sgd(momentum=0.9)")
+    job = replace(job, make_model=lambda: Paced(steps, PAUSE_S))
+    quickly = replace(job, make_model=lambda: Paced(steps, 0.0), keeping=Keeping())
+    undisturbed = simulated(quickly)
+    result = result_of(
+        played(
+            job,
+            (of(CheckpointSaved), send(1, signal.SIGKILL)),
+            (of(WorkerJoined), send(2, signal.SIGKILL)),
+            (of(WorkerJoined), nothing),
+        )
+    )
+    assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (2, 2, 0)
+    assert result["steps"] == undisturbed.result["steps"]
+    saved = load_file(tmp_path / "model.safetensors")
+    for name, value in undisturbed.models[0].named_parameters():
+        assert torch.allclose(saved[name], value, atol=1e-4), name

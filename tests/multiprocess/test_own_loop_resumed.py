@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from multiprocess import resumed_loop_task
-from polyrhythm.launch.script import run_script
+import polyrhythm
+from conformance.rank_processes import RankProcesses, Seat
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK
+from polyrhythm.launch.meeting import WORKERS_VARIABLE
+from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
 STRATEGY = "parameter_server(servers=2, replicas=2, consistency=synchronous)"
 WORKERS, SERVERS, HALF, WHOLE = 2, 2, 3, 6
 
 
+def _as_a_script(seat: Seat, folder: Path, first: int, last: int) -> None:
+    """Takes the steps `first` to `last` in the surroundings that `polyrhythm run` gives a rank, saving after each."""
+    size = WORKERS if seat.rank < WORKERS else seat.size
+    ours = {"RANK": seat.rank, "WORLD_SIZE": size, WORKERS_VARIABLE: WORKERS}
+    store = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": seat.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({key: str(value) for key, value in (ours | store).items()})
+    make_optimizers_quickly()
+    torch.manual_seed(2)
+    model = nn.Linear(6, 3).double()
+    with polyrhythm.join(STRATEGY) as group:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, distributed = group.distribute(model, optimizer)
+        if first:
+            found = torch.load(folder / f"step-{first}-{group.rank}.pt", weights_only=True)
+            model.load_state_dict(found["model"])
+            distributed.load_state_dict(found["optimizer"])
+        for step in range(first, last):
+            torch.manual_seed(100 * step + group.rank)
+            nn.functional.cross_entropy(model(torch.randn(4, 6).double()), torch.arange(4) % 3).backward()
+            distributed.step()
+            state = {"model": model.state_dict(), "optimizer": distributed.state_dict()}
+            torch.save(state, folder / f"step-{step + 1}-{group.rank}.pt")
+
+
 def run(folder: Path, first: int, last: int) -> None:
-    arguments = [STRATEGY, str(folder), str(first), str(last)]
-    run_script(resumed_loop_task.__file__, arguments, workers=WORKERS)
+    with RankProcesses(_as_a_script, WORKERS + SERVERS, folder, first, last) as ranks:
+        ranks.wait_for_end(range(WORKERS + SERVERS))
 
 
 def saved(folder: Path, step: int) -> list[dict[str, Any]]:
