@@ -71,7 +71,7 @@ class Line:
             try:
                 found = self.control.poll(None, TAG)
             except PeerLost as loss:
-                self.hear_of(loss)
+                self._note(loss)
                 continue
             if found is None:
                 return
@@ -90,7 +90,7 @@ class Line:
             try:
                 return self.control.receive(None, tag)[1]
             except PeerLost as loss:
-                self.hear_of(loss)
+                self._note(loss)
                 if loss.rank == LEADER:
                     raise
 
@@ -105,8 +105,9 @@ class Line:
             pass
 
     def hear_of(self, loss: PeerLost) -> None:
-        """Notes that the leader is gone, if it is; what was heard on another communicator may be no news here yet."""
-        self.away |= loss.rank == LEADER
+        """Looks what has become of the leader, if it is lost: the news of another communicator may be old here."""
+        if loss.rank == LEADER:
+            self.look()
 
     def lose(self) -> None:
         """Notes that the leader is gone."""
@@ -116,6 +117,9 @@ class Line:
         """Looks whether there is a new leader, if the last one is known to be gone."""
         if self.away:
             self.look()
+
+    def _note(self, loss: PeerLost) -> None:
+        self.away |= loss.rank == LEADER
 
     def _hear(self) -> bool:
         """Waits for a word about the lead; gives whether this rank may leave."""

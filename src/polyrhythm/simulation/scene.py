@@ -92,7 +92,7 @@ class Scene:
             Deadlock: no rank can go on.
         """
         try:
-            self._stage.play()
+            self._stage.run()
         except PeerLost as loss:
             if loss.rank not in self.killed_at_s:
                 raise
@@ -101,6 +101,8 @@ class Scene:
             if not self._end_late_successors():
                 deaths = "; ".join(map(self._death, self.killed_at_s))
                 raise (Deadlock(f"{standstill} ({deaths})") if deaths else standstill) from None
+        finally:
+            self.time.close()
 
     def can_spare(self, rank: int) -> bool:
         """Whether the run goes on without a rank."""
@@ -147,8 +149,9 @@ class Scene:
         """Whether there is nothing left for a successor: the leader has ended, or is lost and cannot be replaced."""
         if self.ranks[LEADER].alive:
             return self._stage.tasks[LEADER].ended
-        ledger, servers = self._stage.ledger, self.cast.servers
-        return ledger is None or not ledger.began or len(self.living(servers)) < len(servers)
+        ledger, tasks = self._stage.ledger, self._stage.tasks
+        let_go = any(self.ranks[server].alive and tasks[server].ended for server in self.cast.servers)
+        return ledger is None or not ledger.began or let_go
 
     def _keep_ledger(self, strategy: Strategy) -> None:
         if not strategy.spares_leader(len(self.cast.workers)):

@@ -79,6 +79,7 @@ def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
         line.look()
         line.look()
         assert not line.away
+        line.hear_of(PeerLost(LEADER, "receiving on another communicator, where that is news only now"))
         line.send(event(7))
         assert line.control.poll(None, TAG) is None
 

@@ -26,7 +26,7 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tupl
         cast: who does what.
         seed: of the draw.
         length_s: about how long the run takes.
-        spares: how many workers may be missing at once; the leader never is.
+        spares: how many workers may be missing at once; for the leader see `drawn_change_of_lead`.
     """
     random = Random(seed_for("fault mix", seed))
     calm = [_slow, _delay, _cut]
@@ -50,6 +50,21 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Fault:
     """
     random = Random(seed_for("death", seed))
     return Kill(rank=random.choice(ranks), at_s=_rounded(length_s * random.uniform(0.001, 1)))
+
+
+def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault, ...]:
+    """Draws, for every other seed, after which step worker 0 dies, and when its successor comes.
+
+    Args:
+        seed: of the draw.
+        steps: that every worker takes.
+        length_s: about how long the run takes.
+    """
+    random = Random(seed_for("change of lead", seed))
+    if steps < 2 or random.random() < 0.5:
+        return ()
+    restart_s = random.choice([0.0, _rounded(length_s * random.uniform(0, 0.2))])
+    return (Kill(rank=LEADER, after_step=random.randrange(1, steps), restart_after_s=restart_s),)
 
 
 def _rounded(seconds: float) -> float:
