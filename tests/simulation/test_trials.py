@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from polyrhythm.cli.main import _status
+from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
@@ -191,3 +193,16 @@ def test_requests_that_cannot_be_are_one_line(
     assert complaint in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", ["parameter_server", "synchronous", "d_psgd"])
+def test_a_run_that_a_death_has_ended_leaves_nothing_behind(spec: str) -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(entry) is SimulatedRank for entry in gc.get_objects())
+
+    before = alive()
+    for seed in range(3):
+        with pytest.raises(RunError, match="and the run needs it"):
+            play(trial(spec, steps=4, faults="kill(rank=0, after_step=2)"), seed, lambda event: None)
+    assert alive() <= before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
@@ -25,13 +25,11 @@ from polyrhythm.roles.formation import Done, Formation, Muster
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG, Line
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
+from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
-
-if TYPE_CHECKING:
-    from polyrhythm.roles.rehearsal import Rehearsal
 
 
 class RehearsalDesk(Protocol):

@@ -33,8 +33,9 @@ Handling = Callable[[int, Message], list[tuple[int, Message]]]
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
 """A message that is there within this time is taken to have been waiting."""
-_OUTSIDE_STEPS = (Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE)
+_OUTSIDE_STEPS = frozenset([Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE])
 """What a run begins and ends with; workers do not count those bytes either."""
+_CHECKPOINT, _STATE = Kind.CHECKPOINT, Kind.STATE  # an enum is slow to ask for its members
 
 
 def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: bool = False) -> None:
@@ -67,11 +68,12 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             outbox.send(part.on_loss(loss.rank))
             continue
         line.look_if_away()
-        if message.kind is Kind.CHECKPOINT or message.kind is Kind.STATE:
+        kind = message.kind
+        if kind is _CHECKPOINT or kind is _STATE:
             with refusals.of(source):
                 _keep(part, index, line, (source, message))
             continue
-        of_a_step = message.kind not in _OUTSIDE_STEPS
+        of_a_step = kind not in _OUTSIDE_STEPS
         if of_a_step:
             reporter.took(looked_at)
         before = network.bytes_sent
@@ -81,9 +83,10 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             refusals.note(source, refusal)
         if of_a_step:
             bytes_sent += network.bytes_sent - before
-        reporter.tell(line, at_last=False)
+        if reporter.due:
+            reporter.tell(line)
     outbox.flush()
-    reporter.tell(line, at_last=True)
+    reporter.tell_the_rest(line)
     report = _last_words(part, world) | {
         "bytes_sent": bytes_sent,
         "refused": dict(refusals.counted + world.refused),
@@ -238,8 +241,8 @@ class _Reporter:
     def __init__(self, index: int, part: ServerPart, world: World) -> None:
         self._index = index
         self._part = part
-        self._clock = world.clock
-        self._started_at = self._said_at = self._clock.now()
+        self._now = world.clock.now
+        self._started_at = self._said_at = self._now()
         self._said = Counter(part.staleness)
         self._begun = False
         self._wait_s = 0.0
@@ -253,7 +256,7 @@ class _Reporter:
         Args:
             looked_at_s: when it began to wait.
         """
-        now_s = self._clock.now()
+        now_s = self._now()
         if not self._begun:  # training starts with the first step; event times count from there
             self._begun = True
             self._started_at = self._said_at = now_s
@@ -266,19 +269,28 @@ class _Reporter:
 
     def timed(self, handle: Handling, source: int, message: Message) -> list[tuple[int, Message]]:
         """Lets a message be handled, and counts how long that takes."""
-        began = self._clock.now()
+        began = self._now()
         replies = handle(source, message)
-        self._updating_s += self._clock.now() - began
+        self._updating_s += self._now() - began
         return replies
 
-    def tell(self, line: Line, *, at_last: bool) -> None:
-        """Tells the leader, if it is time to, or if there is something left to be said."""
-        if self._taken if at_last else self._clock.now() - self._said_at >= REPORT_EVERY_S:
-            line.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
+    @property
+    def due(self) -> bool:
+        """Whether it is time to tell the leader."""
+        return self._now() - self._said_at >= REPORT_EVERY_S
+
+    def tell(self, line: Line) -> None:
+        """Tells the leader."""
+        line.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
+
+    def tell_the_rest(self, line: Line) -> None:
+        """Tells the leader, if there is something left to be said."""
+        if self._taken:
+            self.tell(line)
 
     def _event(self) -> ServerProgress:
         """Gives what has been done since the last call, and starts anew."""
-        now = self._clock.now()
+        now = self._now()
         news = self._part.staleness - self._said
         seconds = now - self._said_at
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before

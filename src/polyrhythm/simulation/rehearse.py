@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsal import Rehearsal, rehearse
+from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearser import rehearse
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.stand_in import as_it_was_sent
 from polyrhythm.roles.world import StopWish, World

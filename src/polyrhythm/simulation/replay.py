@@ -118,4 +118,7 @@ def stage(
             time.spawn(f"worker {rank}", lambda world=world: work(job, world))  # type: ignore[misc]
         else:
             time.spawn(f"server {rank}", lambda world=world: serve(job.strategy, world))  # type: ignore[misc]
-    time.run()
+    try:
+        time.run()
+    finally:
+        time.close()

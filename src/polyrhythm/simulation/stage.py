@@ -98,6 +98,17 @@ class Stage:
         Raises:
             Deadlock: no rank can go on.
         """
+        try:
+            self.run()
+        finally:
+            self.time.close()
+
+    def run(self) -> None:
+        """Does what `play` does, but where it does not come to its end, ranks stay as they are: close the time then.
+
+        Raises:
+            Deadlock: no rank can go on.
+        """
         with _collecting_rarely():
             for rank in range(self.cast.size):
                 self.spawn(rank)

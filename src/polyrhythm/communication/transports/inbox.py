@@ -36,11 +36,12 @@ class Inbox:
 
     Attributes:
         quiet: whether nobody has been lost so far, and nothing revoked.
+        arrived: what is here, with its senders, by context and tag.
     """
 
     def __init__(self) -> None:
         self.quiet = True
-        self._arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
+        self.arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}
         self._lost: set[int] = set()
         self._losses: dict[int, int] = {}
         self._told: dict[tuple[int, int | None, int], int] = {}
@@ -49,21 +50,21 @@ class Inbox:
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
         key = context, message.tag
-        queue = self._arrived.get(key)
+        queue = self.arrived.get(key)
         if queue is None:
-            queue = self._arrived[key] = deque()
+            queue = self.arrived[key] = deque()
         queue.append((source, message))
 
     def take(self, want: Want) -> tuple[int, Message] | None:
         """Takes the oldest message that is wanted, if there is one."""
-        queue = self._arrived.get((want.context, want.tag))
+        queue = self.arrived.get((want.context, want.tag))
         if not queue:
             return None
         for position, (source, message) in enumerate(queue):
             if want.source in (None, source) and not (self._losses and self._succeeds_unheard(source, want)):
                 del queue[position]
                 if not queue:  # tags of collectives never come again
-                    del self._arrived[want.context, want.tag]
+                    del self.arrived[want.context, want.tag]
                 return source, message
         return None
 
@@ -90,12 +91,12 @@ class Inbox:
         self.lose(rank, incarnation - 1)  # nobody may have noticed
         self._lost.remove(rank)
         self._losses[rank] = max(self._losses[rank], incarnation)
-        for key, queue in list(self._arrived.items()):
+        for key, queue in list(self.arrived.items()):
             kept = deque(entry for entry in queue if entry[0] != rank)
             if kept:
-                self._arrived[key] = kept
+                self.arrived[key] = kept
             else:
-                del self._arrived[key]
+                del self.arrived[key]
 
     def is_lost(self, rank: int) -> bool:
         """Tells whether a global rank is known to be gone, and no successor is there."""

@@ -7,14 +7,12 @@ flows there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from polyrhythm.communication.transports.simulated.network import Action
 
 
-@dataclass(eq=False, slots=True)
 class Link:
     """One direction of a wire, and who crosses it.
 
@@ -27,12 +25,15 @@ class Link:
         roomy: for how many changes on end it has been coupling and had room left.
     """
 
-    number: int
-    bandwidth: float
-    flows: dict[Flow, None] = field(default_factory=dict)
-    bundles: dict[Bundle, int] = field(default_factory=dict)
-    coupling: bool = False
-    roomy: int = 0
+    __slots__ = ("bandwidth", "bundles", "coupling", "flows", "number", "roomy")
+
+    def __init__(self, number: int, bandwidth: float) -> None:
+        self.number = number
+        self.bandwidth = bandwidth
+        self.flows: dict[Flow, None] = {}
+        self.bundles: dict[Bundle, int] = {}
+        self.coupling = False
+        self.roomy = 0
 
     def cross_less(self, bundle: Bundle) -> None:
         """A flow of a bundle crosses it no more."""
@@ -48,7 +49,6 @@ class Link:
         return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
 
 
-@dataclass(eq=False, slots=True)
 class Flow:
     """One transfer under way.
 
@@ -62,16 +62,20 @@ class Flow:
         target: the bundle's count at which it ends.
     """
 
-    links: tuple[Link, ...]
-    latency_s: float
-    sent: Action
-    arrived: Action
-    left: float
-    bundle: Bundle | None = None
-    target: float = 0.0
+    __slots__ = ("arrived", "bundle", "latency_s", "left", "links", "sent", "target")
+
+    def __init__(
+        self, links: tuple[Link, ...], latency_s: float, sent: Action, arrived: Action, nbytes: float
+    ) -> None:
+        self.links = links
+        self.latency_s = latency_s
+        self.sent = sent
+        self.arrived = arrived
+        self.left = nbytes
+        self.bundle: Bundle | None = None
+        self.target = 0.0
 
 
-@dataclass(eq=False, slots=True)
 class Bundle:
     """Flows of one rate.
 
@@ -82,27 +86,53 @@ class Bundle:
         size: how many flows there are.
         ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
         alarm_at_s: when the network will look at it next; infinity if it will not.
+        alarm: what looks at it then, once there has been one.
         allowed: up to which rate the links that are not coupling are known to have room for its flows.
     """
 
-    links: tuple[Link, ...]
-    limit: float = inf
-    rate: float = 0.0
-    size: int = 0
-    ends_at_s: float = inf
-    alarm_at_s: float = inf
-    allowed: dict[Link, float] = field(default_factory=dict)
-    _count: float = 0.0
-    _counted_at: float = 0.0
-    _ends: list[tuple[float, int, Flow]] = field(default_factory=list)
-    _joined: int = 0
-    _strangers: int = 0
-    _allowances: list[tuple[float, int, Link]] = field(default_factory=list)
+    __slots__ = (
+        "_allowances",
+        "_count",
+        "_counted_at",
+        "_ends",
+        "_joined",
+        "_strangers",
+        "alarm",
+        "alarm_at_s",
+        "allowed",
+        "ends_at_s",
+        "limit",
+        "links",
+        "rate",
+        "size",
+    )
 
-    def refill(self) -> None:
-        """Takes all that its links have, and plans; called when a flow has just come or gone."""
+    def __init__(self, links: tuple[Link, ...], limit: float = inf) -> None:
+        self.links = links
+        self.limit = limit
+        self.rate = 0.0
+        self.size = 0
+        self.ends_at_s = inf
+        self.alarm_at_s = inf
+        self.alarm: Action | None = None
+        self.allowed: dict[Link, float] = {}
+        self._count = 0.0
+        self._counted_at = 0.0
+        self._ends: list[tuple[float, int, Flow]] = []
+        self._joined = 0
+        self._strangers = 0
+        self._allowances: list[tuple[float, int, Link]] = []
+
+    def refill(self) -> bool:
+        """Takes all that its links have, and plans; called when a flow has just come or gone, and some are left.
+
+        Returns:
+            False, and nothing has been changed, where it shares a coupling link with another.
+        """
         rate, size = self.limit, self.size
         for link in self.links:
+            if len(link.bundles) > 1:
+                return False
             share = link.bandwidth / size
             rate = share if share < rate else rate
         self.rate = rate
@@ -110,6 +140,7 @@ class Bundle:
             self._forget_strangers()
         left = self._ends[0][0] - self._count
         self.ends_at_s = self._counted_at + (left / rate if left > 0 else 0.0)
+        return True
 
     def change_rate(self, rate: float, now_s: float) -> None:
         """Lets its flows go on at another rate from now on."""

@@ -57,7 +57,7 @@ class ContendedNetwork:
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
         """Starts a transfer now; see `Network.transfer`."""
         links, latency_s = self._way(source, to)
-        self.sharing.begin(Flow(links, latency_s, sent, arrived, float(nbytes)))
+        self.sharing.begin(Flow(links, latency_s, sent, arrived, nbytes))
         if not self._settling:
             self._settling = True
             self._time.soon(self._settle)
@@ -74,27 +74,37 @@ class ContendedNetwork:
         """Gives new rates, once for all that happens at this instant."""
         self._settling = False
         for bundle in self.sharing.settle(self._time.now_s):
-            if (
-                bundle.ends_at_s < bundle.alarm_at_s
-            ):  # else the alarm that is set comes first, and sets the next
-                self._set_alarm(bundle)
-
-    def _set_alarm(self, bundle: Bundle) -> None:
-        bundle.alarm_at_s = bundle.ends_at_s
-        self._time.at(bundle.ends_at_s, partial(self._look_at, bundle))
+            ends_at_s = bundle.ends_at_s
+            if ends_at_s < bundle.alarm_at_s:  # else the alarm that is set comes first, and sets the next
+                bundle.alarm_at_s = ends_at_s
+                if bundle.alarm is None:
+                    bundle.alarm = partial(self._look_at, bundle)
+                self._time.at(ends_at_s, bundle.alarm)
 
     def _look_at(self, bundle: Bundle) -> None:
-        now = self._time.now_s
+        time = self._time
+        now, ends_at_s = time.now_s, bundle.ends_at_s
         if bundle.alarm_at_s <= now:
             bundle.alarm_at_s = inf
-        if bundle.ends_at_s > now:
-            if bundle.ends_at_s < bundle.alarm_at_s:
-                self._set_alarm(bundle)
+        if ends_at_s > now:
+            if ends_at_s < bundle.alarm_at_s:
+                assert bundle.alarm is not None
+                bundle.alarm_at_s = ends_at_s
+                time.at(ends_at_s, bundle.alarm)
             return
-        time = self._time
-        for flow in self.sharing.end_next(bundle, now):
+        ended = self.sharing.end_next(bundle, now)
+        if not bundle.size:
+            bundle.alarm = None  # which holds the bundle
+        flow = ended[0]
+        if len(ended) == 1 and flow.latency_s > 0 and not self._settling and time.is_over():  # as if queued
+            self._settling = True
+            time.at(now + flow.latency_s, flow.arrived)
+            flow.sent()
+            self._settle()
+            return
+        for flow in ended:
             time.soon(flow.sent)
             time.at(now + flow.latency_s, flow.arrived)
         if not self._settling:
             self._settling = True
-            self._time.soon(self._settle)
+            time.soon(self._settle)

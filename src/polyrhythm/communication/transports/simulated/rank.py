@@ -10,6 +10,8 @@ from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.errors import PeerLost
 
+_REVOKE = Kind.REVOKE
+
 
 class Ranks(Protocol):
     """All ranks of a simulated run.
@@ -33,6 +35,7 @@ class SimulatedRank:
         incarnation: how many came before it under this number.
         alive: whether it has not been killed.
         bytes_sent: by this rank, through all its communicators.
+        peers: the other ends of its links, by their number.
     """
 
     def __init__(self, cluster: Ranks, rank: int, incarnation: int = 0) -> None:
@@ -43,7 +46,7 @@ class SimulatedRank:
         self.bytes_sent = 0
         self.inbox = Inbox()
         self._parked: list[tuple[Want, Task]] = []
-        self._peers: dict[int, SimulatedRank] = {}
+        self.peers: dict[int, SimulatedRank] = {}
         self._broken: set[SimulatedRank] = set()
 
     def peer(self, context: int, rank: int) -> SimulatedRank:
@@ -54,38 +57,40 @@ class SimulatedRank:
         """
         if not self.inbox.quiet and self.inbox.is_lost_to(context, rank):
             raise PeerLost(rank, "sending to it")
-        found = self._peers.get(rank)
+        found = self.peers.get(rank)
         if found is None:
             found = self.cluster.ranks[rank]
             if not found.alive:
                 raise PeerLost(rank, "opening a link to it")
-            self._peers[rank] = found
+            self.peers[rank] = found
         return found
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
         """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
-        known = self._peers.get(source.rank) is source and not self._broken
+        rank = source.rank
+        known = self.peers.get(rank) is source and not self._broken
         if not self.alive or not (known or self.hears(source)):
             return
-        if message.kind is Kind.REVOKE:
+        if message.kind is _REVOKE:
             self.revoke(context)
             return
-        for entry in self._parked:  # who waits has looked at all that came before
-            want, task = entry
-            if want.context == context and want.tag == message.tag and want.source in (None, source.rank):
-                self._parked.remove(entry)
-                task.switch((source.rank, message))
+        parked = self._parked
+        for number, (want, task) in enumerate(parked):  # who waits has looked at all that came before
+            wanted = want.source
+            if (wanted is None or wanted == rank) and want.context == context and want.tag == message.tag:
+                del parked[number]
+                task.switch((rank, message))
                 return
-        self.inbox.put(context, source.rank, message)
+        self.inbox.put(context, rank, message)
 
     def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
-        known = self._peers.setdefault(source.rank, source)
+        known = self.peers.setdefault(source.rank, source)
         if known is source:
             return source not in self._broken
         if known.incarnation > source.incarnation:
             return False
-        self._peers[source.rank] = source
+        self.peers[source.rank] = source
         self.inbox.regain(source.rank, source.incarnation)
         self._look_again()
         return True
@@ -103,7 +108,7 @@ class SimulatedRank:
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
         """Notes that a peer is gone, unless its successor has been heard already."""
-        if self.alive and self._peers.setdefault(gone.rank, gone) is gone:
+        if self.alive and self.peers.setdefault(gone.rank, gone) is gone:
             self.inbox.lose(gone.rank, gone.incarnation)
             self._look_again()
 
@@ -122,9 +127,10 @@ class SimulatedRank:
         """Receives, parking the running task until the message is there."""
         inbox, time = self.inbox, self.cluster.time
         while True:
-            found = inbox.take(want) if inbox.quiet else self.take_now(want, reason)
-            if found is not None:
-                return found
+            if inbox.arrived or not inbox.quiet:
+                found = self.take_now(want, reason)
+                if found is not None:
+                    return found
             task = time.running()
             self._parked.append((want, task))
             handed: tuple[int, Message] | tuple[()] = time.park(reason, task)

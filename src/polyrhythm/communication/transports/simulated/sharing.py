@@ -67,8 +67,9 @@ class Sharing:
             for link in flow.links:
                 flows, bundles = link.flows, link.bundles
                 del flows[flow]
-                if bundles[bundle] > 1:
-                    bundles[bundle] -= 1
+                crossings = bundles[bundle]
+                if crossings > 1:
+                    bundles[bundle] = crossings - 1
                 else:
                     del bundles[bundle]
                     if bundle.allowed:
@@ -88,6 +89,7 @@ class Sharing:
         self._now_s = now_s
         if self._starting:
             self._take_in()
+            self._starting = []
         touched = self._changed
         alone = self._refill_alone(touched)
         if alone and not self._suspects:
@@ -102,24 +104,24 @@ class Sharing:
         """Finds the bundles of new flows."""
         for flow in self._starting:
             for link in flow.links:
-                if len(link.flows) > 1 and not link.coupling:
+                if not link.coupling and len(link.flows) > 1:
                     self._foresee(flow)
                     break
         for flow in self._starting:
             self._put(flow)
-        self._starting.clear()
 
     def _refill_alone(self, changed: Iterable[Bundle]) -> bool:
         """Settles bundles that share no coupling link with others; stops where one does, and says no."""
         for bundle in changed:
-            for link in bundle.links:
-                if len(link.bundles) > (bundle.size > 0):
-                    return False
             if not bundle.size:
+                for link in bundle.links:
+                    if link.bundles:
+                        return False
                 self._bundles.pop((bundle.links, bundle.limit), None)
                 continue
+            if not bundle.refill():
+                return False
             self.rates_computed += 1
-            bundle.refill()
             if bundle.allowed:
                 self._suspect(bundle)
         return True
@@ -179,11 +181,12 @@ class Sharing:
         coupling: tuple[Link, ...] = ()
         limit = room = inf
         for link in flow.links:
+            bandwidth = link.bandwidth
             if link.coupling:
                 coupling += (link,)
-                room = min(room, link.bandwidth)
-            elif link.bandwidth < limit:
-                limit = link.bandwidth
+                room = bandwidth if bandwidth < room else room
+            elif bandwidth < limit:
+                limit = bandwidth
         key = coupling, limit if limit < room else inf
         bundle = self._bundles.get(key)
         if bundle is None:
@@ -194,7 +197,7 @@ class Sharing:
         for link in flow.links:
             bundles = link.bundles
             bundles[bundle] = bundles.get(bundle, 0) + 1
-            if len(link.flows) > 1 and not link.coupling:
+            if not link.coupling and len(link.flows) > 1:
                 self._suspects[link] = None
         bundle.ends_at_s = inf
         self._changed[bundle] = None

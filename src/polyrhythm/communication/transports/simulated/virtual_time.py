@@ -22,6 +22,7 @@ from polyrhythm.errors import RunError
 Action = Callable[[], object]
 
 _MOST_NAMED = 16
+_ONLY_TASKS_WAIT = "only a task can wait in virtual time"
 
 
 class Deadlock(RunError):
@@ -96,7 +97,8 @@ class VirtualTime:
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
-        task = self.running()
+        task = greenlet.getcurrent()
+        assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
         self.at(self.now_s + seconds, task.switch)
         self.hub.switch()
@@ -125,14 +127,29 @@ class VirtualTime:
         self.wake_soon(task)
         return task
 
+    def is_over(self) -> bool:
+        """Whether nothing is left to be done at the present time.
+
+        Then an action, as the last thing that it does, may as well do at once what it would queue for this time.
+        """
+        return not self._present and not (self._later and self._later[0][0] <= self.now_s)
+
     def kill(self, owner: object) -> None:
         """Ends all tasks of an owner where they are; called by queued actions, never by tasks."""
         for task in [task for task in self._tasks if task.owner is owner]:
-            self._tasks.pop(task, None)
-            self._waiters.pop(task, None)
-            while not task.ended:  # a `finally` may have parked it once more
-                task.throw()
+            self._kill(task)
         self._unheard = [task for task in self._unheard if task.owner is not owner]
+
+    def close(self) -> None:
+        """Ends all tasks that are left, once nothing will be done any more; called by the hub.
+
+        A parked task and what it holds would stay for ever: no garbage collector looks into its frames.
+        """
+        for task in list(self._tasks):
+            self._kill(task)
+        self._unheard.clear()
+        self._later.clear()
+        self._present.clear()
 
     @property
     def queued(self) -> int:
@@ -171,7 +188,7 @@ class VirtualTime:
     def running(self) -> Task:
         """The task that calls this."""
         task = greenlet.getcurrent()
-        assert isinstance(task, Task), "only a task can wait in virtual time"
+        assert isinstance(task, Task), _ONLY_TASKS_WAIT
         return task
 
     def run(self) -> None:
@@ -195,6 +212,12 @@ class VirtualTime:
             self.join(self._unheard[0])
         if stuck:
             raise Deadlock(_standstill(stuck))
+
+    def _kill(self, task: Task) -> None:
+        self._tasks.pop(task, None)
+        self._waiters.pop(task, None)
+        while not task.ended:  # a `finally` may have parked it once more
+            task.throw()
 
     def end(self, task: Task) -> None:
         """Notes that a task has done its work; called by itself, at its very end.

@@ -33,13 +33,19 @@ class Asynchronous(Consistency):
 class AsynchronousGate:
     """Lets everything through."""
 
+    def __init__(self) -> None:
+        self._through: dict[int, Decision] = {}
+
     def ask(self, pusher: int, step: int) -> Decision:
         """Answers."""
         return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies it and answers."""
-        return Decision(apply=(pusher,), answer=(pusher,))
+        decision = self._through.get(pusher)
+        if decision is None:
+            decision = self._through[pusher] = Decision(apply=(pusher,), answer=(pusher,))
+        return decision
 
     def leave(self, pusher: int) -> Decision:
         """Changes nothing."""

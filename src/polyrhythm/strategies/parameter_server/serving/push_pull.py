@@ -12,6 +12,8 @@ from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
+_PUSH, _LEAVE = Kind.PUSH, Kind.LEAVE
+
 
 class PushPull:
     """Exchanges a worker's flat vectors with the servers.
@@ -35,6 +37,7 @@ class PushPull:
         self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
         self._flat = setting.flat
+        self._zeros: list[Tensor] | None = None
 
     def initialise(self) -> None:
         """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
@@ -61,8 +64,10 @@ class PushPull:
         return self.reached
 
     def _gradients(self) -> list[Tensor]:
-        """Gives the gradients of every shard; they may move between steps."""
-        return [self._flat.gradients[shard] for shard in self._shards]
+        """Gives the gradients of every shard; they may move between steps, and zeros that stay zeros need not."""
+        if not self._still or self._zeros is None:
+            self._zeros = [self._flat.gradients[shard] for shard in self._shards]
+        return self._zeros
 
     def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
         """Pushes the flat gradients and overwrites the flat vector with the answers.
@@ -86,22 +91,13 @@ class PushPull:
             weight: samples behind the gradient, in units of a full batch.
             learning_rate: for the update.
         """
+        number, stop, versions = step.number, step.stop, self._versions
         self._under_way = [
             self._ask(
                 position,
-                Message(
-                    Kind.PUSH,
-                    gradients,
-                    version=version,
-                    step=step.number,
-                    weight=weight,
-                    learning_rate=learning_rate,
-                    stop=step.stop,
-                ),
+                Message(_PUSH, gradients, versions[position], number, weight, learning_rate, stop),
             )
-            for position, (gradients, version) in enumerate(
-                zip(self._gradients(), self._versions, strict=True)
-            )
+            for position, gradients in enumerate(self._gradients())
         ]
 
     def take(self) -> bool:
@@ -121,20 +117,21 @@ class PushPull:
             self._network.send(server, Message(Kind.LEAVE))
 
     def _take_answers(self) -> bool:
-        steps, stop = [], False
-        for position, (server, parameters) in enumerate(zip(self._servers, self._parameters, strict=True)):
-            answer = self._answer(position)
-            if answer.kind is Kind.LEAVE and answer.stop:
+        reached, anyone_stops = None, False
+        for position, server in enumerate(self._servers):
+            kind, tensor, version, step, _, _, stop, _ = self._answer(position)
+            if kind is _LEAVE and stop:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
-            if answer.kind is Kind.LEAVE:
+            if kind is _LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
-            if answer.tensor is not None and not self._still:
-                parameters.copy_(answer.tensor)
-            self._versions[position] = answer.version
-            steps.append(answer.step)
-            stop |= answer.stop
-        self.reached = min(steps)
-        return stop
+            if tensor is not None and not self._still:
+                self._parameters[position].copy_(tensor)
+            self._versions[position] = version
+            reached = step if reached is None or step < reached else reached
+            anyone_stops |= stop
+        assert reached is not None, "there are servers"
+        self.reached = reached
+        return anyone_stops
 
     def _beginning(self, position: int) -> list[Message]:
         """Gives what a server must be given first: how to optimise its shard, and the shard."""

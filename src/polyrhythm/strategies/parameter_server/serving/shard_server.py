@@ -39,6 +39,8 @@ from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
+_NOTHING_ELSE = Decision()[2:]
+_PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
 
 
 class ShardServer:
@@ -77,6 +79,7 @@ class ShardServer:
             len(pushers), self._handling.eject_after, looks=not self._handling.finite
         )
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
+        self._whole = self._handling.aggregator.whole
         self._held = Held(len(pushers))
         self._readings = Readings(len(pushers), remembers=self._handling.merge.remembers)
         self._parts = Parts(servers, index)
@@ -125,8 +128,8 @@ class ShardServer:
         """
         if source not in self._numbers:
             return self._hear_server(source, message)
-        if message.kind is Kind.PUSH:
-            return self._push(self._numbers[source], message)
+        if message.kind is _PUSH:
+            return self._push(source, message)
         if message.kind is Kind.PULL:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
@@ -224,10 +227,11 @@ class ShardServer:
     def _ask(self, pusher: int) -> list[Reply]:
         return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
 
-    def _push(self, pusher: int, message: Message) -> list[Reply]:
+    def _push(self, source: int, message: Message) -> list[Reply]:
+        pusher = self._numbers[source]
         if self._shard is None:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
-        if self._losses.was_let_go(self._presence.pushers[pusher]):
+        if self._losses.ejected and self._losses.was_let_go(source):
             raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
         due = self._held.steps[pusher]
         admit_push(message, self._shard.values, self.version, due)
@@ -237,11 +241,18 @@ class ShardServer:
         if self._screens:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
-                return self._eject(self._presence.pushers[pusher])
+                return self._eject(source)
             if message.weight == 0:
                 self._held.left_out.add(pusher, due, due + 1)
-        self._held.hold(Pushed(pusher, message, self._readings.values[pusher]))
-        return self._carry_out(self._gate.arrive(pusher, message.step))
+        entry = Pushed(pusher, message, self._readings.values[pusher])
+        decision = self._gate.arrive(pusher, message.step)
+        alone = decision.apply == decision.answer == (pusher,) and decision[2:] == _NOTHING_ELSE
+        if alone and not (self._whole or self._held.of(pusher)):
+            self._held.steps[pusher] = due + 1  # as if it had been held and taken
+            self._apply([entry], None)
+            return [self._answer(source)]
+        self._held.hold(entry)
+        return self._carry_out(decision)
 
     def _leave(self, rank: int) -> list[Reply]:
         return self._let_go_on_without(rank) if self._presence.leave(rank) else []
@@ -264,7 +275,7 @@ class ShardServer:
         self._held.count(taken)
         for pusher in decision.answer + decision.acknowledge:
             self._held.settle(pusher, decision.step)
-        if self._handling.aggregator.whole and taken:
+        if self._whole and taken:
             self._undecided = taken, decision
             return self._parts.offer(_distances(taken)) + self._decide()
         return self._apply_and_answer(taken, decision, None)
@@ -305,7 +316,7 @@ class ShardServer:
         number, shown = self._numbers[source], self._shard.shown()
         self._readings.note(number, self.version, shown)
         step = self._held.steps[number]
-        return source, Message(Kind.PARAMETERS, shown, version=self.version, step=step, stop=self._stop)
+        return source, Message(_PARAMETERS, shown, self.version, step, 1.0, 0.0, self._stop)
 
     def _acknowledgement(self, pusher: int) -> Reply:
         """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
@@ -314,7 +325,7 @@ class ShardServer:
         return self._presence.pushers[pusher], message
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
-        heeded = self._handling.aggregator.whole and self._parts.knows(source)
+        heeded = self._whole and self._parts.knows(source)
         if message.kind is not Kind.VECTOR or not heeded:
             raise RefusedMessage(
                 Reason.SENDER,

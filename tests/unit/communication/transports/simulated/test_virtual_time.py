@@ -268,3 +268,64 @@ def test_an_error_during_a_kill_is_the_dead_ones_own():
     time.run()
     assert trace == [2.0]
     assert isinstance(task.error, ZeroDivisionError)
+
+
+class _Held:
+    """Something that a task holds."""
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_parked_task_holds_is_let_go_only_when_the_time_is_closed(closes: bool) -> None:
+    def leave_someone_parked() -> weakref.ref[_Held]:
+        time, refs = VirtualTime(), []
+
+        def wait_forever() -> None:
+            held = _Held()
+            refs.append(weakref.ref(held))
+            time.park("nothing")
+
+        time.spawn("parked", wait_forever)
+        with pytest.raises(Deadlock):
+            time.run()
+        if closes:
+            time.close()
+        return refs[0]
+
+    ref = leave_someone_parked()
+    gc.collect()
+    assert (ref() is None) == closes
+
+
+def test_closing_ends_tasks_where_they_are_even_if_they_park_once_more() -> None:
+    time, seen = VirtualTime(), []
+
+    def stubborn() -> None:
+        try:
+            time.park("nothing")
+        finally:
+            seen.append("left")
+            time.sleep(1.0)
+
+    task = time.spawn("stubborn", stubborn)
+    with pytest.raises(Deadlock):
+        time.run()
+    time.close()
+    assert (task.ended, seen, time.queued) == (True, ["left"], 0)
+
+
+def test_a_time_is_over_when_neither_the_line_nor_the_heap_has_anything_left_for_it() -> None:
+    time, seen = VirtualTime(), []
+
+    def look() -> None:
+        seen.append(time.is_over())
+
+    def look_with_another_behind() -> None:
+        time.soon(lambda: None)
+        look()
+
+    time.at(1.0, look)  # another is due at the same time
+    time.at(1.0, look_with_another_behind)
+    time.at(2.0, look)
+    time.at(3.0, lambda: None)
+    time.run()
+    assert seen == [False, False, True]
