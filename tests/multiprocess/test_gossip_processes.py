@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
-from conformance.jobs import make_job, result_of, simulated
+import pytest
+
+from conformance.jobs import blobs, make_job, result_of, simulated
 from multiprocess.commands import POLYRHYTHM, Started, are_gone, shell, wait_for
 from polyrhythm.api.replay import replay
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.launch.local import run_local
 from polyrhythm.reporting.event_log import read_events
+from polyrhythm.roles.job import Losses
 
 WORKERS, EPOCHS = 4, 12
 TRAIN = [
@@ -54,6 +61,45 @@ def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path
         event for event in read_events(command.run / "events.jsonl") if isinstance(event, WorkerJoined)
     )
     assert (lost.worker, joined.worker) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["d_psgd", "sgp(overlap=True)", "slowmo(steps=4, base=sgp)", "lazy_synchronous"]
+)
+def test_workers_in_step_go_on_without_a_killed_one_and_with_its_successor(spec: str) -> None:
+    """They report steps after its death, and with its successor, until they are asked to stop."""
+    job = make_job(spec, 3, dataset=blobs(train=240), epochs=20_000)
+    job = replace(job, losses=Losses(restarts=1))
+    events: list[Event] = []
+
+    def signal_rank(rank: int) -> None:
+        (process,) = (child for child in active_children() if child.name.endswith(f"rank {rank}"))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+
+    def hear(event: Event) -> None:
+        events.append(event)
+        of = event.worker if isinstance(event, WorkerProgress) and event.steps > 0 else None
+        if stages and stages[0](event, of):
+            stages.pop(0)
+            if len(stages) == 4:
+                signal_rank(1)
+            elif not stages:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stages: list[Callable[[Event, int | None], bool]] = [
+        lambda event, of: of == 1,
+        lambda event, of: isinstance(event, WorkerLost),
+        lambda event, of: isinstance(event, WorkerJoined),
+        lambda event, of: of == 1,
+        lambda event, of: of == 0,
+    ]
+    run_local(job, hear, threads=1)
+    assert not stages
+    result = result_of(events)
+    assert (result["workers_lost"], result["workers_joined"]) == (1, 1)
+    assert events[-1].to_json()["outcome"] == "interrupted"
+    assert math.isfinite(result["train_loss"])
 
 
 def test_a_real_run_in_pairs_is_replayed_to_the_bit(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ class Regroup:
                 raise RunError(f"workers have regrouped {_MOST_IN_VAIN} times, and no step came of it")
             self._workers.revoke()
             self._member.part.break_off()
+            if self.step != NOTHING_DONE:
+                self.step = self._member.part.begun_again(self.step)
             if self._took_place(self._side.next_formation(self._round, self._done, over=self.over)):
                 return
 

@@ -143,9 +143,11 @@ class _WatchedWorker(_Wrapped):
         super().__init__(inner, watch)
         self._setting = setting
         self._regrouped: tuple[int, ...] | None = None
+        self._formation = 0
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         self._regrouped = tuple(self._setting.cast.workers[member] for member in members)
+        self._formation = getattr(workers, "context", 0)
         there = {rank: self._watch.incarnation(rank) for rank in self._regrouped}
         self._inner.regroup(workers, members)
         steps = {rank: self._watch.steps.get(rank, 0) for rank in there}
@@ -166,7 +168,10 @@ class _WatchedWorker(_Wrapped):
             regrouped = {member: self._watch.incarnation(member) for member in self._regrouped}
         incarnation = self._watch.incarnation(rank)
         self._watch.steps[rank] = step.number + 1
-        self._watch.stepped(Stepped(self._watch.now_s, rank, step.number, vector, regrouped, incarnation))
+        now_s = self._watch.now_s
+        self._watch.stepped(
+            Stepped(now_s, rank, step.number, vector, regrouped, incarnation, self._formation)
+        )
         return stop
 
 

@@ -94,6 +94,7 @@ class Stepped:
         vector: `(numbers,)`, its parameters now; changes later.
         regrouped: incarnations of the workers in step with it since they have regrouped, by rank; None before.
         incarnation: how many have had the worker's rank before it.
+        formation: tells those who go in step now from the same ones before or after; 0 until they have regrouped.
     """
 
     time_s: float
@@ -102,6 +103,7 @@ class Stepped:
     vector: Tensor
     regrouped: dict[int, int] | None = None
     incarnation: int = 0
+    formation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ changes the order of sums, and never a sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.bucket_size import measured_speed
 from polyrhythm.strategies.bucket_times import BucketTimes
 from polyrhythm.strategies.step import Step
@@ -131,11 +134,18 @@ class LateMean:
         if self._alone:
             return mean
         began = self.times.use(bucket)
-        handles, self._under_way[bucket] = self._under_way[bucket], []
-        for handle in handles:
+        for handle in self._under_way[bucket]:
             handle.wait()
+        self._under_way[bucket] = []
         self.times.waited_since(began)
         return mean.div_(self._weight) if self._weight > 0 else mean
+
+    def break_off(self) -> None:
+        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        for handle in chain.from_iterable(self._under_way):
+            with suppress(PeerLost):
+                handle.wait()
+        self._under_way = [[] for _ in self._flat.buckets]
 
     def _write_tail(self) -> None:
         """Says what this member brings to the step, and how long its buckets took it, ready ones in the step before."""

@@ -43,6 +43,7 @@ class Strategy(Config):
         one_host: whether all workers must be on one host.
         sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
         can_begin_anew: whether its workers, which go in step, can be set to a common point between two steps.
+        begins_again: whether workers that regroup may have to take a step again which was over for them.
         cuts_network: whether workers share a network's last layers, and so compute together (`WorkerPart.compute`);
             what another worker trains of them comes at the end of an epoch.
         offers: what a group of its workers has for servers above it, which other groups share.
@@ -55,6 +56,7 @@ class Strategy(Config):
     one_host: ClassVar[bool] = False
     sends_by_value: ClassVar[bool] = False
     can_begin_anew: ClassVar[bool] = False
+    begins_again: ClassVar[bool] = False
     cuts_network: ClassVar[bool] = False
     offers: ClassVar[Offer] = Offer.NOTHING
 
@@ -226,7 +228,8 @@ class Strategy(Config):
         """Makes what must hold after every event of a run."""
         workers = conditions.cast.workers
         leaves_out, regroups = self.leaves_steps_out(len(workers)), self.regroups(len(workers))
-        every_step = EveryStep(workers, leaves_out=leaves_out, regroups=regroups)
+        again = self.begins_again
+        every_step = EveryStep(workers, leaves_out=leaves_out, regroups=regroups, again=again)
         return [Progress(conditions.patience_s), Versions(), every_step]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

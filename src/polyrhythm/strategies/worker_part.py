@@ -138,6 +138,14 @@ class WorkerPart:
         Afterwards nothing of that touches the flat vector or the gradients any more.
         """
 
+    def begun_again(self, step: int) -> int:
+        """Says with how many steps done this worker goes on after `break_off`; fewer, if the latest was not whole.
+
+        Args:
+            step: that it had done.
+        """
+        return step
+
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
 

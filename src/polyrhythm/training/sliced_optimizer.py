@@ -73,6 +73,27 @@ class SlicedOptimizer:
                 start = place.stop
         self._forget_whole()
 
+    def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives the state slice by slice, as it must be told where some have been updated once more than others."""
+        states = [part.state() for part in self._parts]
+        tensors = {
+            f"{number}.{name}": value
+            for number, (named, _) in enumerate(states)
+            for name, value in named.items()
+        }
+        return tensors, {"slices": [facts for _, facts in states]}
+
+    def load_pieces(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `pieces` gave, of the same slices."""
+        for number, part in enumerate(self._parts):
+            prefix = f"{number}."
+            named = {
+                name.removeprefix(prefix): value.clone()
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+            part.load_state(named, facts["slices"][number])
+
     def _forget_whole(self) -> None:
         if self._whole.inner is not None:
             self._whole.inner.state.clear()

@@ -83,3 +83,25 @@ def test_a_state_of_another_optimiser_is_refused():
     state = SlicedOptimizer(other, vector.clone(), CUTS["two"]).state()
     with pytest.raises(RequestError, match="SGD, not Adam"):
         SlicedOptimizer(plan, vector, CUTS["two"]).load_state(*state)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_slices_of_which_one_is_an_update_ahead_are_told_one_by_one(kind):
+    """Adam counts its updates; told as a whole, all slices would take over the count of one of them."""
+    plan, vector = plan_of(kind)
+    cut, ahead = CUTS["three"], 1
+    first = SlicedOptimizer(plan, vector, cut)
+    train(first, vector, range(2), "three")
+    first.step(ahead, gradient(2)[cut[ahead]], 0.03)
+    copy = vector.clone()
+    second = SlicedOptimizer(plan, copy, cut)
+    second.load_pieces(*first.pieces())
+    for number in (0, 2):
+        for optimizer in (first, second):
+            optimizer.step(number, gradient(2)[cut[number]], 0.03)
+    train(first, vector, [3], "three")
+    train(second, copy, [3], "three")
+    plan_alone, alone = plan_of(kind)
+    train(SlicedOptimizer(plan_alone, alone, cut), alone, range(4), "three")
+    assert torch.equal(copy, vector)
+    assert torch.equal(copy, alone)

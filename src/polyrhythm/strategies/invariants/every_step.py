@@ -22,9 +22,19 @@ class EveryStep(Invariant):
         workers: their ranks.
         leaves_out: whether a worker may leave steps out to be where the others are.
         regroups: whether workers regroup.
+        again: whether those who regroup may take their latest step again, whose update was not whole.
     """
 
-    def __init__(self, workers: Collection[int], *, leaves_out: bool = False, regroups: bool = False) -> None:
+    def __init__(
+        self,
+        workers: Collection[int],
+        *,
+        leaves_out: bool = False,
+        regroups: bool = False,
+        again: bool = False,
+    ) -> None:
+        self._again = again
+        self._formations = dict.fromkeys(workers, 0)
         self._leaves_out = leaves_out
         self._regroups = regroups
         self._reached = dict.fromkeys(workers, 0)
@@ -35,6 +45,9 @@ class EveryStep(Invariant):
         expected = self._reached[event.rank]
         lost = event.incarnation - self._incarnations[event.rank]
         first, last = (0 if lost else expected), expected + lost
+        if self._again and event.formation != self._formations[event.rank]:
+            first = min(first, expected - 1)
+        self._formations[event.rank] = event.formation
         bounded = not self._leaves_out and event.regrouped is None
         if event.step < first or (event.step > last and bounded):
             raise Violation(

@@ -280,6 +280,11 @@ class SimulatedCommunicator:
         self._incarnations = incarnations
         self._home.inbox.know_losses(self._context, incarnations)
 
+    @property
+    def context(self) -> int:
+        """The number of its message space, the same on all its ranks."""
+        return self._context
+
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
         """Makes the communicator of some of these ranks."""
         cluster = self._cluster

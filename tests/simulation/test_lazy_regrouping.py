@@ -1,0 +1,90 @@
+"""Workers lose some of their number while the updates of their layers come one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from conformance.jobs import blobs, make_job, perceptron, result_of
+from polyrhythm.events import RunEnded
+from polyrhythm.simulation.trials import Trial, try_seeds
+from polyrhythm.strategies.lazy_worker import LazyWorker
+from polyrhythm.training.model_sizes import ModelSizes
+from simulation.test_lost_workers import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
+from simulation.trying import trial
+
+WHOLE_S = 0.2
+MOMENTS = [round(WHOLE_S * number / 9, 5) for number in range(9)]
+EAGER_S = 0.02
+
+
+def layers(spec: str, **options: Any) -> Trial:
+    """Makes a trial of a model of three layers, a bucket each."""
+    tried = trial(spec, steps=8, **options)
+    sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
+    return replace(tried, rehearsal=replace(tried.rehearsal, sizes=sizes))
+
+
+def trained(spec: str, kills: Any, successors: Any = ()) -> tuple[Any, list[Tensor]]:
+    """Runs a job; gives its events, and the parameters of all who have ever been there."""
+    job = make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
+    models: list[torch.nn.Module] = []
+
+    def make() -> torch.nn.Module:
+        models.append(perceptron())
+        return models[-1]
+
+    events = events_of(replace(job, make_model=make), kills, successors)
+    return events, [parameters_to_vector(model.parameters()).detach() for model in models]
+
+
+@pytest.mark.parametrize("pause_s", [None, 0.0005, 0.03])
+def test_the_others_go_on_with_equal_bits_whenever_a_worker_dies(pause_s: float | None) -> None:
+    _, (whole, *_) = trained("lazy_synchronous", [])
+    for at_s in MOMENTS:
+        successors = (
+            [(at_s + pause_s, 1)] if pause_s is not None and at_s + pause_s < WHOLE_S - EAGER_S else []
+        )
+        events, vectors = trained("lazy_synchronous", [(at_s, 1)], successors)
+        result = result_of(events)
+        assert isinstance(events[-1], RunEnded)
+        assert (events[-1].outcome, result["steps"], result["images_not_seen"]) == ("done", STEPS, 0)
+        assert result["workers_joined"] == len(successors)
+        equal = sum(torch.equal(vectors[0], vector) for vector in vectors)
+        assert equal >= len(vectors) - 1 >= 1 + len(successors) - (at_s == 0)  # all but that of the dead
+        # every step is the same batch; one that was half made was taken again where its first layers were newer
+        assert torch.allclose(vectors[0], whole, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["lazy_synchronous", "lazy_synchronous(collective=ring)", "lazy_synchronous(piece_bytes=20000)"],
+)
+def test_each_layer_has_each_update_once_under_many_seeds(spec: str) -> None:
+    tried = try_seeds(layers(spec), range(8))
+    assert (tried.seeds, tried.failures) == (8, ())
+
+
+def test_a_bucket_that_is_updated_again_is_found(monkeypatch: Any) -> None:
+    """Without knowing what was made before, who takes a half made step again updates all of it."""
+    half_made: list[bool] = []
+    break_off = LazyWorker.break_off
+
+    def noting(self: LazyWorker) -> None:
+        break_off(self)
+        half_made.append(self._goes_back and bool(self._made))
+
+    monkeypatch.setattr(LazyWorker, "break_off", noting)
+    tried = layers(
+        "lazy_synchronous(collective=ring)", faults="kill(rank=any, every_s=0.05, restart_after_s=0.01)"
+    )
+    assert try_seeds(tried, range(6)).failures == ()
+    assert sum(half_made) > 6
+    monkeypatch.setattr(LazyWorker, "_made_before", lambda self: frozenset())
+    failures = try_seeds(tried, range(6)).failures
+    assert any("parameters after step" in failure.what for failure in failures), failures
