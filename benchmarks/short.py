@@ -12,6 +12,7 @@ import argparse
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -66,7 +67,7 @@ BENCHMARKS = (
     Benchmark("Other forms of the network: `lenet5`", ("execution/measure.py", "--models", "lenet5")),
     Benchmark(
         "Two workers on two cores, and eight",
-        ("step-efficiency/measure.py", "--models", "lenet5", "--workers", "2", "8", "--rounds", "7"),
+        ("step-efficiency/measure.py", "--models", "mlp", "lenet5", "--workers", "2", "8", "--rounds", "7"),
     ),
     Benchmark("From the start of a process to the first step", ("start-up/measure.py",)),
     Benchmark(
@@ -80,29 +81,34 @@ def run(benchmark: Benchmark) -> str:
     """Runs a benchmark; gives what it printed, or why there is nothing."""
     start = time.perf_counter()
     script, *options = benchmark.words
-    try:
-        told = subprocess.run(
-            [sys.executable, str(HERE / script), *options],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=GIVE_UP_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not ended after {GIVE_UP_S:.0f} s"
-    if told.returncode:
-        return f"failed: {(told.stderr.strip().splitlines() or ['no word'])[-1]}"
-    return f"{told.stdout.rstrip()}\n({time.perf_counter() - start:.0f} s in all)"
+    command = [sys.executable, str(HERE / script), *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        try:
+            told, complaints = running.communicate(timeout=GIVE_UP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # its ranks too: they would disturb the next one
+            return f"not ended after {GIVE_UP_S:.0f} s"
+    if running.returncode:
+        return f"failed: {(complaints.strip().splitlines() or ['no word'])[-1]}"
+    return f"{told.rstrip()}\n({time.perf_counter() - start:.0f} s in all)"
 
 
-def page(outcomes: list[tuple[Benchmark, str]]) -> str:
-    """Gives the Markdown page."""
+def page(outcomes: list[tuple[Benchmark, str]], load_before: float | None) -> str:
+    """Gives the Markdown page.
+
+    Args:
+        outcomes: what each has printed.
+        load_before: how many processes wanted a core when the first one began; None where the system does not say.
+    """
     machine = f"{os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}, PyTorch {version('torch')}"
     sections = [
         f"## {benchmark.title}\n\n```\n$ {benchmark.command}\n{outcome}\n```\n"
         for benchmark, outcome in outcomes
     ]
-    head = f"# Results of the short benchmarks\n\nWritten by `make bench`. {machine}.\n"
+    load = "what else runs is not known" if load_before is None else f"load {load_before:.1f} when it began"
+    head = f"# Results of the short benchmarks\n\nWritten by `make bench`. {machine}, {load}.\n"
     return "\n".join([head, *sections])
 
 
@@ -119,6 +125,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
     chosen = options.parse_args()
     outcomes = []
+    load_before = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     for benchmark in BENCHMARKS:
         if chosen.only and benchmark.name not in chosen.only:
             continue
@@ -126,7 +133,7 @@ def main() -> None:
         outcomes.append((benchmark, run(benchmark)))
         print(outcomes[-1][1], flush=True)
         part = chosen.out.with_suffix(".part")
-        part.write_text(page(outcomes))
+        part.write_text(page(outcomes, load_before))
         part.replace(chosen.out)
     print(f"written to {chosen.out}")
 

@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -130,7 +131,7 @@ class RayActor:
 
     def _exchange(self) -> None:
         answer = self._get(self._server.exchange.remote(self._gradients.numpy()))
-        self._vector.copy_(torch.from_numpy(answer))
+        np.copyto(self._vector.numpy(), answer)  # what Ray gives may only be read, at which torch would warn
 
 
 def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
