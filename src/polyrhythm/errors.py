@@ -30,11 +30,13 @@ class PeerLost(RunError):
 
     Attributes:
         rank: the lost peer.
+        losses: how many that had this rank are known to be gone.
     """
 
-    def __init__(self, rank: int, while_doing: str) -> None:
+    def __init__(self, rank: int, while_doing: str, losses: int = 1) -> None:
         super().__init__(f"rank {rank} is gone (noticed while {while_doing})")
         self.rank = rank
+        self.losses = losses
 
 
 class LetGo(PeerLost):

@@ -249,6 +249,28 @@ class Straggler(Notice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerLost(Notice):
+    """A server is gone; who has its shards as well goes on with them.
+
+    Attributes:
+        rank: its rank.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerJoined(Notice):
+    """The successor of a lost server has all of its shards: another may be lost.
+
+    Attributes:
+        rank: its rank.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Restarted(Notice):
     """All ranks are started again, since one was lost that could not be done without.
 
@@ -286,6 +308,8 @@ _KINDS: dict[str, type[Event]] = {
         WorkerJoined,
         Notice,
         Straggler,
+        ServerLost,
+        ServerJoined,
         Restarted,
         RunEnded,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
-from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, ServerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
 EPOCHS, BATCH_SIZE, IMAGES, WORKERS, SERVERS = 6, 4, 1438, 3, 2
@@ -61,8 +61,12 @@ def steps_of(command: Started, worker: int) -> int:
     return max(done, default=0)
 
 
+def count_of(command: Started, kind: type[Event]) -> int:
+    return sum(isinstance(event, kind) for event in read_events(command.run / "events.jsonl"))
+
+
 def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> None:
-    command = start("--strategy", ON_TWO)
+    command = start("--strategy", ON_TWO, "--restarts", "0")
     command.wait_for(in_epoch(1))
     os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
     killed_at_s, before = time.monotonic(), [steps_of(command, worker) for worker in range(WORKERS)]
@@ -72,12 +76,37 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
     result = command.result()
     figures = result.figures
     assert result.status == 0
-    assert (figures["servers_lost"], figures["workers_lost"], figures["images_not_seen"]) == (1, 0, 0)
+    assert (figures["servers_lost"], figures["servers_joined"]) == (1, 0)
+    assert (figures["workers_lost"], figures["images_not_seen"]) == (0, 0)
     assert sum(figures["staleness"]["histogram"].values()) == SERVERS * WORKERS * STEPS
     assert figures["messages_refused"] == {}
     assert figures["test_top1"] > 0.85
     notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
-    assert "server 0 (rank 3) was killed by SIGKILL; who has kept its shard goes on with it" in notices
+    assert "server 0 (rank 3) was killed by SIGKILL; who has its shards as well goes on with them" in notices
+
+
+def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: Starter) -> None:
+    command = start("--strategy", ON_TWO, "--epochs", "18")
+    command.wait_for(in_epoch(1))
+    for joined in range(
+        3
+    ):  # server 0, server 1, and the successor of server 0: a successor is the last process
+        os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
+        wait_for(lambda: count_of(command, ServerJoined) > joined, "the successor to have its shards")  # noqa: B023
+    result = command.result()
+    figures = result.figures
+    assert result.status == 0
+    assert (figures["servers_lost"], figures["servers_joined"]) == (3, 3)
+    assert (figures["workers_lost"], figures["images_not_seen"], figures["restarts"]) == (0, 0, 0)
+    assert sum(figures["staleness"]["histogram"].values()) == 3 * SERVERS * WORKERS * STEPS
+    assert figures["messages_refused"] == {}
+    assert figures["test_top1"] > 0.85
+    notices = [event.text for event in read_events(command.run / "events.jsonl") if isinstance(event, Notice)]
+    assert "server 0 (rank 3) is there again, and has its shards from its neighbours" in notices
+    assert any(
+        text.endswith("goes on with them, and it is started again in 0.5 s (restart 1 of 3)")
+        for text in notices
+    )
 
 
 def test_a_worker_that_comes_after_a_server_was_lost_finds_the_other(start: Starter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from polyrhythm.simulation.run import _piece
 from polyrhythm.simulation.stage import Surroundings, plain_stage
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.parameter_server.replication.kept_shard import KeptShard
-from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
+from polyrhythm.strategies.parameter_server.replication.shard_copy import ShardCopy
+from polyrhythm.strategies.parameter_server.serving.readings import Readings
 from simulation.trying import trial
 
 WORKERS, IMAGES, BATCH_SIZE = 3, 53, 4
@@ -36,8 +37,8 @@ SPECS = [
 ]
 
 
-def events_of(job: Any, *deaths: tuple[float, int]) -> list[Event]:
-    """Runs a job in which ranks are killed at given times."""
+def events_of(job: Any, *deaths: tuple[float, int], births: Sequence[tuple[float, int]] = ()) -> list[Event]:
+    """Runs a job in which ranks are killed at given times, and get successors."""
     events: list[Event] = []
     stage = plain_stage(
         cast_in_order(job.workers, job.strategy.server_count), _piece(job), events.append, AROUND
@@ -47,14 +48,27 @@ def events_of(job: Any, *deaths: tuple[float, int]) -> list[Event]:
         if not stage.tasks[rank].ended:
             stage.cluster.kill(rank)
 
+    def restart(rank: int) -> None:
+        stage.cluster.replace(rank)
+        stage.spawn(rank)
+
     for at_s, rank in deaths:
         stage.time.at(at_s, lambda rank=rank: kill(rank))
+    for at_s, rank in births:
+        stage.time.at(at_s, lambda rank=rank: restart(rank))
     stage.play()
     return events
 
 
 def job_of(spec: str, **options: Any) -> Any:
     return make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, **options)
+
+
+def deaths_of(spec: str, seed: int) -> int:
+    """Gives how many servers die with a seed; with a second one, the first has had a successor for long."""
+    about = trial(spec, steps=8)
+    servers = about.layout.cast.servers
+    return sum(isinstance(fault, Kill) and fault.rank in servers for fault in faults_of(about, seed))
 
 
 def tried(spec: str, seed: int, **options: Any) -> Tried:
@@ -69,6 +83,13 @@ def tried(spec: str, seed: int, **options: Any) -> Tried:
 def test_nothing_acknowledged_is_lost_or_applied_twice_and_replicas_agree(spec: str) -> None:
     """The ledger of every shard, its versions and staleness, and both replicas, bit for bit, after every entry."""
     assert [failure for seed in range(5) for failure in tried(spec, seed).failures] == []
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_server_that_is_started_again_has_all_that_the_other_had(spec: str) -> None:
+    """Then the other may be lost, and be started again: the same invariants, and the successor lives on alone."""
+    seeds = [seed for seed in range(40) if deaths_of(spec, seed) == 2][:4]
+    assert [failure for seed in seeds for failure in tried(spec, seed).failures] == []
 
 
 @pytest.mark.parametrize("victim", [WORKERS, WORKERS + 1])
@@ -94,6 +115,31 @@ def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -
     expected = result_of(events_of(job_of(f"{plain})", **optimizer)))["parameters_sha256"]
     found = events_of(job_of(f"{plain}, replicas=2)", **optimizer), (at_s, WORKERS))
     assert result_of(found)["parameters_sha256"] == expected
+
+
+@pytest.mark.parametrize(
+    "spec", ["parameter_server(servers=2, replicas=2, consistency=synchronous)", SPECS[1]]
+)
+def test_servers_lost_one_after_the_other_change_no_bit_of_what_goes_in_step(spec: str) -> None:
+    optimizer = {"optimizer": "sgd(momentum=0.9)"}
+    servers = job_of(spec).strategy.server_count
+    expected = result_of(events_of(job_of(spec, **optimizer)))["parameters_sha256"]
+    deaths = [(0.04 + 0.03 * number, WORKERS + number) for number in range(servers)]
+    births = [(at_s + 0.01, rank) for at_s, rank in deaths]
+    found = result_of(events_of(job_of(spec, **optimizer), *deaths, births=births))
+    assert (found["servers_lost"], found["servers_joined"]) == (servers, servers)
+    assert found["parameters_sha256"] == expected
+    assert sum(found["staleness"]["histogram"].values()) == servers * WORKERS * STEPS
+
+
+def test_the_other_server_may_not_be_lost_before_the_shard_has_been_handed_over() -> None:
+    with pytest.raises(RunError, match="is gone"):
+        events_of(
+            job_of("parameter_server(servers=2, replicas=2)"),
+            (0.05, WORKERS),
+            (0.0605, WORKERS + 1),
+            births=[(0.06, WORKERS)],
+        )
 
 
 def test_servers_that_are_not_neighbours_may_be_lost_together_and_neighbours_not() -> None:
@@ -133,35 +179,40 @@ def test_a_resumed_run_may_lose_a_server_at_once(tmp_path: Any) -> None:
         assert found["parameters_sha256"] == whole["parameters_sha256"]
 
 
-class Hasty(ReplicatedServer):
+def hasty(self: ShardCopy, pusher: int, message: Any) -> Any:
     """Lets answers go before the backup has what they acknowledge."""
-
-    def _take(self, source: int, message: Any) -> Any:
-        relayed = super()._take(source, message)
-        entry = self._unacknowledged[-1] if self._unacknowledged else None
-        early = [] if entry is None else [*entry.replies]
-        if entry is not None:
-            entry.replies.clear()
-        return relayed + early
+    relayed = enter(self, pusher, message)
+    owed = self._unacknowledged[-1][1] if self._unacknowledged else []
+    early = [*owed]
+    owed.clear()
+    return relayed + early
 
 
-def forgetful(self: KeptShard, pusher: int, message: Any) -> Any:
+def forgetful(self: ShardCopy, pusher: int, message: Any, losses: int) -> Any:
     """Takes what it is asked once more as new."""
     self._requests.forget(pusher)
-    return ask(self, pusher, message)
+    return ask_after_loss(self, pusher, message, losses)
 
 
-ask = KeptShard.ask
+enter, ask_after_loss = ShardCopy._enter, ShardCopy.ask_after_loss
 
 
 @pytest.mark.parametrize("seeds", [range(40)])
 def test_answers_that_leave_too_early_are_found(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.strategies.parameter_server.serving.served.ReplicatedServer", Hasty)
+    monkeypatch.setattr(ShardCopy, "_enter", hasty)
     found = [tried(SPECS[0], seed).failures for seed in seeds]
     assert any(found)
 
 
 def test_what_is_asked_again_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KeptShard, "ask", forgetful)
+    monkeypatch.setattr(ShardCopy, "ask_after_loss", forgetful)
     found = [tried("backup_workers(servers=2, replicas=2)", seed).failures for seed in range(40)]
     assert any(found)
+
+
+def test_what_is_not_handed_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Readings, "load_exact_state", lambda *_: None)
+    spec = "staleness_aware(servers=2, replicas=2)"
+    seeds = [seed for seed in range(40) if deaths_of(spec, seed) == 2][:4]
+    found = [failure.what for seed in seeds for failure in tried(spec, seed).failures]
+    assert any("the replicas of shard" in what for what in found)

@@ -1,7 +1,7 @@
 """The launcher's watch over its ranks: passes their events on, replaces workers that die, and explains failures.
 
-worker dies ─▶ word to the others ─▶ they go on ─▶ pause ─▶ a successor starts, under the same rank
-                                                └─▶ no restart left: its place is vacant, for who joins by hand
+a rank dies that can be spared ─▶ word to the others ─▶ they go on ─▶ pause ─▶ a successor, under the same rank
+                                                └─▶ no restart left: a worker's place is vacant, for who joins by hand
 any other   ─▶ the others may say what they saw ─▶ the run has failed
 """
 
@@ -19,7 +19,16 @@ from typing import Any
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerJoined, from_json
+from polyrhythm.events import (
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    ServerJoined,
+    WorkerJoined,
+    from_json,
+)
+from polyrhythm.launch.absences import Absences
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
@@ -60,7 +69,7 @@ class Watch:
         self._guests: Guests | None = None
         self._how_to_join = ""
         self._succession = Succession(ranks.job.losses.restarts)
-        self._lost: set[Peer] = set()
+        self._absences = Absences(ranks.cast)
         self._ledger = Ledger.of(ranks.job.workers)
         self._ended = False
         self._time_s = 0.0
@@ -75,13 +84,18 @@ class Watch:
             vacant: places that nobody has.
         """
         door = entrance.open()
-        self._lost |= set(vacant)
         for peer in vacant:
             door.vacate(peer)
             self._tell_of_loss(peer, store)
         door.open(store.port)
         self._how_to_join = entrance.how
-        self._guests = Guests(door, self._ranks.name, self._say, lambda peer: self._tell_of_loss(peer, store))
+        self._guests = Guests(
+            door,
+            self._ranks.name,
+            self._say,
+            tell_of_loss=lambda peer: self._tell_of_loss(peer, store),
+            welcome=lambda peer: self._welcome(peer, store),
+        )
 
     def run(self, store: Any) -> None:
         """Returns when all have left.
@@ -138,7 +152,8 @@ class Watch:
             event = replace(event, time_s=self._time_s)
         self._time_s = event.time_s
         self._ledger.note(event, time.perf_counter())
-        if isinstance(event, WorkerJoined):
+        if isinstance(event, WorkerJoined | ServerJoined):
+            self._absences.fill(event.rank)
             for newest in self._newest(event.rank):
                 newest.joined = True
         if isinstance(event, RunEnded):
@@ -177,11 +192,9 @@ class Watch:
     def _start_successors(self, store: Any) -> None:
         for peer in self._succession.take_due(time.monotonic()):
             guests = () if self._guests is None else self._guests.present
-            self._lost = {lost for lost in self._lost if lost.rank not in (peer.rank, *dict(guests))}
             with held_back():  # by the child, until it knows what to do then
                 self._ranks.start(peer, guests, self._ledger if peer.rank == LEADER else None)
-            for lost in self._lost:
-                tell_of_loss(store, lost, peer)
+            self._welcome(peer, store)
             if self._stop.wished:
                 self._ranks.signal(signal.SIGTERM)
 
@@ -192,14 +205,13 @@ class Watch:
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
         self._tell_of_loss(child.peer, store)
-        self._lost.add(child.peer)
-        if child.rank in self._cast.servers:
-            held = "who has kept its shard goes on with it"
-            self._say(f"{self._ranks.name(child.rank)} {child.death}; {held}")
-            return
         pause_s = None if self._stop.wished else self._succession.lose(child.peer, time.monotonic())
         used = f"{self._job.losses.restarts - self._succession.left} of {self._job.losses.restarts}"
         then = "" if pause_s is None else f", and it is started again in {pause_s:g} s (restart {used})"
+        if child.rank in self._cast.servers:
+            held = "who has its shards as well goes on with them"
+            self._say(f"{self._ranks.name(child.rank)} {child.death}; {held}{then}")
+            return
         if pause_s is None and self._guests is not None:
             self._guests.door.vacate(child.peer)
             then = ", and its place is vacant for who joins"
@@ -216,9 +228,12 @@ class Watch:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""
         if child.rank == LEADER and (child.kind or self._ended):
             return self._ended  # whose last word was of a run that is over
-        lost = [peer.rank for peer in self._lost if peer.rank in self._cast.servers]
         spared = goes_on_without(
-            child.rank, self._cast, self._job.strategy, lost, leader_returns=self._leader_returns
+            child.rank,
+            self._cast,
+            self._job.strategy,
+            self._absences.servers,
+            leader_returns=self._leader_returns,
         )
         return child.kind in ("", PEER) and spared
 
@@ -238,7 +253,15 @@ class Watch:
             (child for child in self._ranks.children if child.rank == rank), key=lambda child: child.peer
         )[-1:]
 
+    def _welcome(self, newcomer: Peer, store: Any) -> None:
+        """Tells a newcomer of those whom it would look for in vain."""
+        if newcomer.rank in self._cast.workers:  # a server counts once it has its shards
+            self._absences.fill(newcomer.rank)
+        for lost in self._absences.news_for(newcomer):
+            tell_of_loss(store, lost, newcomer)
+
     def _tell_of_loss(self, lost: Peer, store: Any) -> None:
+        self._absences.lose(lost)
         guests = set() if self._guests is None else self._guests.present
         for other in {child.peer for child in self._ranks.children if child.open} | guests:
             tell_of_loss(store, lost, other)

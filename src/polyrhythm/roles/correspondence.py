@@ -11,10 +11,19 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json, unpack_tensors
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import Event, Notice, WorkerJoined, WorkerLost, WorkerProgress, from_json
-from polyrhythm.roles.attendance import Attendance
+from polyrhythm.events import (
+    Event,
+    ServerJoined,
+    ServerLost,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+    from_json,
+)
 from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG
+from polyrhythm.roles.server_attendance import ServerAttendance
 from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
@@ -33,14 +42,14 @@ class Correspondence:
         strategy: says which losses can be borne.
         say: takes the leader's own events, whose times it sets.
         welcome: makes what a successor is given.
-        attendance: of a run that is under way; a successor of the leader has it from its ledger.
+        ledger: of the run, which a successor of the leader has from that one.
 
     Attributes:
         attendance: of the workers.
         states: the latest of every worker that is there.
         reports: every server's last words, by its rank.
         stragglers: among the workers.
-        servers_lost: the indices of servers that are lost.
+        servers: which are there.
         mend: lets workers regroup; set where they do.
         untrained: what the first worker has told that a new leader has heard from, by name.
     """
@@ -51,18 +60,18 @@ class Correspondence:
         strategy: Strategy,
         say: Callable[[Event], None],
         welcome: Callable[[], Welcome],
-        attendance: Attendance | None = None,
+        ledger: Ledger,
     ) -> None:
         self._world = world
         self._strategy = strategy
         self._control = world.control()
         self._say = say
         self._welcome = welcome
-        self.attendance = attendance or Attendance(len(world.cast.workers))
+        self.attendance = ledger.attendance
         self.states: dict[int, WorkerState] = {}
         self.reports: dict[int, dict[str, Any]] = {}
         self.stragglers = Stragglers()
-        self.servers_lost: set[int] = set()
+        self.servers = ServerAttendance(world.cast.servers, strategy, ledger.servers)
         self._server_states: dict[int, State] | None = None
         self._regroups = strategy.regroups(len(world.cast.workers))
         self._muster = Muster(len(world.cast.workers))
@@ -147,7 +156,7 @@ class Correspondence:
 
     def wait_for_servers(self) -> None:
         """Waits for the last words of every server, which says them when it has been let go."""
-        self.read_until(lambda: all(rank in self.reports for rank in self._living_servers()))
+        self.read_until(lambda: all(rank in self.reports for rank in self.servers.present))
 
     def ask_servers(self) -> list[State]:
         """Asks for the state of every shard, those that hold it now."""
@@ -160,13 +169,8 @@ class Correspondence:
         return [found[shard] for shard in shards]
 
     def _ask_for(self, shard: int) -> None:
-        servers = self._world.cast.servers
-        holder = next(server for server in self._strategy.holders(shard) if server not in self.servers_lost)
         with suppress(PeerLost):  # as is heard on the other communicator as well, and then others are asked
-            self._world.network.send(servers[holder], Message(Kind.CHECKPOINT, step=shard))
-
-    def _living_servers(self) -> list[int]:
-        return [rank for index, rank in enumerate(self._world.cast.servers) if index not in self.servers_lost]
+            self._world.network.send(self.servers.holder(shard), Message(Kind.CHECKPOINT, step=shard))
 
     def _lose_server(self, rank: int) -> None:
         """Notes that a server is lost, unless it was through; asks others for what it still had to say.
@@ -174,18 +178,21 @@ class Correspondence:
         Raises:
             PeerLost: nobody has kept its shard.
         """
-        server = self._world.cast.servers.index(rank)
-        if rank in self.reports:
+        if rank in self.reports or not self.servers.lose(rank):
             return
-        self.servers_lost.add(server)
-        if not self._strategy.spares_servers(self.servers_lost):
-            raise PeerLost(rank, "waiting for a message from anyone")
-        text = f"server {server} (rank {rank}) is lost; who has kept its shard goes on with it"
-        self._say(Notice(time_s=0, text=text))
+        name = self.servers.name(rank)
+        self._say(
+            ServerLost(time_s=0, text=f"{name} is lost; who has kept its shard goes on with it", rank=rank)
+        )
         if self._server_states is not None:
-            for shard in range(len(self._world.cast.servers)):
-                if shard not in self._server_states and server in self._strategy.holders(shard):
+            for shard in self.servers.shards_of(rank):
+                if shard not in self._server_states:
                     self._ask_for(shard)
+
+    def _enter_server(self, rank: int) -> None:
+        self.servers.losses.join(rank)
+        text = f"{self.servers.name(rank)} is there again, and has its shards from its neighbours"
+        self._say(ServerJoined(time_s=0, text=text, rank=rank))
 
     def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
         """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
@@ -250,6 +257,9 @@ class Correspondence:
         return worker
 
     def _take(self, source: int, message: Message) -> None:
+        if message.kind is Kind.JOIN and source in self._world.cast.servers:
+            self._enter_server(source)
+            return
         if message.kind is Kind.JOIN:
             self._enter(source, message.version)
             return

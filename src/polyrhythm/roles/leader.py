@@ -50,7 +50,7 @@ class Leader:
         self._in_step = job.strategy.in_step(job.workers)
         self._goes_on = job.strategy.goes_on(job.workers)
         self._ledger = world.ledger or Ledger.of(job.workers)
-        self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger.attendance)
+        self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger)
         self._figures = RunFigures(job, world, replica, self._others)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None

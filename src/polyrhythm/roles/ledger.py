@@ -8,7 +8,7 @@ It is made of events alone, so what it holds has been said, and what has not bee
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from polyrhythm.events import (
@@ -16,12 +16,15 @@ from polyrhythm.events import (
     Evaluated,
     Event,
     RunStarted,
+    ServerJoined,
+    ServerLost,
     WorkerJoined,
     WorkerLost,
     WorkerProgress,
     from_json,
 )
 from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.server_attendance import ServerLosses
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Ledger:
 
     Attributes:
         attendance: of the workers.
+        servers: what has become of them.
         began_at_s: when training started, on the keeper's clock; None: it has not.
         earlier_s: seconds of training before this session.
         paused_s: for how long the leader was away from training to test, of those since.
@@ -40,6 +44,7 @@ class Ledger:
     """
 
     attendance: Attendance
+    servers: ServerLosses = field(default_factory=ServerLosses)
     began_at_s: float | None = None
     earlier_s: float = 0.0
     paused_s: float = 0.0
@@ -81,18 +86,27 @@ class Ledger:
             self.attendance.lose(event.worker)
         elif isinstance(event, WorkerJoined):
             self.attendance.join(event.worker)
+        elif isinstance(event, ServerLost):
+            self.servers.lose(event.rank)
+        elif isinstance(event, ServerJoined):
+            self.servers.join(event.rank)
 
     def to_json(self) -> dict[str, Any]:
         """Gives the ledger as a JSON-able dict."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         tested = None if self.tested is None else self.tested.to_json()
-        return values | {"attendance": self.attendance.to_json(), "tested": tested}
+        told = {"attendance": self.attendance.to_json(), "servers": self.servers.to_json(), "tested": tested}
+        return values | told
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Ledger:
         """Reads what `to_json` gave."""
         tested = None if told["tested"] is None else from_json(told["tested"])
-        return cls(**told | {"attendance": Attendance.from_json(told["attendance"]), "tested": tested})
+        attendance, servers = (
+            Attendance.from_json(told["attendance"]),
+            ServerLosses.from_json(told["servers"]),
+        )
+        return cls(**told | {"attendance": attendance, "servers": servers, "tested": tested})
 
     def copy(self) -> Ledger:
         """Gives one that what is said from now on does not change."""

@@ -15,6 +15,8 @@ from polyrhythm.events import (
     Notice,
     RunEnded,
     RunStarted,
+    ServerJoined,
+    ServerLost,
     WorkerJoined,
     WorkerLost,
     WorkerProgress,
@@ -27,6 +29,7 @@ from polyrhythm.roles.line import TAG, Line
 from polyrhythm.roles.regroup import MemberSide, Regroup, Side
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
+from polyrhythm.roles.server_attendance import ServerAttendance
 from polyrhythm.roles.stragglers import Stragglers
 from polyrhythm.roles.worker_state import Account
 from polyrhythm.roles.world import LEADER, World
@@ -114,7 +117,7 @@ class _Leader:
         self._ledger = world.ledger or Ledger.of(len(world.cast.workers))
         self._attendance = self._ledger.attendance
         self._stragglers = Stragglers()
-        self._servers_lost: set[int] = set()
+        self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
         self._started_at = world.clock.now()
         self._muster = Muster(len(world.cast.workers))
         self._mend: Callable[[], None] | None = None
@@ -191,7 +194,7 @@ class _Leader:
             else:
                 self._hear(wait=True)
         let_go()
-        while len(self._reports) + len(self._servers_lost) < len(self._world.cast.servers):
+        while not all(rank in self._reports for rank in self._servers.present):
             self._hear(wait=True)
         self._let_leave()
         seconds = self._world.clock.now() - self._started_at
@@ -227,8 +230,9 @@ class _Leader:
 
     def _strike_off(self, rank: int) -> None:
         if rank in self._world.cast.servers:
-            self._servers_lost.add(rank)
-            self._say(Notice(time_s=0, text=f"the server of rank {rank} is lost; another has kept its shard"))
+            if self._servers.lose(rank):
+                text = f"{self._servers.name(rank)} is lost; who has kept its shard goes on with it"
+                self._say(ServerLost(time_s=0, text=text, rank=rank))
             return
         worker = self._world.cast.workers.index(rank)
         if worker in self._attendance.present:
@@ -237,6 +241,11 @@ class _Leader:
             self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
 
     def _take(self, source: int, message: Message) -> None:
+        if source in self._world.cast.servers and message.kind is Kind.JOIN:
+            self._servers.losses.join(source)
+            text = f"{self._servers.name(source)} is there again, and has its shards from its neighbours"
+            self._say(ServerJoined(time_s=0, text=text, rank=source))
+            return
         if message.kind is Kind.LEAD:
             self._see(source, self._world.cast.workers.index(source), message.version)
             return
@@ -306,7 +315,8 @@ class _Leader:
             "test_top5": None,
             "workers_lost": attendance.lost,
             "workers_joined": attendance.joined,
-            "servers_lost": len(self._servers_lost),
+            "servers_lost": self._servers.losses.lost,
+            "servers_joined": self._servers.losses.joined,
             "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": staleness_figures(accounts, reports),
             **defence_figures(reports),

@@ -33,8 +33,8 @@ Handling = Callable[[int, Message], list[tuple[int, Message]]]
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
 """A message that is there within this time is taken to have been waiting."""
-_OUTSIDE_STEPS = frozenset([Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE])
-"""What a run begins and ends with; workers do not count those bytes either."""
+_OUTSIDE_STEPS = frozenset([Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE])
+"""What a run or a successor begins with, and a run ends with; workers do not count those bytes either."""
 _CHECKPOINT, _STATE = Kind.CHECKPOINT, Kind.STATE  # an enum is slow to ask for its members
 
 
@@ -48,13 +48,15 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         finite: whether all gradients are known to be finite.
     """
     network, clock = world.network, world.clock
-    index = world.cast.servers.index(network.rank)
+    servers = world.cast.servers
+    index = servers.index(network.rank)
     part = strategy.server(ServerSetting(index, world.cast, finite))
     line = Line(world, strategy)
-    if resume:
-        _load_states(part, strategy.holds(index), line.control)
+    resumed = strategy.holds(index) if resume and not world.rejoins else []
+    _load_states(part, resumed, line.control)
     reporter = _Reporter(index, part, world)
     outbox = _Outbox(strategy, world)
+    entry = _Entry(part, world, outbox)
     refusals = _Refusals(index, world, line)
     bytes_sent = 0
     while not part.done:
@@ -65,11 +67,11 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             if not world.goes_on_without(loss.rank, strategy):
                 raise
             line.hear_of(loss)
-            outbox.send(part.on_loss(loss.rank))
+            outbox.send(_bear(part, loss))
             continue
         line.look_if_away()
         kind = message.kind
-        if kind is _CHECKPOINT or kind is _STATE:
+        if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):
                 _keep(part, index, line, (source, message))
             continue
@@ -85,6 +87,8 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             bytes_sent += network.bytes_sent - before
         if reporter.due:
             reporter.tell(line)
+        if entry.due:
+            entry.tell(line)
     outbox.flush()
     reporter.tell_the_rest(line)
     report = _last_words(part, world) | {
@@ -92,6 +96,12 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         "refused": dict(refusals.counted + world.refused),
     }
     line.send(Message(Kind.REPORT, pack_json(report)))
+
+
+def _bear(part: ServerPart, loss: PeerLost) -> list[tuple[int, Message]]:
+    if isinstance(part, KeepingPart):
+        return part.on_losses(loss.rank, loss.losses)
+    return part.on_loss(loss.rank)
 
 
 def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
@@ -193,6 +203,28 @@ class _Refusals:
         text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
         notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
         self._line.send(Message(Kind.EVENT, pack_json(notice.to_json())))
+
+
+class _Entry:
+    """How a lost server's successor comes in: it asks others for its shards, and tells the leader that it has them.
+
+    Attributes:
+        due: whether that has still to be told.
+    """
+
+    def __init__(self, part: ServerPart, world: World, outbox: _Outbox) -> None:
+        self.due = False
+        if world.rejoins and isinstance(part, KeepingPart):
+            self.due = True
+            self._part = part
+            self._incarnation = world.incarnation
+            outbox.send(part.rejoin(world.incarnation))
+
+    def tell(self, line: Line) -> None:
+        """Tells the leader, once this server has all of its shards."""
+        if self._part.whole:
+            self.due = False
+            line.send(Message(Kind.JOIN, version=self._incarnation))
 
 
 class _Outbox:

@@ -196,7 +196,7 @@ class Scene:
         """Ends successors that came when nobody was there to serve them; gives whether nothing else was wrong."""
         stuck = self.living(range(self.cast.size))
         late = all(rank in self.killed_at_s and self.ranks[rank].incarnation for rank in stuck)
-        if not (stuck and late) or self.living([LEADER, *self.cast.servers]):
+        if not (stuck and late) or self.living([LEADER]):
             return False
         for rank in stuck:
             self._end(rank)

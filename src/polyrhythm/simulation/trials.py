@@ -17,7 +17,7 @@ from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault import Fault
-from polyrhythm.simulation.injection.fault_mix import drawn_change_of_lead, drawn_death, drawn_faults
+from polyrhythm.simulation.injection.fault_mix import drawn_change_of_lead, drawn_deaths, drawn_faults
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.scene import Scene
@@ -111,7 +111,7 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     ):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
     if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
-        drawn += (drawn_death(trial.layout.cast.servers, seed, length_s),)
+        drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s)
     return drawn
 
 

@@ -74,7 +74,21 @@ class ServerPart(Protocol):
 
 @runtime_checkable
 class KeepingPart(ServerPart, Protocol):
-    """A server's side that keeps shards of other servers beside its own."""
+    """A server's side that keeps shards of other servers beside its own, so that a lost server may have a successor.
+
+    Attributes:
+        whole: whether it has all of its shards, which a successor must be given first.
+    """
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all of its shards."""
+
+    def rejoin(self, incarnation: int) -> list[tuple[int, Message]]:
+        """Begins as the successor of so many lost servers; gives what asks others for its shards."""
+
+    def on_losses(self, rank: int, losses: int) -> list[tuple[int, Message]]:
+        """Hears what `on_loss` says, and how many that had the rank are gone."""
 
     def state_of(self, shard: int) -> State:
         """Gives all that a resumed server of a shard needs.

@@ -117,6 +117,10 @@ class Inbox:
         for rank, incarnation in incarnations.items():
             self._told[context, None, rank] = self._told[context, rank, rank] = incarnation
 
+    def losses(self, rank: int) -> int:
+        """Tells how many that had a global rank are known to be gone."""
+        return self._losses.get(rank, 0)
+
     def news_of_loss(self, want: Want) -> int | None:
         """Gives a lost rank that this receiver must hear of: its own source while it is gone, any member once."""
         for rank, losses in self._losses.items():

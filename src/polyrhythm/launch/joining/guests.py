@@ -21,6 +21,7 @@ class Guests:
         name: names a rank for people.
         say: tells people.
         tell_of_loss: tells every rank that a process is gone.
+        welcome: tells who has come of those that are gone.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Guests:
         name: Callable[[int], str],
         say: Callable[[str], None],
         tell_of_loss: Callable[[Peer], None],
+        welcome: Callable[[Peer], None],
     ) -> None:
         self.door = door
         self.present: set[Peer] = set()
         self._name = name
         self._say = say
         self._tell_of_loss = tell_of_loss
+        self._welcome = welcome
         self._said: set[str] = set()
         self._over = False
 
@@ -75,6 +78,7 @@ class Guests:
         name = self._name(news.peer.rank)
         if news.what == "came":
             self.present.add(news.peer)
+            self._welcome(news.peer)
             if self._over:
                 return
             self._say(f"{news.who} takes the place of {name}")

@@ -15,6 +15,8 @@ from polyrhythm.simulation.injection.faults.slow import Slow
 from polyrhythm.strategies.cast import Cast
 
 _MOST = 3
+_ALONE, _SETTLED = 0.5, 0.5
+"""How often a needed rank has no successor; for which part of a run a successor is let be, to get its shards."""
 
 
 def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tuple[Fault, ...]:
@@ -40,7 +42,7 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tupl
     return tuple(found)
 
 
-def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Fault:
+def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
     """Draws when one of some ranks dies, without a successor.
 
     Args:
@@ -65,6 +67,27 @@ def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault,
         return ()
     restart_s = random.choice([0.0, _rounded(length_s * random.uniform(0, 0.2))])
     return (Kill(rank=LEADER, after_step=random.randrange(1, steps), restart_after_s=restart_s),)
+
+
+def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float) -> tuple[Fault, ...]:
+    """Draws when one of some ranks dies; every other time it has a successor, and another dies some time after that.
+
+    Args:
+        ranks: who may die.
+        seed: of the draw.
+        length_s: about how long the run takes.
+    """
+    first = drawn_death(ranks, seed, length_s)
+    random = Random(seed_for("deaths", seed))
+    if random.random() < _ALONE or first.at_s is None:
+        return (first,)
+    restart_s = _rounded(length_s * random.uniform(0, 0.2))
+    others = [rank for rank in ranks if rank != first.rank]
+    later_s = first.at_s + restart_s + length_s * random.uniform(_SETTLED, 1)
+    again = Kill(
+        rank=random.choice(others), at_s=_rounded(later_s), restart_after_s=_restart(random, length_s)
+    )
+    return first.model_copy(update={"restart_after_s": restart_s}), again
 
 
 def _rounded(seconds: float) -> float:

@@ -148,5 +148,5 @@ class SimulatedRank:
         if found is None:
             lost = inbox.news_of_loss(want)
             if lost is not None:
-                raise PeerLost(lost, reason)
+                raise PeerLost(lost, reason, inbox.losses(lost))
         return found

@@ -178,7 +178,7 @@ class Rank:
     def _tell_loss(self, want: Want, reason: str) -> None:
         lost = self._inbox.news_of_loss(want)
         if lost is not None:
-            raise PeerLost(lost, reason)
+            raise PeerLost(lost, reason, self._inbox.losses(lost))
 
     def incarnation(self, rank: int) -> int:
         """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""

@@ -49,7 +49,7 @@ class Entry:
 def _digest(part: ShardServer) -> str:
     if not len(part.values):
         return ""
-    tensors, facts = part.state()
+    tensors, facts = part.exact_state()
     found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         found.update(name.encode())
@@ -68,14 +68,17 @@ class Log:
         part: takes them.
 
     Attributes:
+        shard: its number.
+        part: takes them.
         told: hears of every entry, where somebody watches.
+        length: entries that have been taken.
     """
 
     def __init__(self, shard: int, part: ShardServer) -> None:
         self.shard = shard
         self.part = part
         self.told: Told | None = None
-        self._length = 0
+        self.length = 0
 
     def take(self, source: int, message: Message | None) -> Entry:
         """Lets the server take an entry.
@@ -83,24 +86,16 @@ class Log:
         Raises:
             RefusedMessage: it is none; nothing has been changed.
         """
-        part = self.part
-        if self.told is None:
-            replies = part.on_loss(source) if message is None else part.on_message(source, message)
-            return Entry(self.shard, 0, source, message, replies)
-        version, staleness = part.version, Counter(part.staleness)
+        part, told = self.part, self.told is not None
+        version, staleness = part.version, Counter(part.staleness) if told else Counter()
         replies = part.on_loss(source) if message is None else part.on_message(source, message)
+        self.length += 1
+        number = self.length - 1
+        if not told:
+            return Entry(self.shard, number, source, message, replies)
         applied = part.staleness - staleness
-        self._length += 1
         return Entry(
-            self.shard,
-            self._length - 1,
-            source,
-            message,
-            replies,
-            version,
-            part.version,
-            applied,
-            _digest(part),
+            self.shard, number, source, message, replies, version, part.version, applied, _digest(part)
         )
 
     def tell(self, entry: Entry) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
-from polyrhythm.strategies.parameter_server.replication.kept_shard import KEPT
+from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
 
 
 class OfShards(Invariant):
@@ -22,22 +22,22 @@ class OfShards(Invariant):
     def __init__(self, cast: Cast, told: Sequence[Invariant]) -> None:
         self._workers = frozenset(cast.workers)
         self._told = told
+        self._servers = cast.servers
         self._before = {rank: cast.servers[index - 1] for index, rank in enumerate(cast.servers)}
-        self._relays: set[tuple[int, int, int]] = set()
+        self._relays: dict[tuple[int, int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Passes on what travels between workers and shards, and not what servers tell each other."""
+        """Passes on what travels between workers and shards, and not what servers tell each other, or whom to ask."""
         source, to, message = event.source, event.to, event.message
         link = source, event.source_incarnation, to
         if to in self._before and message.kind is Kind.RELAY:
             if source in self._workers:
-                self._relays.add(link)
+                self._relays[link] = self._servers[message.version]
             return
-        if source in self._before and to in self._before:
+        if source in self._before and (to in self._before or message.kind in (Kind.RELAY, Kind.JOIN)):
             return
         if link in self._relays:
-            self._relays.remove(link)
-            event = replace(event, to=self._before[to])
+            event = replace(event, to=self._relays.pop(link))
         elif source in self._before and message.tag == KEPT:
             event = replace(event, source=self._before[source])
         for entry in self._told:

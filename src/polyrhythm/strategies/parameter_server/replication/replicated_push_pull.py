@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.parameter_server.replication.kept_shard import KEPT
+from polyrhythm.strategies.parameter_server.replication.replicated_server import GREETING, KEPT
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.worker_part import WorkerSetting
 
@@ -22,10 +23,12 @@ class ReplicatedPushPull(PushPull):
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting)
         self._own = setting.workers.rank
-        self._moved = [False] * len(self._servers)
+        self._with_keeper = [False] * len(self._servers)
+        self._announces = [False] * len(self._servers)
         self._open: list[Message | None] = [None] * len(self._servers)
         self._sending: dict[int, list[Handle]] = {}
         self._initialising = False
+        self._losses: Counter[int] = Counter()
 
     def initialise(self) -> None:
         """Gives every server its shard; what a server that is lost meanwhile had been given goes to its keeper."""
@@ -57,8 +60,11 @@ class ReplicatedPushPull(PushPull):
             server, tag = self._address(position)
             try:
                 _, answer = self._network.receive(server, tag)
-            except PeerLost:
-                self._move(position)
+            except PeerLost as loss:
+                self._move(position, loss)
+                continue
+            if answer.kind is Kind.RELAY:  # a successor of the server, which only follows
+                self._ask_other(position)
                 continue
             self._open[position] = None
             self._initialising &= any(self._open)
@@ -66,51 +72,97 @@ class ReplicatedPushPull(PushPull):
 
     def _address(self, position: int) -> tuple[int, int]:
         """Gives the server that has a shard now, and the tag of its answers."""
-        if self._moved[position]:
+        if self._with_keeper[position]:
             return self._servers[(position + 1) % len(self._servers)], KEPT
         return self._servers[position], 0
 
     def _send(self, position: int, message: Message) -> None:
         """Sends to the server of a shard; to another, if that one is lost."""
         try:
-            if self._moved[position]:
-                self._relay(position, message)
-            else:
-                sending = self._network.start_send(self._servers[position], message)
-                self._sending.setdefault(position, []).append(sending)
-        except PeerLost:
-            self._move(position, also=message)
+            self._send_there(position, message)
+        except PeerLost as loss:
+            self._move(position, loss, also=message)
 
-    def _relay(self, position: int, message: Message) -> None:
-        """Sends two messages that must arrive next to each other."""
-        keeper = self._address(position)[0]
-        for other in range(len(self._servers)):
-            if self._address(other)[0] == keeper:
+    def _send_there(self, position: int, message: Message) -> None:
+        """Sends to the server that has a shard; one that is asked since another is lost is told so before."""
+        server = self._address(position)[0]
+        if not self._announces[position]:
+            self._sending.setdefault(position, []).append(self._network.start_send(server, message))
+            return
+        for other in range(len(self._servers)):  # the two messages must arrive next to each other
+            if self._address(other)[0] == server:
                 for sending in self._sending.get(other, ()):
                     sending.wait()
-        self._network.send(keeper, Message(Kind.RELAY, step=self._own))
-        self._network.send(keeper, message)
+        losses = float(self._losses[self._other(position)])
+        self._network.send(server, Message(Kind.RELAY, step=self._own, version=position, weight=losses))
+        self._network.send(server, message)
 
-    def _move(self, position: int, also: Message | None = None) -> None:
-        """The server of a shard is lost: asks its keeper from now on, and what is open once more.
+    def _other(self, position: int) -> int:
+        """Gives the server that is not asked for a shard now."""
+        return self._servers[(position + (not self._with_keeper[position])) % len(self._servers)]
+
+    def _move(self, position: int, loss: PeerLost, also: Message | None = None) -> None:
+        """The server of a shard is lost: asks the others for all that it had from now on, and what is open once more.
+
+        One of them may be the successor of a server that was lost before, and has its shards again.
 
         Args:
             position: of the shard.
+            loss: of its server, or of that one's predecessor.
             also: a message that could not be sent.
 
         Raises:
-            PeerLost: the keeper is lost as well.
+            PeerLost: both servers of a shard are lost.
         """
-        if self._moved[position]:
-            raise PeerLost(self._address(position)[0], "asking for a shard whose other server is lost, too")
-        self._moved[position] = True
+        moved, losses = self._leave_server(position, loss), 1
+        while moved:
+            asked = moved[0]
+            try:
+                self._ask_anew(asked, also if asked == position else None)
+                moved = moved[1:]
+            except PeerLost as again:
+                losses += 1
+                if losses > 2 * len(self._servers):
+                    raise
+                moved = sorted({*moved, *self._leave_server(asked, again)})
+
+    def _leave_server(self, position: int, loss: PeerLost) -> list[int]:
+        """Gives all shards that were asked for where this one was; from now on they are asked for elsewhere."""
+        lost = self._address(position)[0]
+        self._losses[lost] = max(self._losses[lost], loss.losses)
+        self._hear_of_loss(lost)
+        moved = [each for each in range(len(self._servers)) if self._address(each)[0] == lost]
+        for each in moved:
+            self._turn(each)
+        return moved
+
+    def _ask_other(self, position: int) -> None:
+        self._turn(position)
+        try:
+            self._ask_anew(position)
+        except PeerLost as loss:
+            self._move(position, loss)
+
+    def _turn(self, position: int) -> None:
+        self._with_keeper[position] = not self._with_keeper[position]
+        self._announces[position] = True
         self._sending[position] = []  # what was under way to the lost one
+
+    def _ask_anew(self, position: int, also: Message | None = None) -> None:
         again = self._beginning(position) if self._initialising else []
         open_ = self._open[position]
         for message in [*again, *([open_] if open_ is not None else [])]:
-            self._send(position, message)
+            self._send_there(position, message)
         if also is not None and not again and also is not open_:
-            self._send(position, also)
+            self._send_there(position, also)
+
+    def _hear_of_loss(self, server: int) -> None:
+        """Takes note that a server is lost, and of a successor's greeting: else nothing could be sent to that one."""
+        try:
+            while self._network.poll(server, GREETING) is not None:
+                pass
+        except PeerLost as loss:
+            self._losses[server] = max(self._losses[server], loss.losses)
 
 
 class _Sent:

@@ -1,4 +1,4 @@
-"""A server of replicated shards: it has one of its own, and keeps that of the server before it.
+"""A server of replicated shards: it has a copy of its own, and one of the shard of the server before it.
 
     worker ── PUSH ──▶ server k ── RELAY, PUSH ──▶ server k+1      takes the same entry, and keeps its answers back
            ◀─ answer ─         ◀───── PUSH ───────                 acknowledges it, by its kind
@@ -7,23 +7,32 @@ Answers of server k leave when server k+1 has the entry (primary and backup; the
 an update of which any worker has heard is on both. When server k is lost, k+1 goes on with its shard: every worker
 finds out by itself, and asks there what was not answered; what had been taken already is answered, and not taken
 again. When k+1 is lost, k lets all answers go, and does without.
+
+    successor of k ── JOIN ──▶ server k+1      hands over shard k as it is between two entries; what it takes from now
+                   ◀─ STATE ─                  on is relayed: the successor follows, and k+1 leads
+                   ── JOIN ──▶ server k-1      the same of shard k-1
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
+from math import inf
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.strategies.parameter_server.replication.entry import Entry, Log, Told
-from polyrhythm.strategies.parameter_server.replication.kept_shard import KeptShard
+from polyrhythm.strategies.parameter_server.replication.entry import Log, Told
+from polyrhythm.strategies.parameter_server.replication.shard_copy import Place, ShardCopy
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.state import State
 
+KEPT, GREETING = 1, 2
+"""Tags of answers about the shard of the server before, and of a successor's word to workers that it is there."""
+
 
 class ReplicatedServer:
-    """One server; see `ServerPart`.
+    """One server; see `ServerPart` and `KeepingPart`.
 
     Args:
         setting: this server's.
@@ -35,31 +44,28 @@ class ReplicatedServer:
         self, setting: ServerSetting, pushers: tuple[int, ...], make: Callable[[int], ShardServer]
     ) -> None:
         servers, index = setting.cast.servers, setting.index
-        before = (index - 1) % len(servers)
+        before, after = (index - 1) % len(servers), (index + 1) % len(servers)
         self._pushers = pushers
-        self._numbers = {rank: number for number, rank in enumerate(pushers)}
-        self._log = Log(index, make(index))
-        self._own = self._log.part
-        self._kept = KeptShard(Log(before, make(before)), pushers)
-        self._primary = servers[before]
-        self._backup: int | None = servers[(index + 1) % len(servers)]
-        self._unacknowledged: deque[Entry] = deque()
-        self._relayed: dict[int, int] = {}
+        self._heard: Counter[int] = Counter()
+        self._own = ShardCopy(Log(index, make(index)), Place(servers[after], 0, pushers), leads=True)
+        kept = Place(servers[before], KEPT, pushers)
+        self._copies = [self._own, ShardCopy(Log(before, make(before)), kept, leads=False)]
+        self._announced: dict[int, tuple[ShardCopy, int, Message]] = {}
 
     @property
     def parts(self) -> list[ShardServer]:
         """The servers of the shards that workers ask for here."""
-        return [self._own, self._kept.part] if self._kept.serves else [self._own]
+        return [copy.part for copy in self._copies if copy.leads]
 
     @property
     def version(self) -> int:
         """Updates of its own shard."""
-        return self._own.version
+        return self._own.part.version
 
     @property
     def staleness(self) -> Counter[int]:
         """How many gradients were applied at which staleness, on all shards that workers ask for here."""
-        return sum((part.staleness for part in self.parts[1:]), Counter(self._own.staleness))
+        return sum((part.staleness for part in self.parts), Counter())
 
     @property
     def dropped(self) -> int:
@@ -79,16 +85,36 @@ class ReplicatedServer:
     @property
     def steps(self) -> dict[int, int]:
         """How many gradients of each pusher need not be pushed again."""
-        return {rank: min(part.steps[rank] for part in self.parts) for rank in self._pushers}
+        return {rank: min(copy.part.steps[rank] for copy in self._copies) for rank in self._pushers}
+
+    @property
+    def left_out(self) -> dict[int, list[list[int]]]:
+        """For each rank, stretches of its steps of which no gradient was applied, of all shards asked for here."""
+        found: dict[int, list[list[int]]] = {}
+        for part in self.parts:
+            for rank, stretches in part.left_out.items():
+                found.setdefault(rank, []).extend(stretches)
+        return found
 
     @property
     def done(self) -> bool:
         """Whether both shards are over, and all that was relayed has been acknowledged."""
-        return self._own.done and self._kept.part.done and not self._unacknowledged
+        return all(copy.done for copy in self._copies)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all of both shards, so that either of those who have the others may be lost."""
+        return all(copy.whole for copy in self._copies)
 
     def watch(self, told: Told) -> None:
         """Lets somebody hear of every entry of both shards that can be lost no more; of some, from both servers."""
-        self._log.told = self._kept.log.told = told
+        for copy in self._copies:
+            copy.log.told = told
+
+    def rejoin(self, incarnation: int) -> list[Reply]:
+        """Begins as the successor of so many lost servers: greets workers, and asks its neighbours for both shards."""
+        greetings = [(rank, Message(Kind.JOIN, tag=GREETING)) for rank in self._pushers]
+        return greetings + [copy.begin_empty(incarnation) for copy in self._copies]
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a pusher, or from another server, and gives the replies.
@@ -96,29 +122,32 @@ class ReplicatedServer:
         Raises:
             RefusedMessage: a message that nobody of ours sends now.
         """
-        if source in self._relayed:
-            pusher = self._pushers[self._relayed.pop(source)]
-            return self._for_kept(source, pusher, message)
+        if source in self._announced:
+            copy, pusher, announcement = self._announced.pop(source)
+            if source == pusher:
+                return copy.ask_after_loss(pusher, message, int(announcement.weight))
+            return copy.follow(pusher, message, again=announcement.stop)
         if message.kind is Kind.RELAY:
-            return self._announce(source, message)
-        if source == self._backup and source not in self._numbers:
-            return self._acknowledged(message)
-        return self._take(source, message)
+            self._announce(source, message)
+            return []
+        if source in self._pushers:
+            return self._own.ask(source, message)
+        return self._hear_server(self._copy(source, message), message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Goes on without a server, or without a pusher until a successor of it pulls."""
-        self._relayed.pop(rank, None)
+        return self.on_losses(rank, self._heard[rank] + 1)
+
+    def on_losses(self, rank: int, losses: int) -> list[Reply]:
+        """Goes on without so many that had a rank."""
+        self._heard[rank] = losses
+        self._announced.pop(rank, None)
         replies: list[Reply] = []
-        if rank == self._backup:
-            self._backup = None
-            while self._unacknowledged:
-                replies += self._release()
-        if rank == self._primary:
-            replies += self._kept.promote()
-        if rank in self._numbers:
-            for entry in self._unacknowledged:  # what is owed to the lost one is not for its successor
-                entry.replies[:] = [reply for reply in entry.replies if reply[0] != rank]
-            replies = self._take(rank, None) + self._kept.lose(rank)
+        for copy in self._copies:
+            if rank in self._pushers:
+                replies += copy.lose_pusher(rank, losses)
+            elif rank == copy.other:
+                replies += copy.lose_other()
         return replies
 
     def state_of(self, shard: int) -> State:
@@ -135,65 +164,43 @@ class ReplicatedServer:
 
     def state(self) -> State:
         """Gives the state of its own shard."""
-        return self._own.state()
+        return self._own.part.state()
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave."""
-        self._own.load_state(state)
+        self._own.part.load_state(state)
 
     def _part_of(self, shard: int) -> ShardServer:
-        for log in (self._log, self._kept.log):
-            if log.shard == shard:
-                return log.part
+        for copy in self._copies:
+            if copy.log.shard == shard:
+                return copy.part
         raise RefusedMessage(Reason.NUMBERS, f"shard {shard} is not here")
 
-    def _take(self, source: int, message: Message | None) -> list[Reply]:
-        """Takes an entry of its own shard; its answers wait until the backup has it as well."""
-        if self._own.done:  # the backup may be through, and acknowledges nothing any more
-            return [] if message is None else self._own.on_message(source, message)
-        relayed = message
-        if (
-            message is not None and message.kind is Kind.PARAMETERS
-        ):  # which this server changes in place from now on
-            relayed = message.received()
-        entry = self._log.take(source, message)
-        if message is not None and message.kind is Kind.LEAVE:
-            entry.replies.append((source, Message(Kind.LEAVE)))  # else nobody would know that both have it
-        self._unacknowledged.append(entry)
-        if self._backup is None:
-            return self._release()
-        announced = Message(Kind.RELAY, step=self._numbers[source], stop=message is None)
-        following = [] if relayed is None else [(self._backup, relayed)]
-        return [(self._backup, announced), *following]
+    def _copy(self, source: int, message: Message) -> ShardCopy:
+        """Gives the copy that another server speaks of."""
+        for copy in self._copies:
+            if (copy.other, copy.log.shard) == (source, message.version):
+                return copy
+        text = f"rank {source} has nothing to say of shard {message.version} here ({message.kind.name})"
+        raise RefusedMessage(Reason.SENDER, text)
 
-    def _acknowledged(self, message: Message) -> list[Reply]:
-        """The backup has one more entry; it says so by the kind, so that bytes of steps are told from others."""
-        if not self._unacknowledged:
-            raise RefusedMessage(
-                Reason.ORDER, f"a server acknowledged a {message.kind.name} that is not there"
-            )
-        return self._release()
-
-    def _release(self) -> list[Reply]:
-        entry = self._unacknowledged.popleft()
-        self._log.tell(entry)
-        return entry.replies
-
-    def _announce(self, source: int, message: Message) -> list[Reply]:
-        """Notes whose entry the next message of a server is, or whose request a worker's is, for the kept shard."""
-        allowed = source == self._primary or self._numbers.get(source) == message.step
-        if not allowed or not 0 <= message.step < len(self._pushers):
-            raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {message.step}")
-        if not message.stop:
-            self._relayed[source] = message.step
+    def _hear_server(self, copy: ShardCopy, message: Message) -> list[Reply]:
+        if message.kind is Kind.STATE:
+            copy.take_over(message)
             return []
-        if source != self._primary:
-            raise RefusedMessage(Reason.SENDER, f"rank {source} said that pusher {message.step} is lost")
-        return self._for_kept(source, self._pushers[message.step], None)
+        admit_bare(message._replace(version=0))
+        return copy.hand_over() if message.kind is Kind.JOIN else copy.acknowledged(message)
 
-    def _for_kept(self, source: int, pusher: int, message: Message | None) -> list[Reply]:
-        if source != self._primary:
-            assert message is not None, "only a server says that others are lost"
-            return self._kept.ask(pusher, message)
-        self._kept.follow(pusher, message)
-        return [(source, Message(Kind.LEAVE if message is None else message.kind))]
+    def _announce(self, source: int, message: Message) -> None:
+        """Notes whose entry the next message of a server is, or of which shard a worker's, whose server is lost."""
+        if not 0 <= message.step < len(self._pushers):
+            raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {message.step}")
+        pusher = self._pushers[message.step]
+        if source not in self._pushers:
+            self._announced[source] = self._copy(source, message), pusher, message
+            return
+        copies = [copy for copy in self._copies if copy.log.shard == message.version]
+        if pusher != source or message.stop or not copies or not 0 <= message.weight < inf:
+            text = f"rank {source} relayed for pusher {message.step}, of shard {message.version}"
+            raise RefusedMessage(Reason.SENDER, text)
+        self._announced[source] = copies[0], pusher, message

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from typing import Any
 
 from polyrhythm.communication.message import Kind, Message
+
+_Name = tuple[Kind, int, bool]
 
 
 class Requests:
     """One replica's list: of every pusher its last request, and whether that has been answered."""
 
     def __init__(self) -> None:
-        self._last: dict[int, Hashable] = {}
+        self._last: dict[int, _Name] = {}
         self._answered: set[int] = set()
 
     def note(self, rank: int, message: Message) -> None:
@@ -28,6 +30,20 @@ class Requests:
         self._last.pop(rank, None)
         self._answered.discard(rank)
 
+    def facts(self) -> dict[str, Any]:
+        """Gives the list, JSON-able."""
+        return {
+            "last": {str(rank): list(name) for rank, name in self._last.items()},
+            "answered": sorted(self._answered),
+        }
+
+    def take_facts(self, facts: dict[str, Any]) -> None:
+        """Takes the list that `facts` gave."""
+        self._last = {
+            int(rank): (Kind(kind), step, final) for rank, (kind, step, final) in facts["last"].items()
+        }
+        self._answered = set(facts["answered"])
+
     def is_repeated(self, rank: int, message: Message) -> bool:
         """Whether a request is the pusher's last one once more."""
         return self._last.get(rank) == _name(message)
@@ -37,6 +53,6 @@ class Requests:
         return rank in self._answered
 
 
-def _name(message: Message) -> Hashable:
+def _name(message: Message) -> _Name:
     """Gives what tells a request of a pusher from its others: it has one at a time, and takes steps in order."""
     return message.kind, message.step, message.kind is Kind.PULL and message.stop

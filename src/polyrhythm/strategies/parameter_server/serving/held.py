@@ -54,15 +54,28 @@ class Held:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Gives what a resumed server needs: the gradients that will not come again."""
-        everything = [entry for entries in self._entries.values() for entry in entries]
-        kept = [entry for entry in everything if entry.message.step < self.steps[entry.pusher]]
+        everything = self._everything()
+        return self._packed([entry for entry in everything if entry.message.step < self.steps[entry.pusher]])
+
+    def _everything(self) -> list[Pushed]:
+        return [entry for pusher in sorted(self._entries) for entry in self._entries[pusher]]
+
+    def _packed(self, kept: Sequence[Pushed]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"held.{number}": payload(entry.message) for number, entry in enumerate(kept)}
         held = [[entry.pusher, *entry.message[2:6]] for entry in kept]  # version, step, weight, learning rate
         return tensors, {"steps": list(self.steps), "held": held, "left_out": self.left_out.state()}
 
+    def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives all: also the gradients that a resumed pusher would push again, and what each was computed from."""
+        everything = self._everything()
+        tensors, facts = self._packed(everything)
+        seen = {f"seen.{number}": entry.seen for number, entry in enumerate(everything)}
+        return tensors | {name: value for name, value in seen.items() if value is not None}, facts
+
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Takes back what `state` or `exact_state` gave."""
         self.steps = list(facts["steps"])
         self.left_out.load_state(facts.get("left_out", {}))
         for number, (pusher, *numbers) in enumerate(facts["held"]):
-            self.hold(Pushed(pusher, Message(Kind.PUSH, tensors[f"held.{number}"], *numbers)))
+            message = Message(Kind.PUSH, tensors[f"held.{number}"], *numbers)
+            self.hold(Pushed(pusher, message, tensors.get(f"seen.{number}")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -36,6 +37,16 @@ class Readings:
         """An update has been made of these gradients."""
         for entry in applied:
             self.versions[entry.pusher] += entry.message.weight > 0
+
+    def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives all that has been read; a checkpoint does without, since resumed pushers read anew."""
+        read = {f"read.{pusher}": values for pusher, values in enumerate(self.values) if values is not None}
+        return read, {"versions": list(self.versions)}
+
+    def load_exact_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `exact_state` gave."""
+        self.versions = list(facts["versions"])
+        self.values = [tensors.get(f"read.{pusher}") for pusher in range(len(self.versions))]
 
     def forget(self, pusher: int) -> None:
         """A pusher is gone."""

@@ -14,6 +14,7 @@ once it has all. From the first of its two on, a successor is told to leave.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +27,10 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_plan,
     payload,
 )
+from polyrhythm.strategies.parameter_server.serving.books import Books
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision
-from polyrhythm.strategies.parameter_server.serving.held import Held
 from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
-from polyrhythm.strategies.parameter_server.serving.losses import Losses
-from polyrhythm.strategies.parameter_server.serving.not_finite import NotFinite
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
-from polyrhythm.strategies.parameter_server.serving.presence import Presence
-from polyrhythm.strategies.parameter_server.serving.readings import Readings
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -71,17 +68,12 @@ class ShardServer:
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
         self._handling = handling or Handling()
-        self._gate = consistency.gate(len(pushers))
-        self._presence = Presence(pushers)
+        books = self._books = Books(pushers, consistency, self._handling)
+        self._gate, self._held, self._readings = books.gate, books.held, books.readings
+        self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
         self._numbers = self._presence.numbers
-        self._losses = Losses(consistency.spares(len(pushers)), str(consistency))
-        self._not_finite = NotFinite(
-            len(pushers), self._handling.eject_after, looks=not self._handling.finite
-        )
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
         self._whole = self._handling.aggregator.whole
-        self._held = Held(len(pushers))
-        self._readings = Readings(len(pushers), remembers=self._handling.merge.remembers)
         self._parts = Parts(servers, index)
         self._undecided: tuple[list[Pushed], Decision] | None = None
         self._plan: OptimizerPlan | None = None
@@ -182,12 +174,40 @@ class ShardServer:
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
         tensors, facts = state
-        self.version = facts["version"]
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self.dropped = facts["dropped"]
+        self._take_counts(facts)
         self._held.load_state(tensors, facts)
         self._gate.load_state(facts["gate"])
         self._resumed = state
+
+    def exact_state(self) -> State:
+        """Gives all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
+        tensors, facts = ({}, {}) if self._shard is None else self._shard.state()
+        books, book_facts = self._books.exact_state()
+        return tensors | books, {
+            "plan": None if self._plan is None else self._plan.to_json(),
+            "shard": None if self._shard is None else facts,
+            "books": book_facts,
+            "version": self.version,
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+            "dropped": self.dropped,
+            "stop": self._stop,
+        }
+
+    def load_exact_state(self, state: State) -> None:
+        """Takes back what `exact_state` gave, in place of all that there was."""
+        tensors, facts = state
+        self._take_counts(facts)
+        self._stop = facts["stop"]
+        self._books.load_exact_state((tensors, facts["books"]))
+        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
+        if self._plan is not None and facts["shard"] is not None:
+            self._shard = Shard(self._plan, tensors["values"], self._handling)
+            self._shard.load_state((tensors, facts["shard"]))
+
+    def _take_counts(self, facts: dict[str, Any]) -> None:
+        self.version = facts["version"]
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self.dropped = facts["dropped"]
 
     def _configure(self, message: Message) -> None:
         if self._shard is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
@@ -36,10 +36,12 @@ class Servers:
         def make(shard: int) -> ShardServer:
             return ShardServer(CAST.workers, consistency)
 
-        self.parts = {
-            rank: ReplicatedServer(ServerSetting(index, CAST), CAST.workers, make)
-            for index, rank in enumerate(CAST.servers)
-        }
+        def server(rank: int) -> ReplicatedServer:
+            return ReplicatedServer(ServerSetting(CAST.servers.index(rank), CAST), CAST.workers, make)
+
+        self.server = server
+        self.parts = {rank: server(rank) for rank in CAST.servers}
+        self.incarnations = dict.fromkeys(CAST.servers, 0)
         self.held_up: deque[tuple[int, int, Message]] = deque()
         self.holds_up = False
 
@@ -57,6 +59,12 @@ class Servers:
         return [
             answer for other, part in self.parts.items() for answer in self._spread(other, part.on_loss(rank))
         ]
+
+    def restart(self, rank: int) -> list[tuple[int, int, Message]]:
+        """Gives a lost server a successor."""
+        self.parts[rank] = self.server(rank)
+        self.incarnations[rank] += 1
+        return self._spread(rank, self.parts[rank].rejoin(self.incarnations[rank]))
 
     def deliver(self) -> list[tuple[int, int, Message]]:
         """Lets what was held up arrive."""
@@ -168,12 +176,128 @@ def test_without_its_backup_a_server_lets_all_answers_go() -> None:
     assert values(servers.say(B, FIRST, push([0.0, 2.0]))) == [(FIRST, B, [0.0 - 0.5 * 0.9 * 2.0, 1.0])]
 
 
+def test_a_successor_has_all_that_the_others_had() -> None:
+    servers = begun()
+    servers.say(A, FIRST, push([2.0, 0.0]))
+    servers.lose(FIRST)
+    relayed(servers, A, SECOND, push([0.0, 4.0], step=1, version=1))
+    servers.say(B, THIRD, push([0.0, 1.0]))
+    greetings = servers.restart(FIRST)
+    assert [(to, message.kind, message.tag) for _, to, message in greetings] == [
+        (A, Kind.JOIN, 2),
+        (B, Kind.JOIN, 2),
+    ]
+    assert servers.parts[FIRST].whole
+    assert servers.parts[FIRST].staleness == {}  # it only follows
+    for shard, leader in ((0, SECOND), (2, THIRD)):
+        expected, found = (servers.parts[rank].state_of(shard) for rank in (leader, FIRST))
+        assert found[1] == expected[1]
+        assert found[0].keys() == expected[0].keys()
+        assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
+
+
+def test_answers_wait_for_a_successor_from_the_moment_that_it_is_handed_a_shard() -> None:
+    servers = begun()
+    servers.lose(FIRST)
+    servers.holds_up = True
+    servers.restart(FIRST)
+    (join,) = [entry for entry in servers.held_up if entry[1] == SECOND]
+    servers.held_up.clear()
+    assert servers.say(join[0], SECOND, join[2]) == []
+    assert [message.kind for _, _, message in servers.held_up] == [Kind.STATE]
+    assert relayed(servers, A, SECOND, push([2.0, 0.0])) == []
+    assert values(servers.deliver()) == [(SECOND, A, [0.0, 2.0])]
+
+
+def test_a_second_loss_is_borne_by_the_successor_of_the_first() -> None:
+    servers = begun(Synchronous())
+    servers.lose(FIRST)
+    servers.restart(FIRST)
+    assert relayed(servers, A, SECOND, push([2.0, 0.0])) == []  # half of an update
+    assert servers.lose(SECOND) == []
+    assert relayed(servers, A, FIRST, push([2.0, 0.0])) == []  # it has that already
+    answers = relayed(servers, B, FIRST, push([4.0, 0.0]))
+    assert values(answers) == [(FIRST, A, [-0.5, 2.0]), (FIRST, B, [-0.5, 2.0])]
+    assert {message.tag for _, _, message in answers} == {0}
+    servers.restart(SECOND)
+    assert servers.parts[SECOND].state_of(0)[1] == servers.parts[FIRST].state_of(0)[1]
+
+
+def test_who_asks_a_successor_that_only_follows_is_told_to_ask_the_other() -> None:
+    servers = begun()
+    servers.lose(FIRST)
+    servers.restart(FIRST)
+    assert servers.say(B, FIRST, Message(Kind.PULL)) == [(FIRST, B, Message(Kind.RELAY))]
+    assert values(relayed(servers, B, SECOND, Message(Kind.PULL))) == [(SECOND, B, [1.0, 2.0])]
+
+
+def test_who_has_slept_through_two_losses_is_told_that_the_lost_one_is_there_again() -> None:
+    servers = begun()
+    for rank in (FIRST, SECOND):
+        servers.lose(rank)
+        servers.restart(rank)
+    stale = Message(Kind.RELAY, step=B, weight=1.0), Message(Kind.PULL)  # it knows of one loss of each
+    assert servers.say(B, SECOND, *stale) == [(SECOND, B, Message(Kind.RELAY, tag=1))]
+    fresh = Message(Kind.RELAY, step=B, weight=2.0), Message(Kind.PULL)  # and now of the first one's second
+    assert servers.say(B, SECOND, *fresh) == []
+    assert values(servers.lose(FIRST)) == [(SECOND, B, [1.0, 2.0])]
+
+
+def test_an_answer_that_is_given_again_is_read_on_both_servers() -> None:
+    """Else the shares of what a worker read, and with delay compensation the parameters, would differ."""
+    servers = begun()
+    servers.say(A, FIRST, push([2.0, 0.0]))
+    servers.lose(FIRST)
+    servers.restart(FIRST)
+    relayed(servers, B, SECOND, push([0.0, 4.0]))
+    assert values(relayed(servers, A, SECOND, push([2.0, 0.0]))) == [(SECOND, A, [-0.9, 0.0])]
+    kept, follower = (servers.parts[rank]._part_of(0).exact_state()[1] for rank in (SECOND, FIRST))
+    assert kept["books"]["readings"]["versions"] == [2, 2]
+    assert follower == kept
+
+
+def test_a_shard_is_handed_over_as_soon_as_there_are_parameters() -> None:
+    servers = Servers(Asynchronous())
+    servers.lose(FIRST)
+    servers.restart(FIRST)
+    assert not servers.parts[FIRST].whole
+    beginning = Message(Kind.CONFIGURE, pack_json(PLAN.to_json())), Message(Kind.PARAMETERS, START.clone())
+    for message in beginning:
+        relayed(servers, A, SECOND, message)
+        servers.say(A, THIRD, message)
+    assert servers.parts[FIRST].whole
+    assert servers.parts[FIRST].state_of(0)[0]["values"].tolist() == START.tolist()
+
+
+def test_of_a_loss_that_was_handed_over_a_successor_hears_without_doing_anything() -> None:
+    servers = begun(Synchronous())
+    servers.lose(FIRST)
+    servers.parts[SECOND].on_losses(B, 1)
+    servers.restart(FIRST)
+    before = servers.parts[FIRST]._part_of(0).exact_state()[1]
+    assert servers.parts[FIRST].on_losses(B, 1) == []
+    relayed(servers, B, SECOND, Message(Kind.PULL))  # its successor
+    servers.lose(SECOND)
+    assert servers.parts[FIRST]._part_of(0).exact_state()[1]["books"]["presence"]["_left"] == []
+    assert before["books"]["presence"]["_left"] == [1]
+
+
+def test_a_shard_that_nobody_has_any_more_ends_a_successor() -> None:
+    servers = begun()
+    servers.lose(FIRST)
+    servers.holds_up = True
+    servers.restart(FIRST)
+    with pytest.raises(PeerLost, match="taking over shard 0"):
+        servers.parts[FIRST].on_loss(SECOND)
+
+
 def test_what_is_owed_to_a_lost_worker_is_not_for_its_successor() -> None:
     servers = begun()
     servers.holds_up = True
     servers.say(B, FIRST, push([2.0, 0.0]))
-    assert servers.parts[FIRST].on_loss(B) == [(SECOND, Message(Kind.RELAY, step=1, stop=True))]
-    servers.held_up.append((FIRST, SECOND, Message(Kind.RELAY, step=1, stop=True)))
+    lost = [Message(Kind.RELAY, step=1), Message(Kind.LEAVE, version=1, stop=True)]
+    assert servers.parts[FIRST].on_loss(B) == [(SECOND, message) for message in lost]
+    servers.held_up.extend((FIRST, SECOND, message) for message in lost)
     assert servers.deliver() == []
     successor = servers.say(B, FIRST, Message(Kind.PULL))
     assert [(to, reply.step) for _, to, reply in successor] == [(B, 1)]  # the predecessor's gradient counts
@@ -207,11 +331,15 @@ def test_all_end_together_and_leaving_is_answered() -> None:
     [
         (FIRST, THIRD, Message(Kind.RELAY, step=0), Reason.SENDER),  # third keeps second's
         (A, SECOND, Message(Kind.RELAY, step=B), Reason.SENDER),
+        (A, SECOND, Message(Kind.RELAY, step=A, version=2), Reason.SENDER),  # third's
         (A, SECOND, Message(Kind.RELAY, step=A, stop=True), Reason.SENDER),
         (FIRST, SECOND, Message(Kind.RELAY, step=7), Reason.SENDER),
         (SECOND, FIRST, Message(Kind.PUSH), Reason.ORDER),  # nothing is there to be acknowledged
-        (THIRD, SECOND, Message(Kind.PULL), Reason.ORDER),
-        (FIRST, SECOND, Message(Kind.PULL), Reason.SENDER),  # of no pusher
+        (THIRD, SECOND, Message(Kind.PULL, version=1), Reason.ORDER),
+        (THIRD, SECOND, Message(Kind.JOIN, version=1), Reason.ORDER),  # it has not been lost
+        (THIRD, SECOND, Message(Kind.STATE, START, version=1), Reason.ORDER),  # nor has second
+        (FIRST, SECOND, Message(Kind.PULL), Reason.ORDER),  # of no pusher: nor is anything to be acknowledged
+        (FIRST, SECOND, Message(Kind.PULL, version=2), Reason.SENDER),
         (A, FIRST, push([1.0, 2.0, 3.0]), Reason.PAYLOAD),
     ],
 )
