@@ -123,3 +123,27 @@ def test_nobody_waits_for_one_who_died_before_it_joined() -> None:
         lost, seconds = ranks.hear(0)
         assert lost == 1
         assert seconds < 30 * SOON_S  # which includes the wait for rank 1 to be there at all
+
+
+def _send_beside_one_who_has_not_joined(seat: Seat) -> None:
+    if seat.rank == 2:
+        seat.wait_for_word()
+    home, network = seat.connect()
+    if seat.rank == 0:
+        network.send(1, Message(Kind.PULL, version=7))
+        waiting = network.start(lambda: network.send(2, Message(Kind.PULL, version=9)))
+        network.send(1, Message(Kind.PULL, version=8))
+        seat.tell(waiting.done())
+        waiting.wait()
+    else:
+        seat.tell([_heard(network, 0) for _ in range(3 - seat.rank)])
+    home.close()
+
+
+def test_a_link_that_cannot_be_opened_yet_holds_up_no_other() -> None:
+    with RankProcesses(_send_beside_one_who_has_not_joined, 3) as ranks:
+        assert ranks.hear(1) == [7, 8]
+        assert ranks.hear(0) is False
+        ranks.say(2, "join")
+        assert ranks.hear(2) == [9]
+        ranks.wait_for_end(range(3))

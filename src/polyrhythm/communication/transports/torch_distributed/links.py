@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.shared_memory.frames import Card
@@ -50,7 +51,9 @@ class Links:
         self._groups = groups
         self._membership = membership
         self._outgoing: dict[int, OutgoingLink] = {}
-        self._opening = threading.Lock()
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(
+            threading.Lock
+        )  # one that hangs holds up no other
         self._tcp = self._listen()
         self._memory = self._listen_on_host() if shared_memory else None
         memory_card = "" if self._memory is None else self._memory.card.to_text()
@@ -67,7 +70,7 @@ class Links:
         Raises:
             PeerLost: it is gone.
         """
-        with self._opening:
+        with self._opening[rank]:
             link = self._outgoing.get(rank)
             if link is None or link.incarnation < self._membership.incarnation(rank):
                 if isinstance(link, OutgoingTcpLink):  # to a predecessor
@@ -91,7 +94,7 @@ class Links:
     def close_outgoing(self, patience_s: float) -> None:
         """Tells all receivers that nothing more will come."""
         deadline_s = time.monotonic() + patience_s
-        for link in self._outgoing.values():
+        for link in list(self._outgoing.values()):
             link.close(max(0.0, deadline_s - time.monotonic()))
 
     def close_incoming(self, patience_s: float) -> None:
