@@ -33,6 +33,7 @@ from attempt import Attempt, prepare
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.events import Evaluated
 from polyrhythm.reporting.event_log import read_events
+from polyrhythm.strategies.strategy import Strategy
 
 WORKERS, PAUSE_S, LAST_EPOCHS = 4, 0.04, 10
 FIRST_KILL_S = 3.0
@@ -86,15 +87,18 @@ def step_times(folder: Path) -> dict[int, list[float]]:
     }
 
 
-def torment(attempt: Attempt, servers: int, chosen: argparse.Namespace, draw: random.Random) -> list[Kill]:
-    """Kills a random worker every few seconds, never the one that leads."""
-    attempt.wait_for_ranks(WORKERS + servers)
+def torment(
+    attempt: Attempt, strategy: Strategy, chosen: argparse.Namespace, draw: random.Random
+) -> list[Kill]:
+    """Kills a random worker every few seconds; the one that leads only where the others go on without it."""
+    attempt.wait_for_ranks(WORKERS + strategy.server_count)
+    first = 0 if strategy.spares_leader(WORKERS) else 1
     place = dict(enumerate(attempt.ranks()))
     kills: list[Kill] = []
     due_s = time.monotonic() + FIRST_KILL_S
     while len(kills) < chosen.kills and attempt.process.is_alive():
         time.sleep(max(0.0, due_s - time.monotonic()))
-        rank = draw.randrange(1, WORKERS)
+        rank = draw.randrange(first, WORKERS)
         others = tuple(place[other] for other in range(WORKERS) if other != rank)
         known = set(place.values())
         os.kill(place[rank], signal.SIGKILL)
@@ -115,7 +119,7 @@ def within(times: dict[int, list[float]], window: tuple[float, float]) -> int:
 def lost_s(kills: list[Kill], times: dict[int, list[float]], until_s: float) -> float:
     """Adds up the seconds from each death to the next step that anybody took under the same rank."""
     total_s = 0.0
-    for rank in range(1, WORKERS):
+    for rank in range(WORKERS):
         deaths = [kill for kill in kills if kill.rank == rank]
         steps = sorted(at_s for kill in deaths for at_s in times.get(kill.successor, []))
         back_s = 0.0
@@ -127,11 +131,15 @@ def lost_s(kills: list[Kill], times: dict[int, list[float]], until_s: float) -> 
 
 
 def going_on_s(kill: Kill, times: dict[int, list[float]]) -> float:
-    """Gives the seconds from a death until all others have begun a second step after it: one has been finished."""
+    """Gives the seconds from a death until all others have begun a second step after it: one has been finished.
+
+    Who had not begun to take steps then, as another one's successor, is not counted.
+    """
     seconds = []
     for process in kill.others:
-        later = [at_s for at_s in times.get(process, []) if at_s > kill.at_s]
-        if len(later) > 1:
+        steps = times.get(process, [])
+        later = [at_s for at_s in steps if at_s > kill.at_s]
+        if len(steps) > len(later) > 1:
             seconds.append(later[1] - kill.at_s)
     return max(seconds, default=0.0)
 
@@ -154,6 +162,7 @@ def figures(runs: Sequence[Path], kills: list[Kill], ends: list[dict[str, Any]])
     waits = [going_on_s(kill, storm) for kill in kills]
     return {
         "kills": len(kills),
+        "kills_of_worker_0": sum(kill.rank == 0 for kill in kills),
         "workers_lost": ends[1]["workers_lost"],
         "workers_joined": ends[1]["workers_joined"],
         "images_not_seen": ends[1]["images_not_seen"],
@@ -167,6 +176,7 @@ def figures(runs: Sequence[Path], kills: list[Kill], ends: list[dict[str, Any]])
         "median_step_s": statistics.median(gaps),
         "going_on_median_s": statistics.median(waits),
         "going_on_max_s": max(waits),
+        "going_on_s": [[kill.rank, round(wait_s, 3)] for kill, wait_s in zip(kills, waits, strict=True)],
     }
 
 
@@ -180,8 +190,7 @@ def pair(strategy: str, chosen: argparse.Namespace, folder: Path) -> dict[str, A
         torch.manual_seed(0)
         options = OPTIONS | {"strategy": strategy, "epochs": chosen.epochs, "model": Paced(steps)}
         attempts.append(Attempt(run, options))
-    servers = strategy_from(strategy).server_count
-    kills = torment(attempts[1], servers, chosen, random.Random(strategy))
+    kills = torment(attempts[1], strategy_from(strategy), chosen, random.Random(strategy))
     ends = []
     for attempt in attempts:
         how, told = attempt.end(600)
@@ -191,15 +200,15 @@ def pair(strategy: str, chosen: argparse.Namespace, folder: Path) -> dict[str, A
 
 
 HEAD = (
-    "| strategy | kills | joined | share of time lost | throughput loss | top-1 undisturbed | in the storm | "
-    "others go on: median | worst | allowed |\n" + "|---" * 10 + "|"
+    "| strategy | kills | of worker 0 | joined | share of time lost | throughput loss | top-1 undisturbed | "
+    "in the storm | others go on: median | worst | allowed |\n" + "|---" * 11 + "|"
 )
 
 
 def line(found: dict[str, Any]) -> str:
     """A row as Markdown."""
     return (
-        f"| `{found['strategy']}` | {found['kills']} | {found['workers_joined']} "
+        f"| `{found['strategy']}` | {found['kills']} | {found['kills_of_worker_0']} | {found['workers_joined']} "
         f"| {100 * found['share_of_time_lost']:.1f} % | {100 * found['throughput_loss']:.1f} % "
         f"| {found['top1_calm']:.1f} % | {found['top1_storm']:.1f} % | {found['going_on_median_s']:.2f} s "
         f"| {found['going_on_max_s']:.2f} s | {2 * found['median_step_s'] + 1:.2f} s |"
