@@ -64,7 +64,14 @@ def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path
 
 
 @pytest.mark.parametrize(
-    "spec", ["d_psgd", "sgp(overlap=True)", "slowmo(steps=4, base=sgp)", "lazy_synchronous"]
+    "spec",
+    [
+        "d_psgd",
+        "sgp(overlap=True)",
+        "slowmo(steps=4, base=sgp)",
+        "lazy_synchronous",
+        "parameter_server(consistency=synchronous)",
+    ],
 )
 def test_workers_in_step_go_on_without_a_killed_one_and_with_its_successor(spec: str) -> None:
     """They report steps after its death, and with its successor, until they are asked to stop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -73,6 +73,7 @@ class Correspondence:
         self.stragglers = Stragglers()
         self.servers = ServerAttendance(world.cast.servers, strategy, ledger.servers)
         self._server_states: dict[int, State] | None = None
+        self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
         self._muster = Muster(len(world.cast.workers))
         self.mend: Callable[[], None] | None = None
@@ -143,8 +144,12 @@ class Correspondence:
             self._hear(self._control.receive)
 
     def wait_for_step(self, step: int) -> None:
-        """Waits until every worker has handed in its state of this step, or was stopped before it."""
-        self._wait_for_all(lambda account: account.step >= step or account.stopped)
+        """Waits until every worker has handed in its state of this step, or was stopped before it.
+
+        A successor that servers let go on where its predecessor was is behind those who wait, and for them.
+        """
+        behind = self._behind if self._strategy.in_step(len(self._world.cast.workers)) else set()
+        self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
 
     def wait_for_stop(self) -> None:
         """Waits until every worker has stopped early, or left because it was done."""
@@ -194,10 +199,11 @@ class Correspondence:
         text = f"{self.servers.name(rank)} is there again, and has its shards from its neighbours"
         self._say(ServerJoined(time_s=0, text=text, rank=rank))
 
-    def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
+    def _wait_for_all(self, done: Callable[[Account], bool], but: Collection[int] = ()) -> None:
         """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
         while not all(
-            worker in self.states and done(self.states[worker].account) for worker in self.attendance.present
+            worker in but or (worker in self.states and done(self.states[worker].account))
+            for worker in self.attendance.present
         ):
             if self.mend is not None and self.due:
                 self.mend()
@@ -243,6 +249,8 @@ class Correspondence:
         self._send(rank, self._welcome().message())
         if self._regroups:
             self._muster.enter(worker, incarnation)
+        else:
+            self._behind.add(worker)
 
     def _see(self, rank: int, incarnation: int) -> int:
         """Enters a worker that is there, unless it is known; gives its index. Who came before it must be lost."""

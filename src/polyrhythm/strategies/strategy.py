@@ -156,7 +156,8 @@ class Strategy(Config):
 
         So it is where servers hold what a run has come to, and nobody waits for a worker.
         """
-        return self.goes_on(workers) and self.server_count > 0 and not self.regroups(workers)
+        free = not (self.regroups(workers) or self.in_step(workers))
+        return self.goes_on(workers) and self.server_count > 0 and free
 
     def spares(self, workers: int) -> int:
         """How many workers may be lost at once while the others go on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyrhythm.strategies.invariant import Invariant, Stepped
+from polyrhythm.strategies.invariant import Handled, Invariant, Stepped
 
 
 class Meetings(Invariant):
@@ -26,15 +26,21 @@ class Meetings(Invariant):
 
 
 class Undisturbed(Invariant):
-    """Lets another invariant see only what happens before workers regroup for the first time.
+    """Lets another invariant see only what happens before workers regroup for the first time, or servers lose one.
 
     Args:
-        inner: the other invariant, which looks at steps.
+        inner: the other invariant, which looks at steps, and at servers.
     """
 
     def __init__(self, inner: Invariant) -> None:
         self._inner = inner
         self._over = False
+
+    def handled(self, event: Handled) -> None:
+        """Passes it on, if no server has heard of a loss."""
+        self._over |= event.message is None
+        if not self._over:
+            self._inner.handled(event)
 
     def stepped(self, event: Stepped) -> None:
         """Passes it on, if nobody has regrouped."""

@@ -54,8 +54,8 @@ class ParameterServer(Served):
         staleness="N-1 (0 if synchronous)",
         use_it="asynchronous: uneven machines, of which none should wait for another",
         when_a_worker_dies=(
-            "asynchronous: the others go on, and a successor takes over the steps that are left; "
-            "synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
+            "the others go on, and a successor takes over the steps that are left; synchronous with several servers: "
+            "the run stops and names it; `--resume` goes on from the last checkpoint"
         ),
     )
 

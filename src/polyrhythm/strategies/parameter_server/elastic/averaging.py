@@ -29,8 +29,8 @@ PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
 )
 WHEN_A_WORKER_DIES = (
-    "asynchronous: the others go on, and a successor begins at the centre with the steps that are left; "
-    "synchronous: the run stops and names it; `--resume` goes on from the last checkpoint"
+    "the others go on, and a successor begins at the centre with the steps that are left; synchronous with several "
+    "servers: the run stops and names it; `--resume` goes on from the last checkpoint"
 )
 
 
@@ -95,8 +95,8 @@ class ElasticAveraging(Strategy):
         return self.tau
 
     def goes_on(self, workers: int) -> bool:
-        """Where nobody waits for anybody."""
-        return self.mode == "asynchronous"
+        """Always; those who exchange together only with one server, at which all come to the same exchange."""
+        return self.mode == "asynchronous" or self.servers == 1
 
     def gradients_per_step(self, workers: int) -> int:
         """All: the centre hears of each once, in the difference that it first went into."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.ledger import Ledger
+from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.shards_together import ShardsTogether
 from polyrhythm.strategies.invariants.staleness import Staleness
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -36,7 +37,7 @@ def serving_invariants(
     if conditions.gradient is not None and adds_up(handling):
         found.append(Ledger(conditions, lambda rank: pushers.get(rank, ()), drops=drops))
     if in_step:
-        found.append(ShardsTogether())
+        found.append(Undisturbed(ShardsTogether()))
     return found
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.replication.of_shards import OfShards
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
@@ -95,8 +96,14 @@ class Served(Strategy):
         return self.rules()[0].in_step()
 
     def spares(self, workers: int) -> int:
-        """As many as the consistency can do without."""
-        return self.rules()[0].spares(workers)
+        """As many as the consistency can do without.
+
+        None in lock-step with several servers, which may count a lost worker's last gradient or not, so that its
+        successor waits for one and another's for the other; nor where a robust aggregator counts on all.
+        """
+        consistency, handling = self.rules()
+        needs_all = handling.aggregator.robust or self.servers > 1
+        return 0 if consistency.in_step() and needs_all else consistency.spares(workers)
 
     def goes_on(self, workers: int) -> bool:
         """Where the consistency can spare someone."""
@@ -137,7 +144,7 @@ class Served(Strategy):
         found = super().invariants(conditions)
         found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
         if in_step:
-            found.append(Replicas(conditions, [workers], alone=adds_up(handling)))
+            found.append(Undisturbed(Replicas(conditions, [workers], alone=adds_up(handling))))
         return found if self.replicas == 1 else [OfShards(conditions.cast, found)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

@@ -43,6 +43,30 @@ class TestSynchronous:
         assert gate.leave(1) == Decision(apply=(2,), answer=(2,))
         assert gate.leave(2) == NOTHING
 
+    def test_what_a_lost_one_had_pushed_goes_with_the_others_and_is_not_answered(self):
+        gate = Synchronous().gate(3)
+        assert gate.arrive(2, 4) == NOTHING
+        assert gate.leave(2) == NOTHING
+        assert gate.arrive(0, 4) == NOTHING
+        assert gate.arrive(1, 4) == Decision(apply=(0, 1, 2), answer=(0, 1))
+        gate.join(2)
+        assert gate.ask(2, 5) == Decision(answer=(2,))
+        assert [gate.arrive(pusher, 5) for pusher in (0, 1)] == [NOTHING, NOTHING]
+        assert gate.arrive(2, 5) == Decision(apply=(0, 1, 2), answer=(0, 1, 2))
+
+    def test_a_successor_in_time_pushes_the_step_after_it_and_a_resumed_gate_knows(self):
+        gate = Synchronous().gate(2)
+        gate.arrive(1, 4)
+        gate.leave(1)
+        assert gate.state() == {"orphans": []}  # it would come again
+        gate.join(1)
+        gate.ask(1, 5)
+        resumed = Synchronous().gate(2)
+        resumed.load_state(gate.state())
+        for one in (gate, resumed):
+            assert one.arrive(1, 5) == NOTHING
+            assert one.arrive(0, 4) == Decision(apply=(0, 1, 1), answer=(0, 1))
+
     def test_of_one(self):
         assert Synchronous().gate(1).arrive(0, 5) == Decision(apply=(0,), answer=(0,))
 
@@ -240,7 +264,7 @@ def test_a_new_gate_takes_back_the_state_of_another(consistency):
 @pytest.mark.parametrize(
     ("consistency", "in_step", "gathers", "updates", "spares"),
     [
-        (Synchronous(), True, 4, 1, 0),
+        (Synchronous(), True, 4, 1, 4),
         (Asynchronous(), False, 1, 4, 4),
         (Backup(spare=1), False, 3, 1, 1),
         (Backup(spare=0), True, 4, 1, 0),
