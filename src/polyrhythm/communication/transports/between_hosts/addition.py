@@ -14,7 +14,6 @@ Parts may come before this member has begun, since others may be ahead.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,6 +51,11 @@ class Outgoing:
     payload: memoryview
 
 
+def is_small(nbytes: int, size: int) -> bool:
+    """Whether a vector of so many bytes is not cut, among so many members."""
+    return nbytes * (size - 1) <= WHOLE_BYTES
+
+
 class Addition:
     """One member's side of a collective.
 
@@ -64,15 +68,13 @@ class Addition:
     Attributes:
         number: as given.
         unsent: frames that have not left yet.
-        ended: set at the end, if somebody waits for that.
     """
 
     def __init__(self, member: int, size: int, number: int, shape: Shape) -> None:
         self.number = number
         self.unsent = 0
-        self.ended: threading.Event | None = None
         self._member, self._size, self._shape = member, size, shape
-        self._whole = shape.total_bytes * (size - 1) <= WHOLE_BYTES
+        self._whole = is_small(shape.total_bytes, size)
         self._cuts = _cuts(shape, 1 if self._whole else size)
         self._start, self._stop = (0, shape.total_bytes) if self._whole else self._cuts[member]
         self._run = _run_bytes(shape.total_bytes // size)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.between_hosts.addition import Addition
 from polyrhythm.communication.transports.between_hosts.exchange import Exchange
+from polyrhythm.communication.transports.between_hosts.order import Order
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.tcp.sockets import TcpSocket
 
@@ -18,20 +18,18 @@ class ExchangeHandle:
 
     Args:
         exchange: that does it.
-        addition: the collective; None where there is nothing to do.
+        order: the collective; None where there is nothing to do.
         finish: called once, when it has ended well and somebody has waited for it.
     """
 
-    def __init__(
-        self, exchange: Exchange, addition: Addition | None, finish: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, exchange: Exchange, order: Order | None, finish: Callable[[], None] | None) -> None:
         self._exchange = exchange
-        self._addition = addition
+        self._order = order
         self._finish = finish
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._addition is None or self._exchange.done(self._addition)
+        return self._order is None or self._exchange.done(self._order)
 
     def wait(self) -> None:
         """Blocks until it has ended.
@@ -40,9 +38,9 @@ class ExchangeHandle:
             CollectiveBroken: a member is gone.
             RunError: members disagree about what to add up.
         """
-        if self._addition is not None:
-            self._exchange.wait(self._addition)
-            self._addition = None
+        if self._order is not None:
+            self._exchange.wait(self._order)
+            self._order = None
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
@@ -101,5 +99,5 @@ class HostCollectives:
             if finish is not None:
                 finish()
 
-        addition = self._exchange.start(vector, contributors) if vector.numel() else None
-        return ExchangeHandle(self._exchange, addition, bring_back)
+        order = self._exchange.start(vector, contributors) if vector.numel() else None
+        return ExchangeHandle(self._exchange, order, bring_back)
