@@ -73,6 +73,8 @@ _RATE = 0.01
 _BITS_PER_S = 1e9
 _ROUND_S = 0.1
 """About so long each way steps in a round."""
+_LEAST_STEPS = 5
+"""In a round: what lazy update has still under way at its end must not count for much."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ def _time(ways: _Ways, rounds: int, network: Communicator, first_of_peer: int) -
             _seconds(step, 3)
             took += _seconds(step, 3)
         network.broadcast(took, first_of_peer if place == _DDP else 0)  # all must take as many steps
-        counts.append(max(1, int(_ROUND_S / float(took))))
+        counts.append(max(_LEAST_STEPS, int(_ROUND_S / float(took))))
     times: Timings = [[] for _ in ways]
     for _ in range(rounds):
         for place, step in enumerate(ways):
