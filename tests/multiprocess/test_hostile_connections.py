@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +35,10 @@ def run() -> Iterator[LiveServer]:
 
 def card_of(run: LiveServer, rank: int) -> TcpCard:
     return TcpCard.from_text(run.store.get(f"card/tcp/{rank}/0").decode())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def attack(card: TcpCard, random: Random, count: int) -> Counter[str]:
@@ -68,6 +74,7 @@ def test_ten_thousand_raw_connections_change_nothing(run: LiveServer) -> None:
     assert torch.equal(run.ask(WORKER, push).tensor, torch.full((NUMBERS,), -RATE))
     card, random = card_of(run, SERVER), Random(6)
     expected = attack(card, random, WARM_UP)
+    files, threads = open_files(), threading.active_count()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -81,6 +88,9 @@ def test_ten_thousand_raw_connections_change_nothing(run: LiveServer) -> None:
     refused = run.homes[SERVER].refused
     wait_for(lambda: refused.total() == CONNECTIONS, "the last refusal")
     assert refused == expected
+    wait_for(
+        lambda: threading.active_count() <= threads and open_files() <= files, "the last thread and file"
+    )
     assert run.end() == expected
 
 

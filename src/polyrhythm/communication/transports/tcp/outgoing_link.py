@@ -1,7 +1,7 @@
 """The sender's end of a link between two ranks over TCP.
 
     sender                                                                   receiver
-    start_send ── short: at once ─────────┐
+    start_send ── up to 1 MiB: at once ───┐
         └─ else: outbox ─▶ writer thread ─┴── header, payload, header, … ──▶ reader thread ─▶ inbox
     handles ◀── keeper thread ◀────────────── messages received so far, goodbye ─┘
 
@@ -36,6 +36,9 @@ WORD = struct.Struct("<Q")
 """What travels back: how many messages of the link have been received, or `GOODBYE`."""
 
 GOODBYE = (1 << 64) - 1
+_MOST_AT_ONCE_BYTES = 1 << 20
+"""Of a message that the caller's thread hands to the system, as far as that takes it."""
+
 _ENDING_S = 1.0
 
 
@@ -80,7 +83,7 @@ class OutgoingTcpLink:
                 raise PeerLost(self._to.rank, "sending to it")
             turn = not self._writing and not self._outbox.waits
             self._outbox.put(handle)
-            if not (turn and handle.is_short and self._written_at_once()):
+            if not (turn and handle.nbytes <= _MOST_AT_ONCE_BYTES and self._written_at_once()):
                 self._have_written()
         return handle
 
@@ -185,7 +188,7 @@ class OutgoingTcpLink:
     def _agree(self, connection: TcpSocket) -> TcpSocket:
         """Begins to use a connection, where the last one ended."""
         said, received = answer(connection, self._identity, self._card, self._number)
-        self._left = said is Answer.ENDED_WELL
+        self._left = self._left or said is Answer.ENDED_WELL
         with self._news:
             if said is not Answer.GO_ON or self._over or not self._outbox.arrive(received):
                 raise ProcessGone
