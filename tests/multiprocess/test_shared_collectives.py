@@ -184,7 +184,7 @@ def _leave_while_others_add_up(seat: Seat) -> None:
     _shared(network)
     if seat.rank == 1:
         seat.tell("left")
-        for entry in home._collectives:  # as `close` does, without waiting for the others
+        for entry in home._collectives._in_use:  # as `close` does, without waiting for the others
             entry.made.close()
         seat.wait_for_word()
         return
