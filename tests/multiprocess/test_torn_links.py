@@ -20,7 +20,7 @@ from polyrhythm.communication.transports.owned_socket import _open, hang_up
 from polyrhythm.communication.transports.tcp.sockets import TcpSocket
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.rank import run_rank
+from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import cast_in_order
@@ -88,7 +88,7 @@ def _train(seat: Seat, hosts: list[str]) -> None:
             seat.tell((event.outcome, event.result["parameters_sha256"]))
 
     cast = cast_in_order(WORKERS, SERVERS)
-    run_rank(_job(), cast, from_environment(), 1, StopWish(), tell)
+    run_rank(_job(), cast, from_environment(), 1, Circumstances(StopWish(), tell))
     over.set()
     tearing.join()
 
