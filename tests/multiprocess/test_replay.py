@@ -128,7 +128,7 @@ def test_sums_of_three_are_named_where_a_replay_differs(runs: Runs, tmp_path: Pa
     assert found["same"] is False
     assert found["first_difference"]["text"] == "the parameters differ, and no message does"
     assert found["first_difference"]["possible_causes"][0].startswith(
-        "sums over 3 ranks, which gloo (between hosts)"
+        "sums over 3 ranks, which hosts of several ranks add up host by host"
     )
 
 

@@ -139,8 +139,8 @@ def _causes(found: Replay, recording: Recording) -> list[str]:
     causes = []
     if found.summed_ranks > 2:
         causes.append(
-            f"sums over {found.summed_ranks} ranks, which gloo (between hosts) adds in the order of its ring, a "
-            "replay in that of ranks: equal to rounding only"
+            f"sums over {found.summed_ranks} ranks, which hosts of several ranks add up host by host, and a replay in "
+            "the order of ranks: equal to rounding only"
         )
     if recording.torch != torch.__version__:
         causes.append(f"PyTorch {torch.__version__}, where the run had {recording.torch}")

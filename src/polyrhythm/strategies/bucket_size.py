@@ -4,8 +4,8 @@
     bytes      = 8 * latency / seconds_per_number * bytes of a number
 
 Then a bucket's latency is a ninth of its time: smaller buckets would set out sooner and all arrive later. Worker 0's
-figures count, so that all cut alike. The default is fixed all the same: where sums depend on the cut (gloo over three
-hosts and more), measured sizes would give other bits in every run.
+figures count, so that all cut alike. The default is fixed all the same: where sums depend on the cut (gloo over more
+than 16 hosts), measured sizes would give other bits in every run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The communicator's own all-reduce: that of the library below it, such as gloo or NCCL.
+"""The communicator's own all-reduce: through shared memory, over TCP, or by NCCL.
 
-    s = x[0] + … + x[N-1]        in the library's order
+    s = x[0] + … + x[N-1]        in the order of ranks, NCCL's and that of gloo (more than 16 hosts) excepted
 
 In simulation it is `direct`. Its messages are not ours, and no formula tells its time.
 """
@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 
 
 class Library(Collective):
-    """What the communicator itself does: gloo's or NCCL's for real, `direct` in simulation."""
+    """What the communicator itself does: by shared memory, TCP or NCCL for real, `direct` in simulation."""
 
     in_messages: ClassVar[bool] = False
 

@@ -1,0 +1,96 @@
+"""How members connect, over loopback; the store is a barrier of threads."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
+from polyrhythm.communication.transports.between_hosts.meeting import Place, connect_all
+from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.tcp.sockets import TcpSocket
+from polyrhythm.errors import PeerLost
+from unit.communication.transports.between_hosts.meshes import together
+
+LOOPBACK = "127.0.0.1"
+
+
+class Store:
+    """Everybody's word, given to all when it is there."""
+
+    def __init__(self, size: int) -> None:
+        self.words = [""] * size
+        self.barrier = threading.Barrier(size)
+
+    def tell_all(self, member: int, word: str) -> Sequence[str]:
+        self.words[member] = word
+        self.barrier.wait(20)
+        return self.words
+
+
+def never() -> None:
+    """Nothing ends the meeting."""
+
+
+def connect(store: Store, member: int, key: bytes = b"key") -> dict[int, TcpSocket]:
+    return connect_all(Place(member, LOOPBACK, key, never), partial(store.tell_all, member))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_all_are_connected_with_all(size: int) -> None:
+    store = Store(size)
+    found = together([partial(connect, store, member) for member in range(size)])
+    members = [HostCollectives(member, range(size), found[member]) for member in range(size)]
+    vectors = [torch.tensor([2.0**member]) for member in range(size)]
+    assert (
+        together([partial(each.all_reduce, vectors[at]) for at, each in enumerate(members)]) == [None] * size
+    )
+    assert [float(vector) for vector in vectors] == [2.0**size - 1] * size
+    for each in members:
+        each.close()
+
+
+def test_who_does_not_know_the_key_is_not_let_in() -> None:
+    """Member 0 goes on waiting for member 1, until it is lost; the stranger is told nothing."""
+    store = Store(2)
+    refused = threading.Event()
+
+    def lost_when_refused() -> None:
+        if refused.is_set():
+            raise PeerLost(1, "waiting for all ranks to start a collective")
+
+    def stranger() -> dict[int, TcpSocket]:
+        try:
+            return connect(store, 1, b"another")
+        finally:
+            refused.set()
+
+    place = Place(0, LOOPBACK, b"key", lost_when_refused)
+    lost, broken = together([lambda: connect_all(place, partial(store.tell_all, 0)), stranger])
+    assert isinstance(lost, PeerLost)
+    assert isinstance(broken, CollectiveBroken)
+
+
+def test_strangers_do_not_keep_members_out() -> None:
+    store = Store(2)
+
+    def disturbed(word: str) -> Sequence[str]:
+        words = store.tell_all(0, word)
+        _, port, _ = json.loads(words[0])
+        for content in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10):
+            with socket.create_connection((LOOPBACK, port)) as noise:
+                noise.sendall(content)
+        return words
+
+    first, second = together(
+        [lambda: connect_all(Place(0, LOOPBACK, b"", never), disturbed), partial(connect, store, 1, b"")]
+    )
+    assert (list(first), list(second)) == ([1], [0])
+    for connection in (first[1], second[0]):
+        connection.close()
