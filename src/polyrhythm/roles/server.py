@@ -7,7 +7,7 @@ reason, and the run's log hears of the first of each kind. It never ends the run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,6 @@ from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
-Handling = Callable[[int, Message], list[tuple[int, Message]]]
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
 """A message that is there within this time is taken to have been waiting."""
@@ -47,7 +46,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         resume: whether the leader hands out a checkpoint first.
         finite: whether all gradients are known to be finite.
     """
-    network, clock = world.network, world.clock
+    network, now = world.network, world.clock.now
     servers = world.cast.servers
     index = servers.index(network.rank)
     part = strategy.server(ServerSetting(index, world.cast, finite))
@@ -60,7 +59,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     refusals = _Refusals(index, world, line)
     bytes_sent = 0
     while not part.done:
-        looked_at = clock.now()
+        looked_at = now()
         try:
             source, message = network.receive()
         except PeerLost as loss:
@@ -79,8 +78,11 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         if of_a_step:
             reporter.took(looked_at)
         before = network.bytes_sent
+        began = now()
         try:  # `refusals.of` would take longer than all else that a message costs here
-            outbox.send(reporter.timed(part.on_message, source, message))
+            replies = part.on_message(source, message)
+            reporter.updating_s += now() - began
+            outbox.send(replies)
         except RefusedMessage as refusal:
             refusals.note(source, refusal)
         if of_a_step:
@@ -268,7 +270,11 @@ class _Outbox:
 
 
 class _Reporter:
-    """Says now and then what a server has done since it last said so."""
+    """Says now and then what a server has done since it last said so.
+
+    Attributes:
+        updating_s: for how long its part has handled messages since then.
+    """
 
     def __init__(self, index: int, part: ServerPart, world: World) -> None:
         self._index = index
@@ -280,7 +286,7 @@ class _Reporter:
         self._wait_s = 0.0
         self._taken = 0
         self._waits = 0
-        self._updating_s = 0.0
+        self.updating_s = 0.0
 
     def took(self, looked_at_s: float) -> None:
         """Counts a message that has just come, and how long the server has waited for it.
@@ -292,19 +298,12 @@ class _Reporter:
         if not self._begun:  # training starts with the first step; event times count from there
             self._begun = True
             self._started_at = self._said_at = now_s
-            self._updating_s = 0.0
+            self.updating_s = 0.0
         waited_s = now_s - looked_at_s
         self._taken += 1
         if waited_s > AT_ONCE_S:
             self._waits += 1
             self._wait_s += waited_s
-
-    def timed(self, handle: Handling, source: int, message: Message) -> list[tuple[int, Message]]:
-        """Lets a message be handled, and counts how long that takes."""
-        began = self._now()
-        replies = handle(source, message)
-        self._updating_s += self._now() - began
-        return replies
 
     @property
     def due(self) -> bool:
@@ -335,8 +334,8 @@ class _Reporter:
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
             queue=self._taken / max(1, self._waits),
             dropped=getattr(self._part, "dropped", 0),  # only some drop any
-            updating_s=self._updating_s,
+            updating_s=self.updating_s,
         )
         self._said_at, self._said = now, Counter(self._part.staleness)
-        self._wait_s, self._taken, self._waits, self._updating_s = 0.0, 0, 0, 0.0
+        self._wait_s, self._taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
         return event

@@ -90,12 +90,27 @@ class Sharing:
         if self._starting:
             self._take_in()
             self._starting = []
-        touched = self._changed
-        alone = self._refill_alone(touched)
-        if alone and not self._suspects:
-            self._changed = {}
-            return touched
-        touched = self._settle_together(refilled=alone)
+        changed = self._changed
+        for bundle in changed:
+            if not bundle.size:
+                if not self._let_go(bundle):
+                    break
+            elif bundle.refill():
+                self.rates_computed += 1
+                if bundle.allowed:
+                    self._suspect(bundle)
+            else:
+                break
+        else:  # none shares a coupling link with others
+            if not self._suspects:
+                self._changed = {}
+                return changed
+            return self._planned(refilled=True)
+        return self._planned(refilled=False)
+
+    def _planned(self, *, refilled: bool) -> dict[Bundle, None]:
+        """Does what `_settle_together` does, and finds out when the next flows end."""
+        touched = self._settle_together(refilled=refilled)
         for bundle in touched:
             bundle.plan()
         return touched
@@ -110,20 +125,12 @@ class Sharing:
         for flow in self._starting:
             self._put(flow)
 
-    def _refill_alone(self, changed: Iterable[Bundle]) -> bool:
-        """Settles bundles that share no coupling link with others; stops where one does, and says no."""
-        for bundle in changed:
-            if not bundle.size:
-                for link in bundle.links:
-                    if link.bundles:
-                        return False
-                self._bundles.pop((bundle.links, bundle.limit), None)
-                continue
-            if not bundle.refill():
+    def _let_go(self, bundle: Bundle) -> bool:
+        """Forgets a bundle without flows; says no where others share a coupling link with it, which get more now."""
+        for link in bundle.links:
+            if link.bundles:
                 return False
-            self.rates_computed += 1
-            if bundle.allowed:
-                self._suspect(bundle)
+        self._bundles.pop((bundle.links, bundle.limit), None)
         return True
 
     def _settle_together(self, *, refilled: bool) -> dict[Bundle, None]:
