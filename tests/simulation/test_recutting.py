@@ -91,6 +91,15 @@ def test_every_number_keeps_what_it_had_and_counts_are_the_largest() -> None:
     assert momenta.tolist() == [100.0, 101.0, 0.0, 0.0, 104.0, 105.0, 106.0]
 
 
+def test_steps_that_were_left_out_go_along_with_most_of_their_shard() -> None:
+    plan = OptimizerPlan("SGD", (Span(0, 12, {"lr": 0.1}),), 0.1)
+    before = [_state(plan, shard, 4) for shard in shards(12, 3)]
+    for number, (_, facts) in enumerate(before):
+        facts["left_out"] = {"1": [[number, number + 1]]}
+    assert [facts["left_out"] for _, facts in recut(before, plan, 2)] == [{"1": [[0, 1]]}, {"1": [[2, 3]]}]
+    assert [facts["left_out"]["1"][0][0] for _, facts in recut(before, plan, 6)] == [0, 0, 1, 1, 2, 2]
+
+
 def test_gradients_of_different_steps_are_not_mixed() -> None:
     plan = OptimizerPlan("SGD", (Span(0, 4, {"lr": 0.1}),), 0.1)
     states = [_state(plan, shard, 4) for shard in shards(4, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from polyrhythm.events import (
@@ -58,6 +59,7 @@ class RunFigures:
         self.ended: RunEnded | None = None
         self.time_s = 0.0
         self.images_seen = 0
+        self._furthest: Counter[int] = Counter()
         self.workers: dict[int, Series] = {}
         self.together: Series | None = None
         self.versions: dict[int, int] = {}
@@ -119,7 +121,7 @@ class RunFigures:
     def _add_stretch(self, event: WorkerProgress) -> None:
         if self.together is None:
             self.images_seen = self._images_seen_before(event)
-        self.images_seen += event.images
+        self.images_seen += self._new_images(event)
         stretch = Stretch(
             end_s=event.time_s,
             seconds=event.time_s - self._stretch_start_s(event.worker),
@@ -144,6 +146,13 @@ class RunFigures:
     def _stretch_start_s(self, worker: int) -> float:
         start_s = self.started.time_s if self.started else 0.0
         return max(start_s, self.workers[worker].last.end_s) if worker in self.workers else start_s
+
+    def _new_images(self, event: WorkerProgress) -> int:
+        """Gives the images of those steps that are not taken again, as after a restart from a checkpoint."""
+        furthest = self._furthest[event.worker]
+        self._furthest[event.worker] = max(furthest, event.step)
+        again = min(event.steps, furthest - (event.step - event.steps))
+        return event.images if again <= 0 else round(event.images * (1 - again / event.steps))
 
     def _images_seen_before(self, first: WorkerProgress) -> int:
         # A resumed run whose earlier part is not at hand: every worker did as many such steps.

@@ -146,6 +146,16 @@ def test_a_resumed_run_does_not_count_twice_what_it_did_again(story):
     assert figures.started.start_epoch == 1
 
 
+def test_live_figures_count_what_a_restart_takes_again_once(story):
+    """As it is watched, no event is dropped: the steps behind the checkpoint come a second time."""
+    figures = RunFigures.of(story)
+    furthest = figures.workers[0].last.step
+    figures.add(redone(9.0, 0, step=furthest - 2, images=40))
+    assert figures.images_seen == 1040
+    figures.add(redone(9.5, 0, step=furthest + 3, images=50))
+    assert figures.images_seen == 1040 + 30
+
+
 def test_a_resumed_run_without_a_logged_checkpoint_is_cut_at_its_epoch(story):
     without = [event for event in story if not isinstance(event, CheckpointSaved)]
     figures = RunFigures.of([*without, resumed(1), redone(1.0, 0, 15, 200)])

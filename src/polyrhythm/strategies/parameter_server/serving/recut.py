@@ -2,7 +2,7 @@
 
 What there is for every number (parameters, momenta, gradients that are held) goes along with it, bit for bit. What a
 server counts (versions, steps, clocks) is the same on all, where workers go in step or all have stopped; else the
-largest counts.
+largest counts. Which steps were left out of a shard goes to the new ones that have most of it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def recut(states: Sequence[State], plan: OptimizerPlan, servers: int) -> list[St
             "optimizer": optimizer_facts,
             "steps": [max(steps) for steps in zip(*(facts["steps"] for _, facts in states), strict=True)],
             "gate": _latest([facts["gate"] for _, facts in states]),
+            "left_out": _nearest(shard, before, states),
         }
         found.append((tensors, facts))
     return found
@@ -76,6 +77,12 @@ def _latest(gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
             known = found[key]
             found[key] = [*map(max, known, value)] if isinstance(value, list) else max(known, value)
     return found
+
+
+def _nearest(shard: slice, before: Sequence[slice], states: Sequence[State]) -> dict[str, Any]:
+    """Gives which steps were left out of a new shard: as of the old one of which it has the most."""
+    shared = [min(shard.stop, old.stop) - max(shard.start, old.start) for old in before]
+    return dict(states[shared.index(max(shared))][1].get("left_out", {}))
 
 
 def _check_held(states: Sequence[State]) -> None:
