@@ -2,7 +2,7 @@
 
     python benchmarks/lazy-update/measure.py [--hosts 2 3] [--steps 12] [--json]
 
-Hosts are network namespaces with shaped links, one rank each; gloo moves what the strategies send. The model is like
+Hosts are network namespaces with shaped links, one rank each; TCP moves what the strategies send. The model is like
 Deep Image's: most of its weight is fully connected and at its end, most of its time is spent at its beginning. Its
 computing is a sleep of 0.3 s a step, so that ranks need not share this machine's cores. Printed are the seconds of a
 step when all has settled down (medians over steps of worker 0), of both and of lazy update without its order, and the

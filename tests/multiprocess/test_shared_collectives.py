@@ -16,6 +16,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.torch_distributed import rank_collectives
 from polyrhythm.communication.transports.torch_distributed.transport import TorchDistributedCommunicator
 from polyrhythm.errors import PeerLost, RequestError
 
@@ -240,3 +241,26 @@ def test_ranks_that_are_told_not_to_share_use_tcp() -> None:
     with RankProcesses(_do_without, 3, shared_memory=False) as processes:
         assert processes.hear_all(range(3)) == ["HostCollectives"] * 3
         processes.wait_for_end(range(3))
+
+
+def _have_too_many_hosts(seat: Seat) -> None:
+    rank_collectives._MOST_HOSTS = 2  # of this process alone
+    _, network = seat.connect()
+    total = torch.ones(100_000)
+    network.all_reduce(total)
+    network.broadcast(total, 2)
+    assert torch.equal(total, torch.full((100_000,), 3.0))
+    seat.tell(type(network._on_cpu).__name__)
+    if seat.rank == 2:
+        seat.wait_for_word()  # and dies
+    with pytest.raises(PeerLost):
+        network.all_reduce(total)
+    seat.tell("noticed")
+    seat.wait_for_word()
+
+
+def test_more_hosts_than_talk_each_with_all_use_gloo() -> None:
+    with RankProcesses(_have_too_many_hosts, 3, shared_memory=False) as processes:
+        assert processes.hear_all(range(3)) == ["GlooCollectives"] * 3
+        processes.kill(2)
+        assert [processes.hear(rank) for rank in (0, 1)] == ["noticed"] * 2

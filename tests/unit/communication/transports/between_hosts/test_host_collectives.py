@@ -60,6 +60,23 @@ def test_a_small_sum_needs_no_other_thread() -> None:
     assert max(seen) <= before + 2
 
 
+def test_who_starts_waits_for_no_thread_that_moves_bytes() -> None:
+    vectors = [[torch.ones(count) for count in (3, LARGE, 5)] for _ in range(2)]
+    handles: list[list[ExchangeHandle]] = [[], []]
+
+    def start(member: int) -> None:
+        handles[member] = [members[member].start_all_reduce(vector) for vector in vectors[member]]
+
+    with mesh(2) as members:
+        with members[0]._exchange._driving:  # as long as another thread does
+            assert together([partial(start, 0)]) == [None]
+            assert not any(handle.done() for handle in handles[0])
+        start(1)
+        for handle in [*handles[0], *handles[1]]:
+            handle.wait()
+        assert all(bool((vector == 2).all()) for vector in [*vectors[0], *vectors[1]])
+
+
 def test_a_handle_that_is_asked_moves_bytes() -> None:
     with mesh(2) as members:
         handles: list[ExchangeHandle] = [each.start_all_reduce(torch.ones(3)) for each in members]
