@@ -70,4 +70,6 @@ def test_a_worker_is_stopped_and_continued_and_another_is_killed(spec: str, tmp_
 
 @pytest.mark.parametrize(("spec", "fault"), TESTED)
 def test_the_outcome_is_the_declared_one(spec: str, fault: Fault, tmp_path: Path) -> None:
-    assert CELLS[fault](spec, tmp_path).fits(outcomes(strategy(spec), WORKERS)[fault])
+    seen = CELLS[fault](spec, tmp_path)
+    assert seen.fits(outcomes(strategy(spec), WORKERS)[fault])
+    assert seen.in_time
