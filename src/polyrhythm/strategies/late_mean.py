@@ -41,6 +41,7 @@ class LateMean:
 
     Attributes:
         times: of the buckets of the latest step.
+        speed: of the collective, as far as it was looked at.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class LateMean:
         self._pieces = cut(flat.buckets, most)
         self._pieces[0] = Piece(0, self._pieces[0].start, len(self._outgoing))
         self._order: Sequence[int] = range(len(self._pieces))
-        self._speed = Speed(0.0, 0.0)
+        self.speed = Speed(0.0, 0.0)
         self._under_way: list[list[Handle]] = [[] for _ in flat.buckets]
         self._started = 0  # buckets
         self._sent = 0  # pieces
@@ -68,15 +69,21 @@ class LateMean:
         self._timed = False
         self.times = BucketTimes(group.clock, len(flat.buckets))
 
-    def prepare(self) -> None:
-        """Looks how fast the collective is, if that is of use; all members must call it."""
+    def prepare(self, speed: Speed | None = None) -> None:
+        """Looks how fast the collective is, if that is of use; all members must call it.
+
+        Args:
+            speed: that it was found to have among other members, the same on all: then nobody looks.
+        """
         if not self._alone:
             self._sum.prepare()
             memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
             self._outgoing = self._outgoing if memory is None else memory
-        if self._orders:
+        if speed is not None:
+            self.speed = speed
+        elif self._orders:
             many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
-            self._speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
+            self.speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
 
     def begin(self, step: Step) -> None:
         """A step begins; that of before may still be on its way."""
@@ -159,5 +166,5 @@ class LateMean:
         if self._timed:
             mean_s = [seconds / self._group.size for seconds in times]
             buckets = len(self._flat.buckets)
-            self._order = urgent_first(self._pieces, mean_s[:buckets], mean_s[buckets:], self._speed)
+            self._order = urgent_first(self._pieces, mean_s[:buckets], mean_s[buckets:], self.speed)
         self._timed = True

@@ -21,6 +21,7 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.late_mean import LateMean
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.transfer_order import Speed
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.sliced_optimizer import SlicedOptimizer
 
@@ -123,9 +124,13 @@ class LazyWorker(WorkerPart):
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
+        known = self._mean.speed
+        told = torch.tensor([known.latency_s, known.seconds_per_number], dtype=torch.float64)
+        told = told.to(self._flat.vector.device)
+        workers.broadcast(told)  # worker 0's, which has been there from the beginning
         self._workers = workers
         self._mean = LateMean(workers, self._flat, self._collective, self._piece_bytes)
-        self._mean.prepare()
+        self._mean.prepare(Speed(*told.tolist()))
 
     def end(self) -> None:
         """Finishes what is under way."""
