@@ -45,6 +45,7 @@ ALSO = (
     "mixed(servers=2, consistency=synchronous)",
     "easgd(mode=synchronous, tau=2, servers=2)",
     "sgp(overlap=True)",
+    "slowmo(steps=3, base=sgp)",
     "synchronous(collective=ring)",
 )
 
@@ -80,6 +81,8 @@ def trial_of(strategy: Strategy) -> Trial:
     where = Cluster(name="small", hosts=[kind], nic=nic, inside=nic, step_time=f"exponential(mean={STEP_S})")
     layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
     sizes = ModelSizes((100_000,), (1.0,))
+    if strategy.begins_again:  # what may be half made has layers
+        sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
     rehearsal = Rehearsal(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
     return Trial(layout=layout, rehearsal=rehearsal)
 
