@@ -71,7 +71,10 @@ class Planted(ParameterServer):
     [
         (LosingServer, r"the sum of what was acknowledged, number 511 of 512 \(1 are wrong\)"),
         (MiscountingServer, "staleness of the gradients that an update takes"),
-        (LoyalServer, "to a question of another, or of nobody"),
+        (
+            LoyalServer,
+            "to a question of another, or of nobody|parameters for rank 0, the sum of what was acknowledged",
+        ),
     ],
 )
 def test_trials_find_it_and_the_seed_repeats_it(bug: type[ShardServer], found: str) -> None:
