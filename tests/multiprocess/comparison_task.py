@@ -1,0 +1,48 @@
+"""The two loops of docs/comparison.md, as they stand there, one after the other in the same processes of torchrun.
+
+    comparison_task.py PAGE FOLDER
+
+Each saves its model as FOLDER/before/model.pt and FOLDER/after/model.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+POINTS, EPOCHS = 32, 4
+"""As many points as two workers take in a step, so the order in which either loop shuffles does not count."""
+
+
+def loop(page: str, name: str) -> str:
+    found = re.search(rf"<!-- {name}: .*?-->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found, f"no loop {name} on the page"
+    return found[1]
+
+
+def run(page: str, name: str, folder: Path) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(POINTS, 6, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    names = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "criterion": nn.CrossEntropyLoss(),
+        "data": TensorDataset(inputs, inputs[:, :3].argmax(1)),
+        "epochs": EPOCHS,
+    }
+    (folder / name).mkdir(exist_ok=True)
+    os.chdir(folder / name)
+    exec(loop(page, name), names)
+
+
+if __name__ == "__main__":
+    page, folder = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
+    run(page, "before", folder)
+    run(page, "after", folder)

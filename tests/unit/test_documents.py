@@ -1,0 +1,108 @@
+"""What documents say can be followed: links, files, verbs and options are there, and counts are those of the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from polyrhythm.api.strategies import strategies
+from polyrhythm.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+OF_THE_PRODUCT = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*.md")),
+]
+PAGES = [*OF_THE_PRODUCT, ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks").rglob("*.md"))]
+VERBS = get_command(app).commands  # type: ignore[attr-defined]
+OF_TORCHRUN = {
+    "--nnodes",
+    "--nproc-per-node",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--no-python",
+    "--max-restarts",
+}
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Gives the names under which a page's headings can be reached, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Gives the words of every `polyrhythm …` on a page, in blocks and in sentences."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    spans = re.findall(r"`(polyrhythm [^`\n]+)`", text)
+    shown = [line for line in lines if line.startswith("polyrhythm ")] + spans
+    return [shlex.split(line.replace("'", '"'), comments=True) for line in shown]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`\s?(?!\])", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target} is not there"
+        assert not anchor or anchor in anchors(there), f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    """Scripts, recipes and benchmarks by their path; tests by their name."""
+    text = page.read_text()
+    for path in re.findall(r"\b((?:benchmarks|recipes|scripts|examples|docs)/[\w./-]*\w)", text):
+        assert (ROOT / path).exists() or (page.parent / path).exists(), f"{path} is not there"
+    for name in re.findall(r"\btest_\w+\.py\b", text):
+        assert list((ROOT / "tests").rglob(name)), f"there is no test {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_verb_and_option_is_there(page: Path) -> None:
+    for _, verb, *words in commands(page):
+        if verb.startswith("-"):
+            continue
+        assert verb in VERBS or not verb.islower(), f"polyrhythm has no {verb}"
+        if verb == "run" or verb not in VERBS:  # what follows `run` is the script's
+            continue
+        options = {
+            option
+            for parameter in VERBS[verb].params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= options | {"--help"}, f"{verb} has no {', '.join(sorted(given - options))}"
+
+
+@pytest.mark.parametrize("page", OF_THE_PRODUCT, ids=named)
+def test_every_option_in_a_sentence_is_there(page: Path) -> None:
+    known = {option for verb in VERBS.values() for parameter in verb.params for option in parameter.opts}
+    named_here = set(re.findall(r"`(--[a-z][a-z-]+)", page.read_text()))
+    assert named_here <= known | OF_TORCHRUN | {"--help"}, sorted(named_here - known)
+
+
+@pytest.mark.parametrize("page", OF_THE_PRODUCT, ids=named)
+def test_strategies_are_counted_rightly(page: Path) -> None:
+    for count in re.findall(r"\b(\d+)\s+(?:distribution\s+)?strategies\b", page.read_text()):
+        assert int(count) == len(strategies())
+
+
+def test_the_overview_names_every_page() -> None:
+    overview = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"({name})" not in overview} == set()
