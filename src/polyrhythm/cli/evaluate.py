@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.output import JSON_HELP, percent, print_json, print_table
+from polyrhythm.cli.robustness import show_robustness
 from polyrhythm.errors import RequestError
 
 
@@ -17,7 +18,7 @@ def evaluate(
     ],
     data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 500,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time (default: 500).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Pixels a side (default: as in the run).")
@@ -44,7 +45,9 @@ def evaluate(
     robustness: Annotated[
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
     ] = False,
-    images: Annotated[int, typer.Option(min=1, help="Test images for --robustness.")] = 1000,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Test images for --robustness (default: 1000).")
+    ] = None,
     kinds: Annotated[
         str | None, typer.Option(metavar="rotation,…", help="Changes for --robustness (default: all).")
     ] = None,
@@ -54,65 +57,47 @@ def evaluate(
     """Test a trained model, or several together: top-1, top-5, and every class."""
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
+    how: dict[str, Any] = {"batch_size": batch_size, "dense": dense, "ten_crop": ten_crop, "flip": flip}
+    how |= {"scales": _numbers("--scales", scales), "best": best, "greedy": greedy}
+    changes = {"images": images, "kinds": _names(kinds), "plot": plot}
     if robustness:
-        names = [name.strip() for name in (kinds or "").split(",") if name.strip()]
-        _robustness(weights, {**request, "images": images, "kinds": names, "plot": plot}, as_json=json)
-        return
-    for option, given in (("--plot", plot), ("--kinds", kinds)):
-        if given is not None:
-            raise RequestError(f"{option} is about what --robustness finds: give that too")
-    from polyrhythm.api.evaluate import evaluate as evaluate_weights
-
-    found = evaluate_weights(
-        weights,
-        **request,
-        batch_size=batch_size,
-        dense=dense,
-        ten_crop=ten_crop,
-        flip=flip,
-        scales=numbers("--scales", scales),
-        best=best,
-        greedy=greedy,
-    )
-    if json:
-        print_json(found)
+        _refuse(how, "is not for --robustness, which shows pictures as in training: leave one of them out")
+        show_robustness(weights, request | _given(changes), as_json=json)
     else:
-        _say(found)
+        _refuse(changes, "is about what --robustness finds: give that too")
+        _test(weights, request | _given(how), as_json=json)
 
 
-def _robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
-    from polyrhythm.api.robustness import robustness
-
-    found = robustness(weights, **request)
-    if as_json:
-        print_json(found)
-        return
-    for model in found["models"]:
-        clean = percent(model["clean_top1"])
-        title = f"{model['weights']}: top-1 {clean} on {found['images']:,} images of {found['data']}"
-        rows = [
-            [
-                each["name"],
-                f"{each['strengths'][0]:.3g} to {each['strengths'][-1]:.3g}",
-                *(f"{100 * top1:.1f}" for top1 in each["top1"]),
-            ]
-            for each in model["declines"]
-        ]
-        print_table(title, ["top-1 in %", "strength", "1", "2", "3", "4", "5"], rows)
-    if found["plot"]:
-        print(f"curves: {found['plot']}")
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Gives the options that are not left at nothing; the others have their defaults where they are used."""
+    return {name: value for name, value in options.items() if value}
 
 
-def numbers(option: str, text: str | None) -> list[int]:
-    """Reads whole numbers with commas between.
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for name in _given(options):
+        raise RequestError(f"--{name.replace('_', '-')} {why}")
 
-    Raises:
-        RequestError: it is something else.
-    """
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    """Reads whole numbers with commas between."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
         raise RequestError(f"{option} {text!r} is no list of whole numbers: write 224,256") from None
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _test(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
+    from polyrhythm.api.evaluate import evaluate as evaluate_weights
+
+    found = evaluate_weights(weights, **request)
+    if as_json:
+        print_json(found)
+    else:
+        _say(found)
 
 
 def _say(found: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 
 def test_scales_are_whole_numbers(refused: Callable[..., str]) -> None:
     assert refused("evaluate", "x", "--scales", "224;256") == (
@@ -17,3 +19,26 @@ def test_dense_and_ten_crop_exclude_each_other(refused: Callable[..., str]) -> N
 
 def test_a_choice_needs_several(refused: Callable[..., str]) -> None:
     assert "name more than one" in refused("evaluate", "x", "--greedy")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--dense"],
+        ["--flip"],
+        ["--ten-crop"],
+        ["--best"],
+        ["--greedy"],
+        ["--scales", "28"],
+        ["--batch-size", "8"],
+    ],
+)
+def test_robustness_looks_at_pictures_in_one_way(option: list[str], refused: Callable[..., str]) -> None:
+    assert refused("evaluate", "x", "--robustness", *option).startswith(
+        f"{option[0]} is not for --robustness"
+    )
+
+
+@pytest.mark.parametrize("option", [["--images", "9"], ["--kinds", "rotation"], ["--plot", "x.html"]])
+def test_what_robustness_takes_is_for_nothing_else(option: list[str], refused: Callable[..., str]) -> None:
+    assert refused("evaluate", "x", *option) == f"{option[0]} is about what --robustness finds: give that too"
