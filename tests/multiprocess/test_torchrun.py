@@ -61,7 +61,7 @@ def test_two_workers_and_a_server(tmp_path: Path) -> None:
         (["--data", "digit"], "error: unknown data 'digit': did you mean digits?"),
         (
             ["--wrokers", "2"],
-            "error: No such option: --wrokers (Possible options: --min-workers, --workers); see polyrhythm --help",
+            "error: No such option: --wrokers (Possible options: --min-workers, --workers) (see polyrhythm --help)",
         ),
     ],
 )

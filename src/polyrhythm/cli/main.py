@@ -98,7 +98,7 @@ def _said(error: Exception) -> int:
         return REQUEST_WRONG
     if isinstance(error, USAGE_ERROR):
         text = " ".join(error.format_message().split()).removesuffix(".")
-        return _fail(f"{text}; see polyrhythm --help", REQUEST_WRONG)
+        return _fail(f"{text} (see polyrhythm --help)", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     if isinstance(error, Preempted):

@@ -95,6 +95,9 @@ def _row(path: Path, number: int, entry: Mapping[str, Any]) -> Row:
     where = f"{path}, image {number}"
     image = str(entry.get("image") or "").strip()
     names = _parts(entry.get("labels") or entry.get("label"))
+    if "image" not in entry or not entry.keys() & {"labels", "label"}:
+        columns = ", ".join(str(column) for column in entry)
+        raise RequestError(f"{path} has the columns {columns}: it needs image and labels, in its first line")
     if not image or not names:
         raise RequestError(f"{where}: it needs an image and at least one label, in columns image and labels")
     split = str(entry.get("split") or "").strip().lower()

@@ -13,10 +13,13 @@ from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.data.sources.manifest import Manifest
 from polyrhythm.data.sources.tar_shards import TarShards
 from polyrhythm.data.windows import windowed
-from polyrhythm.errors import unknown
+from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
 SOURCES = "polyrhythm.data.sources"
+_OF_YOUR_OWN = (
+    "or a folder of pictures, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar"
+)
 
 
 @runtime_checkable
@@ -84,7 +87,7 @@ def _source(given: str | Path) -> Source:
         return TarShards(files=text)
     if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
         return ImageFolder(folder=text)
-    raise unknown("data", text, (key.replace("_", "-") for key in known))
+    raise RequestError(f"{unknown('data', text, (key.replace('_', '-') for key in known))} ({_OF_YOUR_OWN})")
 
 
 def _name(text: str) -> str:

@@ -35,7 +35,7 @@ def test_a_wrong_verb_is_found_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
-        "error: No such command 'trian'. Did you mean 'train'?; see polyrhythm --help\n",
+        "error: No such command 'trian'. Did you mean 'train'? (see polyrhythm --help)\n",
     )
 
 

@@ -98,7 +98,7 @@ def test_counts_in_a_strategy_are_whole_numbers_from_1(key: str, value: str, ref
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "Missing command; see polyrhythm --help"),
+        ([], "Missing command (see polyrhythm --help)"),
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["evaluate"], "Missing argument 'RUN_OR_WEIGHTS'"),
         (["evaluate", "nowhere"], "there is no nowhere: name a run folder or a file of weights"),

@@ -224,3 +224,13 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("image,label\na.png,cat\n")
     with pytest.raises(RequestError, match="has 1 class for training"):
         open_data(str(tmp_path / "table.csv"))
+
+
+@pytest.mark.parametrize("heading", ["picture,labels", "image,class", "a.png,cat"])
+def test_a_table_without_the_columns_says_which_it_has(tmp_path: Path, heading: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"{heading}\na.png,cat\n")
+    with pytest.raises(
+        RequestError, match=f"has the columns {heading.replace(',', ', ')}: it needs image and labels"
+    ):
+        read_manifest(path)

@@ -93,7 +93,8 @@ def test_own_objects_are_opened():
     ("source", "message"),
     [
         ("fashin-mnist", "unknown data 'fashin-mnist': did you mean fashion-mnist?"),
-        ("imagenet-22k", "unknown data 'imagenet-22k'"),
+        ("imagenet-22k", "unknown data 'imagenet-22k'.* \\(or a folder of pictures, a table"),
+        ("photos.tar.gz", "unknown data 'photos.tar.gz'.* or tar files"),
         ("mnist(", "unknown data 'mnist\\('"),
         ("digits(size=3)", "data digits takes no keys"),
         ("digits=/somewhere", "data digits takes no keys"),
