@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.jobs import result_of, resumed, simulated
-from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
 from multiprocess.faults.killing import PAUSE_S
 from multiprocess.faults.play import Paced, ask_to_stop, job_of, nothing, of, played, send
+from multiprocess.runs import Starter, runs
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice, RunStarted, WorkerJoined, WorkerProgress
 from polyrhythm.launch.watchdog import LOST_AFTER
@@ -32,26 +32,12 @@ TRAIN = [
     *("--epochs", str(EPOCHS), "--silence-s", str(SILENCE_S)),
 ]
 STEPS = EPOCHS * 60
-Starter = Callable[..., Started]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts a run; nothing of it outlives the test."""
-    started: list[Started] = []
-
-    def run(strategy: str, *options: str, name: str = "run") -> Started:
-        command = [POLYRHYTHM, *TRAIN, "--strategy", strategy, "--out", name, *options]
-        started.append(Started(command, tmp_path, tmp_path / name))
-        return started[-1]
-
-    yield run
-    for command in started:
-        if command.process.poll() is None:
-            ranks = command.children()
-            command.process.kill()
-            command.process.wait()
-            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+    with runs(tmp_path, *TRAIN, "--strategy") as starter:
+        yield starter
 
 
 def under_way(event: Event) -> bool:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from multiprocess.commands import POLYRHYTHM, Result, Started, are_gone, shell, wait_for
+from multiprocess.commands import POLYRHYTHM, Result, Started, shell, wait_for
+from multiprocess.runs import Starter, runs
 from polyrhythm.api.replay import replay
 from polyrhythm.data.sharding import batch_indices
 from polyrhythm.errors import RequestError
@@ -40,25 +41,12 @@ TRAIN = [
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
     *("--workers", str(WORKERS)),
 ]
-Starter = Callable[..., Started]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts a run; nothing of it outlives the test."""
-    started: list[Started] = []
-
-    def run(*options: str) -> Started:
-        started.append(Started([POLYRHYTHM, *TRAIN, "--out", "run", *options], tmp_path, tmp_path / "run"))
-        return started[-1]
-
-    yield run
-    for command in started:
-        if command.process.poll() is None:
-            ranks = command.children()
-            command.process.kill()
-            command.process.wait()
-            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+    with runs(tmp_path, *TRAIN) as starter:
+        yield starter
 
 
 def kill(command: Started, rank: int) -> int:

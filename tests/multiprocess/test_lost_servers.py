@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
+from multiprocess.commands import Started, wait_for
+from multiprocess.runs import Starter, runs
 from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, ServerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -23,25 +24,12 @@ TRAIN = [
 ]
 ON_TWO = f"parameter_server(servers={SERVERS}, replicas=2)"
 GOING_ON_S = 5.0
-Starter = Callable[..., Started]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts a run; nothing of it outlives the test."""
-    started: list[Started] = []
-
-    def run(*options: str) -> Started:
-        started.append(Started([POLYRHYTHM, *TRAIN, "--out", "run", *options], tmp_path, tmp_path / "run"))
-        return started[-1]
-
-    yield run
-    for command in started:
-        if command.process.poll() is None:
-            ranks = command.children()
-            command.process.kill()
-            command.process.wait()
-            wait_for(lambda: are_gone(ranks), "the ranks to leave")  # noqa: B023
+    with runs(tmp_path, *TRAIN) as starter:
+        yield starter
 
 
 def ranks_of(command: Started) -> list[int]:

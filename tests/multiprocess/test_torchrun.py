@@ -58,7 +58,7 @@ def test_two_workers_and_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--data", "digit"], "error: unknown data 'digit': did you mean digits?"),
+        (["--strategy", "synchronus"], "error: unknown strategy 'synchronus': did you mean synchronous?"),
         (
             ["--wrokers", "2"],
             "error: No such option: --wrokers (Possible options: --min-workers, --workers) (see polyrhythm --help)",

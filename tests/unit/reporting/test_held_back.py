@@ -5,33 +5,18 @@ from __future__ import annotations
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import RunStarted, ServerProgress, WorkerProgress
+from polyrhythm.events import ServerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import HeldBack, held_back
 from polyrhythm.simulation.run import Surroundings
+from unit.reporting.ten_steps import ten_steps
 
 
 def found(
     workers: list[tuple[float, float]], *, busy: float = 0.0, queue: float = 0.0, staleness: int = 0
 ) -> HeldBack:
     """Ten steps a worker: each computes and waits for so many seconds in all."""
-    figures = RunFigures()
-    shared = {"strategy": "s", "data": "d", "model": "m", "epochs": 1, "steps_per_epoch": 10}
-    figures.add(RunStarted(time_s=0, workers=len(workers), servers=1 if busy else 0, **shared))
-    for worker, (compute_s, wait_s) in enumerate(workers):
-        figures.add(
-            WorkerProgress(
-                time_s=compute_s + wait_s,
-                worker=worker,
-                epoch=0,
-                step=10,
-                steps=10,
-                images=10,
-                loss=1.0,
-                learning_rate=0.1,
-                wait_s=wait_s,
-            )
-        )
+    figures = ten_steps(workers, servers=1 if busy else 0)
     if busy:
         for part in (0.5, 1.5):  # two stretches, of which the second is three times as long
             figures.add(

@@ -5,34 +5,19 @@ from __future__ import annotations
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import RunStarted, ServerProgress, WorkerProgress
+from polyrhythm.events import ServerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.lock_step import LockStep
 from polyrhythm.simulation.run import Surroundings
+from unit.reporting.ten_steps import ten_steps
 
 
 def compared(
     workers: list[tuple[float, float]], *, busy: float, updating_s: float, staleness: int = 1
 ) -> LockStep | None:
     """Ten steps a worker: each computes and waits for so many seconds in all; one server of ten seconds."""
-    figures = RunFigures()
-    shared = {"strategy": "s", "data": "d", "model": "m", "epochs": 1, "steps_per_epoch": 10}
-    figures.add(RunStarted(time_s=0, workers=len(workers), servers=1, **shared))  # type: ignore[arg-type]
-    for worker, (compute_s, wait_s) in enumerate(workers):
-        figures.add(
-            WorkerProgress(
-                time_s=compute_s + wait_s,
-                worker=worker,
-                epoch=0,
-                step=10,
-                steps=10,
-                images=10,
-                loss=1.0,
-                learning_rate=0.1,
-                wait_s=wait_s,
-            )
-        )
+    figures = ten_steps(workers, servers=1)
     figures.add(
         ServerProgress(
             time_s=10,
