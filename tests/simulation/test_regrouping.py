@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -12,8 +12,13 @@ from torch.nn import functional
 from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_norm
 from polyrhythm.data.sharding import batch_indices, epoch_order
 from polyrhythm.errors import RunError
+from polyrhythm.roles import replica
 from polyrhythm.roles.job import Losses
 from polyrhythm.simulation.trials import try_seeds
+from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.undo_log import UndoLog
+from simulation.test_lazy_regrouping import layers
 from simulation.test_lost_workers import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
@@ -129,3 +134,33 @@ def test_a_successor_that_comes_before_anybody_has_heard_of_the_loss_holds_nobod
     faults = f"{seldom}; {often}"
     tried = try_seeds(trial("synchronous", workers=3, steps=4, faults=faults), range(560, 570))
     assert tried.failures == ()
+
+
+@pytest.mark.parametrize("pause_s", [None, 0.0005])
+def test_layers_are_updated_one_by_one_to_the_bits_of_whole_updates(pause_s, monkeypatch):
+    """A worker dies at many moments; some steps have updated a bucket or two when they break."""
+    monkeypatch.setattr(replica, "FlatParameters", partial(FlatParameters, bucket_bytes=16))
+    taken_back = []
+    take_back = UndoLog.take_back
+
+    def taking_back(log):
+        taken_back.append(log)
+        take_back(log)
+
+    monkeypatch.setattr(UndoLog, "take_back", taking_back)
+    for at_s in (0.05 + number * 5e-4 for number in range(12)):
+        successors = [(at_s + pause_s, 1)] if pause_s is not None else []
+        _, one_by_one = trained([(at_s, 1)], successors)
+        with monkeypatch.context() as plainly:
+            plainly.setattr(BucketwiseUpdate, "fits", lambda plan, mean: False)
+            events, whole = trained([(at_s, 1)], successors)
+        assert result_of(events)["workers_lost"] == 1
+        assert torch.equal(one_by_one, whole)
+    assert len(taken_back) > 4
+
+
+def test_what_is_not_taken_back_is_found(monkeypatch):
+    tried = layers("synchronous", faults="kill(rank=any, every_s=0.05, restart_after_s=0.01)")
+    assert try_seeds(tried, range(6)).failures == ()
+    monkeypatch.setattr(UndoLog, "take_back", lambda self: None)
+    assert try_seeds(tried, range(6)).failures != ()

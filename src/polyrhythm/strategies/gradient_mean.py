@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.step import Step
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 
 
 class GradientMean:
@@ -35,6 +36,8 @@ class GradientMean:
         self._sum = AllReduce(collective or Library(), group, "gradients")
         self._by_library = not (collective or Library()).in_messages
         self._buckets = self._cut()
+        self._parts: list[Tensor] = []
+        self._weight = 0.0
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
@@ -51,6 +54,20 @@ class GradientMean:
             if memory is not None:
                 self._flat.renew_gradients(memory)
                 self._buckets = self._cut()
+            elif len(self._buckets) > 1 and not self._flat.gradients.is_cuda:
+                self._parts = [bucket[: self._flat.size - place.start] for bucket, place in self._places()]
+
+    @property
+    def comes_in_parts(self) -> bool:
+        """Whether buckets come one after the other, with time between them in which a processor has nothing to do.
+
+        So it is where a library's sums travel. Those of a shared memory are themselves work, done by who waits;
+        messages of collectives written over them share the links, so all buckets come late. Known once prepared.
+        """
+        return bool(self._parts)
+
+    def _places(self) -> Iterator[tuple[Tensor, Bucket]]:
+        return zip(self._buckets, self._flat.buckets, strict=True)
 
     def _cut(self) -> list[Tensor]:
         whole = self._flat.gradients_and_tail
@@ -104,8 +121,34 @@ class GradientMean:
             self._flat.divide_by_tail()
         return weight, stop > 0
 
-    def _finish_buckets(self) -> None:
+    def finish_first(self, step: Step) -> tuple[float, bool]:
+        """Starts the buckets that nobody has, and waits for the first; for means that come in parts.
+
+        Args:
+            step: as in `finish`.
+
+        Returns:
+            As `finish`; then each bucket must be taken.
+        """
+        self._step = step
+        self._start_rest()
+        self._under_way[0].wait()
+        self._weight, stop = self._flat.tail()
+        return self._weight, stop > 0
+
+    def take(self, bucket: int) -> Tensor:
+        """Waits for a bucket of a mean that comes in parts; gives its mean, or zeros if there is no weight."""
+        self._under_way[bucket].wait()
+        part = self._parts[bucket]
+        if self._weight > 0:
+            self._flat.divide_by_tail(part)
+        return part
+
+    def _start_rest(self) -> None:
         for bucket in range(len(self._under_way), len(self._buckets)):
             self.start(bucket)
+
+    def _finish_buckets(self) -> None:
+        self._start_rest()
         for handle in self._under_way:
             handle.wait()

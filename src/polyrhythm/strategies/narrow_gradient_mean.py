@@ -87,8 +87,7 @@ class NarrowGradientMean(GradientMean):
         self._step = step
         if self._group.size == 1:
             return step.weight, step.stop
-        for bucket in range(len(self._under_way), len(self._buckets)):
-            self.start(bucket)
+        self._start_rest()
         for handle in self._under_way:
             handle.wait()
         assert self._weights_under_way is not None, "they set out with bucket 0"

@@ -125,9 +125,14 @@ class FlatParameters:
         first, second = self._tail.tolist()
         return first, second
 
-    def divide_by_tail(self) -> None:
-        """Divides the gradients by the first of the two numbers that travelled with them."""
-        self.gradients.div_(self._tail_first)  # a tensor already, which torch would make of a number first
+    def divide_by_tail(self, part: Tensor | None = None) -> None:
+        """Divides the gradients by the first of the two numbers that travelled with them.
+
+        Args:
+            part: of the gradients, which alone is to be divided; None: all.
+        """
+        gradients = self.gradients if part is None else part
+        gradients.div_(self._tail_first)  # a tensor already, which torch would make of a number first
 
     def renew_gradients(self, memory: Tensor | None = None) -> None:
         """Gives gradients, zero, other memory: what still writes into the old one does no harm.

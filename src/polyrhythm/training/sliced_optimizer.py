@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
 
 _Group = dict[str, Any]
 
@@ -24,10 +24,15 @@ class SlicedOptimizer:
         plan: what to run.
         vector: `(n,)`; changed in place.
         slices: disjoint, and together all of the vector. Each has to be updated equally often.
+
+    Attributes:
+        parts: the optimisers of the slices, in the same order.
     """
 
     def __init__(self, plan: OptimizerPlan, vector: Tensor, slices: Sequence[slice]) -> None:
-        self._parts = [plan.part(place.start, place.stop).build(vector[place]) for place in slices]
+        self.parts: list[FlatOptimizer] = [
+            plan.part(place.start, place.stop).build(vector[place]) for place in slices
+        ]
         self._order = sorted(range(len(slices)), key=lambda number: slices[number].start)
         self._whole = plan.build(vector)  # never steps
 
@@ -39,7 +44,7 @@ class SlicedOptimizer:
             gradient: of the slice's shape, not changed.
             learning_rate: as for `FlatOptimizer.step`.
         """
-        self._parts[number].step(gradient, learning_rate)
+        self.parts[number].step(gradient, learning_rate)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Gives what the optimiser of the whole vector would give."""
@@ -75,7 +80,7 @@ class SlicedOptimizer:
 
     def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Gives the state slice by slice, as it must be told where some have been updated once more than others."""
-        states = [part.state() for part in self._parts]
+        states = [part.state() for part in self.parts]
         tensors = {
             f"{number}.{name}": value
             for number, (named, _) in enumerate(states)
@@ -85,7 +90,7 @@ class SlicedOptimizer:
 
     def load_pieces(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes back what `pieces` gave, of the same slices."""
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             prefix = f"{number}."
             named = {
                 name.removeprefix(prefix): value.clone()
@@ -100,7 +105,7 @@ class SlicedOptimizer:
 
     def _pairs(self) -> Iterator[tuple[_Place, list[_Place]]]:
         """Gives each parameter of the whole, with those of the parts that lie in it, in their order."""
-        pieces = [place for number in self._order for place in _places(self._parts[number].inner)]
+        pieces = [place for number in self._order for place in _places(self.parts[number].inner)]
         following = iter(pieces)
         for whole in _places(self._whole.inner):
             inside: list[_Place] = []

@@ -21,6 +21,7 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_size import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -33,6 +34,7 @@ from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
+from polyrhythm.training.optimizer_plan import FlatOptimizer
 
 
 class Synchronous(Strategy):
@@ -107,7 +109,7 @@ class Synchronous(Strategy):
 
 
 class SynchronousWorker(WorkerPart):
-    """All-reduces each bucket while the backward pass goes on, then steps."""
+    """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
     replicated: ClassVar[bool] = True
     hears_buckets: ClassVar[bool] = True
@@ -119,12 +121,14 @@ class SynchronousWorker(WorkerPart):
         self._collective = collective
         self._transfer = transfer
         self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
-        self._optimizer = setting.plan.build(setting.flat.vector)
+        self._plan = setting.plan
+        self._still = setting.still
+        self._optimizer: FlatOptimizer | BucketwiseUpdate = setting.plan.build(setting.flat.vector)
 
     def start(self, step: int) -> int:
         """Takes worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
-        self._mean.prepare()
+        self._prepare()
         return step
 
     def begin(self, step: Step) -> None:
@@ -137,9 +141,13 @@ class SynchronousWorker(WorkerPart):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Averages what is left, and updates this worker's own copy."""
-        weight, stop = self._mean.finish(step)
-        if weight > 0:  # else everyone sat the step out, as float16 makes them do
-            self._optimizer.step(self._flat.gradients, learning_rate)
+        if isinstance(self._optimizer, BucketwiseUpdate):
+            weight, stop = self._optimizer.step(self._mean, step, learning_rate)
+        else:
+            weight, stop = self._mean.finish(step)
+            if weight > 0:  # else everyone sat the step out, as float16 makes them do
+                self._optimizer.step(self._flat.gradients, learning_rate)
+        if weight > 0:
             self.staleness[0] += 1
         return stop
 
@@ -150,7 +158,19 @@ class SynchronousWorker(WorkerPart):
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
         self._mean = gradient_mean(workers, self._flat, self._collective, self._transfer)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Prepares the mean, and has the optimiser work as it comes: whether in parts is known only then."""
         self._mean.prepare()
+        by_bucket = BucketwiseUpdate.fits(self._plan, self._mean) and not self._still
+        if by_bucket == isinstance(self._optimizer, BucketwiseUpdate):
+            return
+        state = self._optimizer.state()
+        self._optimizer = (
+            BucketwiseUpdate(self._plan, self._flat) if by_bucket else self._plan.build(self._flat.vector)
+        )
+        self._optimizer.load_state(*state)
 
     def state(self) -> State:
         """Gives the optimiser's state."""

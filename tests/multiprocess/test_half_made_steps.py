@@ -1,0 +1,89 @@
+"""A rank dies when some buckets of a step are added up, and the others have updated them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+from torch import nn
+
+from conformance.rank_processes import RankProcesses, Seat
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import PeerLost
+from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
+from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.undo_log import UndoLog
+
+RANKS, WHOLE_STEPS = 3, 2
+
+
+def make(network: Communicator) -> tuple[FlatParameters, SynchronousWorker]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(3)])
+    flat = FlatParameters(model, bucket_bytes=500)
+    plan = OptimizerPlan.of(torch.optim.Adam(model.parameters(), lr=0.01), flat)
+    part = Synchronous().worker(WorkerSetting(network, network, Cast(tuple(range(RANKS))), flat, plan))
+    assert isinstance(part, SynchronousWorker)
+    part.start(0)
+    assert isinstance(part._optimizer, BucketwiseUpdate)
+    return flat, part
+
+
+def digest(flat: FlatParameters, part: SynchronousWorker) -> str:
+    told = hashlib.sha256(flat.vector.numpy().tobytes())
+    for name, value in sorted(part.state()[0].items()):
+        told.update(name.encode() + value.numpy().tobytes())
+    return told.hexdigest()
+
+
+def train(seat: Seat) -> None:
+    torch.set_num_threads(1)
+    make_optimizers_quickly()
+    home, network = seat.connect()
+    flat, part = make(network.subgroup("workers", range(RANKS)))
+    taken_back = []
+    take_back = UndoLog.take_back
+
+    def taking_back(log: UndoLog) -> None:
+        taken_back.append(log)
+        take_back(log)
+
+    UndoLog.take_back = taking_back  # type: ignore[method-assign]
+    for number in range(WHOLE_STEPS):
+        part.begin(Step(number))
+        flat.gradients.fill_(0.1 * seat.rank + number)
+        part.gradients_ready(Step(number), 0.01)
+    before = digest(flat, part)
+    part.begin(Step(WHOLE_STEPS))
+    flat.gradients.fill_(-1.0)
+    if seat.rank == RANKS - 1:  # it takes part in two sums, sees that they have come, and dies
+        for bucket in range(2):
+            part.bucket_ready(bucket)
+        for handle in part._mean._under_way:
+            handle.wait()
+        seat.tell(before)
+        seat.wait_for_word()
+        os._exit(0)
+    try:
+        part.gradients_ready(Step(WHOLE_STEPS), 0.01)
+    except PeerLost:
+        part._workers.revoke()
+        part.break_off()
+        seat.tell((before, digest(flat, part), len(taken_back)))
+    home.close()
+
+
+def test_what_they_had_updated_is_as_it_was_before() -> None:
+    with RankProcesses(train, RANKS, shared_memory=False) as ranks:
+        last = ranks.hear(RANKS - 1)
+        ranks.say(RANKS - 1, "die")
+        found = [ranks.hear(rank) for rank in range(RANKS - 1)]
+        assert found == [(last, last, 2)] * (RANKS - 1)
+        ranks.wait_for_end(range(RANKS))
