@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +116,31 @@ def test_sigterm_to_torchrun_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert isinstance(saved, CheckpointSaved)
 
 
+def test_hosts_whose_torchruns_have_restarted_unequally_often_go_on_together(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"),
+        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1", "--no-python"),
+        *(POLYRHYTHM, *TRAIN, "--batch-size", "24", "--epochs", "5", "--out", "run", "--resume", "auto"),
+    ]
+    hosts = [Started(command, tmp_path, tmp_path / f"host{number}") for number in range(2)]
+    try:
+        hosts[0].run = tmp_path / "run"
+        hosts[0].wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
+        (second,) = [host for host in hosts if _variable(host.children()[0], "RANK") == "1"]
+        os.kill(second.children()[0], signal.SIGKILL)  # its torchrun counts a restart, the other one does not
+        results = [host.result() for host in hosts]
+    finally:
+        for host in hosts:
+            host.process.kill()
+    assert [result.status for result in results] == [0, 0], results
+    (figures,) = [json.loads(result.out) for result in results if result.out]
+    assert (figures["workers"], figures["workers_lost"], figures["epochs"]) == (2, 0, 5)
+    assert [result.err.count(", resumed after epoch ") for result in results if result.out] == [1]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 class TestTwoHosts:
     """Two network namespaces with a cable between them."""
@@ -149,6 +176,11 @@ class TestTwoHosts:
         return subprocess.Popen(
             command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+
+
+def _variable(process: int, name: str) -> str:
+    variables = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if variable)[name]
 
 
 def _received_bytes(host: str) -> int:

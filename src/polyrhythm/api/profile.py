@@ -14,6 +14,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import computing_with
+from polyrhythm.launch.gathering import gather
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.planning.host import Host, measure_host
@@ -88,7 +89,7 @@ def _name(job: Job) -> str:
 def _with_others(job: Job, steps: int, threads: int, inside: MeasuredLink | None) -> Profile | None:
     """Measures together with torchrun's other ranks; those that are not the first of their host only wait."""
     ask_names_briefly()
-    home, network = connect(from_environment())
+    home, network = connect(gather(from_environment()))
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     step = profile_step(job, steps) if first else None
     found = None

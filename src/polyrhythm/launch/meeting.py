@@ -11,6 +11,7 @@ workers are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     from_environment,
 )
 from polyrhythm.errors import RequestError
+from polyrhythm.launch.gathering import gather
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.torchrun import cast_of, started_by_torchrun
 from polyrhythm.strategies.cast import Cast
@@ -38,6 +40,8 @@ FAILED_KEY = "script/failed"
 """Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
 
 _STRATEGY_KEY = "script/strategy"
+_THIS_PROCESS = secrets.token_hex(8)
+"""Drawn anew in a process that torchrun starts again, while the store stays."""
 
 
 def started_by_run() -> bool:
@@ -64,6 +68,7 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     strategy.check(workers)
     size = workers + strategy.server_count
     rendezvous = replace(from_environment(), size=size)
+    _join_once(rendezvous)
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:
         rendezvous.store.set(SERVERS_KEY, str(strategy.server_count))
@@ -72,6 +77,8 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
 
 def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     rendezvous = from_environment()
+    _join_once(rendezvous)
+    rendezvous = gather(rendezvous)
     _agree(rendezvous, strategy)
     cast = cast_of(strategy, rendezvous)
     strategy.check(len(cast.workers))
@@ -90,14 +97,17 @@ def _alone(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     return Rendezvous(dist.HashStore(), 0, 1, LOOPBACK), Cast((0,))
 
 
-def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
-    """Sees to it that all ranks mean the same run."""
-    store, rank = rendezvous.store, rendezvous.rank
-    if store.add(f"script/joined/{rank}", 1) > 1:
+def _join_once(rendezvous: Rendezvous) -> None:
+    if rendezvous.store.add(f"script/joined/{rendezvous.rank}/{_THIS_PROCESS}", 1) > 1:
         raise RequestError(
             "this process has joined before, and its servers have left: train within one `with`, and start again "
             "for another"
         )
+
+
+def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
+    """Sees to it that all ranks mean the same run."""
+    store, rank = rendezvous.store, rendezvous.rank
     if rank == 0:
         store.set(_STRATEGY_KEY, str(strategy))
         return

@@ -30,10 +30,35 @@ def await_key(store: Any, key: str, awaited: str) -> str:
     Raises:
         RunError: the store is gone.
     """
+
+    def take() -> bytes:
+        store.wait([key], timedelta(seconds=SPEAK_AFTER_S))
+        return bytes(store.get(key))
+
+    return _patiently(take, awaited)
+
+
+def await_word(store: Any, queue: str, awaited: str) -> str:
+    """Takes the next word of a queue; says each time that the store's own timeout has passed whom it waits for.
+
+    Args:
+        store: where the ranks meet.
+        queue: to which another rank pushes words.
+        awaited: who must do what, for people.
+
+    Returns:
+        The word.
+
+    Raises:
+        RunError: the store is gone.
+    """
+    return _patiently(lambda: bytes(store.queue_pop(queue, True)), awaited)
+
+
+def _patiently(take: Callable[[], bytes], awaited: str) -> str:
     while True:
         try:
-            store.wait([key], timedelta(seconds=SPEAK_AFTER_S))
-            return bytes(store.get(key)).decode()
+            return take().decode()
         except dist.DistStoreError:  # it took too long; a lost connection is a DistNetworkError
             _say(f"still waiting for {awaited}")
         except RuntimeError as error:

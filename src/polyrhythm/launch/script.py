@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, PREFIX, host_store
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch import tethered
 from polyrhythm.launch.cores import available_cores
@@ -61,7 +61,7 @@ def run_script(
     _check(script, workers, threads)
     store = host_store()
     command = [sys.executable, str(script), *arguments]
-    news = dist.PrefixStore("polyrhythm/0", store)
+    news = dist.PrefixStore(PREFIX, store)
     company = _Company(command, workers, threads, store.port)
     try:
         with asked_to_stop(_interrupt):

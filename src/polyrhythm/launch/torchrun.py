@@ -11,6 +11,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.gathering import gather
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.patience import await_key
@@ -62,7 +63,7 @@ def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | N
         Whether the run ended early because one of its hosts is taken away.
     """
     ask_names_briefly()
-    rendezvous = from_environment()
+    rendezvous = gather(from_environment())
     cast = cast_of(job.strategy, rendezvous)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads = threads or max(1, available_cores() // local_ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
+from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX, host_store
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.meeting import SERVERS_KEY, meet
@@ -42,7 +42,7 @@ def test_rank_0_asks_the_launcher_for_servers_which_come_after_the_workers(
         rendezvous, cast = meet(strategy)
         assert (rendezvous.rank, rendezvous.size, rendezvous.keeper) == (rank, 5, False)
         assert cast == Cast((0, 1), (2, 3, 4))
-    assert dist.PrefixStore("polyrhythm/0", store).get(SERVERS_KEY) == b"3"
+    assert dist.PrefixStore(PREFIX, store).get(SERVERS_KEY) == b"3"
 
 
 def test_all_must_mean_the_same_run(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,9 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError, RunError
 
 LOOPBACK = "127.0.0.1"
+PREFIX = "polyrhythm"
+"""Of all keys in a store that others may use as well, such as torchrun's."""
+
 _BACKLOG = 4096
 _PATIENCE = timedelta(seconds=60)
 
@@ -89,6 +92,8 @@ def local(rank: int, size: int, port: int, incarnation: int = 0) -> Rendezvous:
 def from_environment() -> Rendezvous:
     """Meets where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
+    The store may hold what processes that torchrun has ended since have left; `launch/gathering.py` tells them apart.
+
     Raises:
         RequestError: a variable is missing or wrong, or the port is in use.
         RunError: the store cannot be reached.
@@ -104,9 +109,7 @@ def from_environment() -> Rendezvous:
         raise RunError(
             f"rank {rank} cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}"
         ) from None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefixed = dist.PrefixStore(f"polyrhythm/{attempt}", store)
-    return Rendezvous(prefixed, rank, size, own_address(host, port), keeper)
+    return Rendezvous(dist.PrefixStore(PREFIX, store), rank, size, own_address(host, port), keeper)
 
 
 def _variable(name: str) -> str:

@@ -54,7 +54,7 @@ def test_the_environment_leads_to_the_store(environment: dict[str, str]) -> None
         rendezvous.from_environment()
 
 
-def test_each_attempt_has_keys_of_its_own(
+def test_hosts_that_have_restarted_unequally_often_find_the_same_keys(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = TCPStore(
@@ -66,9 +66,8 @@ def test_each_attempt_has_keys_of_its_own(
     first.store.set("key", "first")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = rendezvous.from_environment()
-    assert not again.store.check(["key"])
-    assert first.store.check(["key"])
-    assert agent.num_keys() >= 1
+    assert again.store.get("key") == b"first"
+    assert not agent.check(["key"])  # torchrun's own are others
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", None), ("WORLD_SIZE", "three"), ("MASTER_PORT", "")])
