@@ -9,7 +9,7 @@ import pytest
 
 import polyrhythm
 from polyrhythm.api import train as api_train
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 
 
@@ -79,3 +79,16 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
     monkeypatch.setattr("polyrhythm.launch.torchrun.run_under_torchrun", play)
     assert polyrhythm.train(data="digits", model="mlp", out=tmp_path) is None
     assert [job.keeping.folder for job in played] == [tmp_path]
+
+
+def test_what_torchrun_has_started_is_not_joined_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    asked = "leave out --listen; --max-restarts and --resume auto start again"
+    with pytest.raises(RequestError, match=asked):
+        polyrhythm.train(
+            data="digits", strategy="parameter_server", listen="127.0.0.1:0", out=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
