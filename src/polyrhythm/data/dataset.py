@@ -76,6 +76,9 @@ class TensorSplit:
         labels: (n,) integers.
         mean: taken from every pixel, in the unit of `images`.
         std: what is left is divided by it.
+
+    Attributes:
+        is_finished: whether images are kept as the numbers that they are given as.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
@@ -83,7 +86,7 @@ class TensorSplit:
         self._images = images
         self._labels = labels.to(torch.int64)
         self._shift, self._scale = torch.tensor(-mean / std), 1 / std
-        self._is_finished = images.dtype == torch.float32 and (mean, std) == (0.0, 1.0)
+        self.is_finished = images.dtype == torch.float32 and (mean, std) == (0.0, 1.0)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -93,10 +96,15 @@ class TensorSplit:
         """The classes of all images, (n,) int64."""
         return self._labels
 
+    @property
+    def kept_bytes(self) -> int:
+        """What one image takes as it is kept."""
+        return self._images[0].nbytes if len(self) else 0
+
     def images(self, indices: Tensor) -> Tensor:
         """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
         chosen = self._images.index_select(0, indices)
-        return chosen if self._is_finished else self.normalised(chosen)
+        return chosen if self.is_finished else self.normalised(chosen)
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Gives the images of `indices`, (B,) int64, as they are kept: (B, C, H, W)."""

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.shard_split import Streamed
-from polyrhythm.data.sharding import dealt, epoch_order, steps_per_epoch
+from polyrhythm.data.sharding import dealt, dealt_in_steps, epoch_order, steps_per_epoch
 from polyrhythm.data.windows import Uncut
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
+
+BLOCK_BYTES = 1 << 21
+"""Images in memory are gathered for so many bytes' batches at once: the rows' ways from memory overlap then."""
+BLOCKS_BYTES = 1 << 26
+"""All workers' blocks take no more: a simulated run holds those of thousands in one process."""
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
@@ -98,6 +104,7 @@ class Loader:
         # Asked once: to look whether something is of a protocol takes longer than to cut a small batch.
         self._streamed = split if isinstance(split, Streamed) else None
         self._uncut = split if isinstance(split, Uncut) and transform is not None else None
+        self._kept = split if isinstance(split, TensorSplit) and not split.is_finished else None
         self.side: int | None = None
 
     @property
@@ -121,6 +128,9 @@ class Loader:
 
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
+        share = self.share
+        if self._kept is not None and self.transform is None and share.step_images % share.workers == 0:
+            return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
 
     def _order(self, epoch: int) -> Tensor:
@@ -142,6 +152,26 @@ class Loader:
         if self.side is not None:
             images = scaled(images, self.side)
         return Batch(epoch, step, images, self.split.labels.index_select(0, indices))
+
+    def _in_blocks(
+        self, split: TensorSplit, order: Tensor, epoch: int, steps: range
+    ) -> Generator[Batch, None, None]:
+        # A block is what index_select gathers at once; each batch is made numbers of only when it is asked for,
+        # so that these are still in the cache when the network reads them.
+        share = self.share
+        size, ragged = share.step_images // share.workers, len(order) // share.step_images
+        at_once = max(1, min(BLOCK_BYTES, BLOCKS_BYTES // share.workers) // max(1, size * split.kept_bytes))
+        for first in range(steps.start, ragged, at_once):
+            block = range(first, min(first + at_once, ragged))
+            indices = dealt_in_steps(order, block, share.worker, share.workers, share.step_images)
+            kept, labels = split.decoded(indices), split.labels.index_select(0, indices)
+            for step, few, classes in zip(block, kept.split(size), labels.split(size), strict=True):
+                images = split.normalised(few)
+                if self.side is not None:
+                    images = scaled(images, self.side)
+                yield Batch(epoch, step, images, classes)
+        for step in range(max(steps.start, ragged), steps.stop):
+            yield self._batch(order, epoch, step)
 
 
 def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:

@@ -57,6 +57,19 @@ def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) ->
     return order[step * together : (step + 1) * together][worker::workers]
 
 
+def dealt_in_steps(order: Tensor, steps: range, worker: int, workers: int, together: int) -> Tensor:
+    """Gives the images of one worker's batches of full steps on end, one batch after another; see `dealt`.
+
+    Args:
+        order: of the epoch, (n,) int64.
+        steps: one after another; none of them the ragged last one.
+        worker: its index among the workers, from 0.
+        workers: how many there are.
+        together: images of a step; a multiple of `workers`, so that every step begins with the first worker.
+    """
+    return order[steps.start * together : steps.stop * together][worker::workers]
+
+
 def batch_images(n: int, step: int, worker: int, workers: int, batch_size: int) -> int:
     """Gives how many images `batch_indices` would give, of an epoch of `n`."""
     left = n - step * workers * batch_size - worker

@@ -138,3 +138,44 @@ def test_an_exception_in_the_background_surfaces_at_its_batch():
 def test_sizes_below_one_are_refused(workers, batch_size, what):
     with pytest.raises(RequestError, match=what):
         Share(0, workers, batch_size, seed=0)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 1 << 21])
+@pytest.mark.parametrize(("workers", "together"), [(1, 0), (2, 0), (3, 0), (2, 9)])
+def test_batches_gathered_many_at_a_time_are_those_of_their_indices(
+    monkeypatch, block_bytes, workers, together
+):
+    monkeypatch.setattr("polyrhythm.data.loader.BLOCK_BYTES", block_bytes)
+    count, size = 53, 4
+    pixels = torch.randint(0, 256, (count, 1, 3, 3), dtype=torch.uint8)
+    split = TensorSplit(pixels, torch.arange(count), mean=73.0, std=90.0)
+    order = epoch_order(count, 2, 7)
+    for worker in range(workers):
+        loader = Loader(split, Share(worker, workers, size, seed=7, together=together))
+        a_step = together or workers * size
+        for start in (0, 3, loader.steps_per_epoch - 1, loader.steps_per_epoch):
+            batches = list(loader.epoch(2, start))
+            assert [batch.step for batch in batches] == list(range(start, loader.steps_per_epoch))
+            for batch in batches:
+                indices = order[batch.step * a_step : (batch.step + 1) * a_step][worker::workers]
+                assert torch.equal(batch.labels, indices)
+                assert torch.equal(batch.images, split.images(indices))
+                assert torch.allclose(
+                    batch.images, (pixels[indices].double() - 73).div(90).float(), atol=1e-6
+                )
+
+
+def test_gathering_for_many_workers_takes_no_more_than_its_bound_together(monkeypatch):
+    gathered = []
+
+    class Noting(TensorSplit):
+        def decoded(self, indices):
+            gathered.append(len(indices))
+            return super().decoded(indices)
+
+    monkeypatch.setattr("polyrhythm.data.loader.BLOCKS_BYTES", 4000)
+    split = Noting(torch.zeros(6000, 1, 5, 4, dtype=torch.uint8), torch.zeros(6000), std=2.0)
+    for workers, images in ((1, 200), (4, 50), (50, 5), (400, 5)):
+        gathered.clear()
+        next(iter(Loader(split, Share(0, workers, 5, seed=0)).epoch(0)))
+        assert gathered == [images]
