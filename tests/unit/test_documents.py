@@ -27,6 +27,7 @@ OF_TORCHRUN = {
     "--rdzv-endpoint",
     "--no-python",
     "--max-restarts",
+    "--master-addr",
 }
 
 
