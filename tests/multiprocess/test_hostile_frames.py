@@ -13,6 +13,7 @@ import torch
 from multiprocess.commands import wait_for
 from multiprocess.live_server import LEADER, NUMBERS, PATIENCE_S, RATE, SERVER, WORKER, LiveServer
 from polyrhythm.communication.message import Kind, Message, encode_header
+from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.frames import (
     HELLO_BYTES,
@@ -22,6 +23,8 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     encode_place,
 )
 from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.errors import PeerLost
 
 FRAMES, WARM_UP, FLAT_BYTES = 10_000, 2_000, 200_000
 
@@ -112,6 +115,67 @@ def test_a_frame_that_announces_too_much_ends_its_link_with_a_reason_and_takes_n
         "rank 2 refused a link of rank 1 (oversized): a payload of 1,004 bytes was announced, where 1,000 are the most "
         "in this run"
     ]
+    end_without_worker(run)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True], ids=["tcp", "shared memory"])
+def test_messages_for_communicators_that_nobody_makes_are_kept_up_to_a_bound(shared_memory: bool) -> None:
+    run = LiveServer(shared_memory)
+    run.begin()
+    server, worker, told = run.homes[SERVER], run.homes[WORKER], []
+    server.tell = told.append
+    server.most_bytes = 400 * NUMBERS
+    early = run.networks[WORKER].subgroup("late", range(3))
+    early.send(SERVER, Message(Kind.PUSH, torch.full((NUMBERS,), 3.0)))
+    wait_for(lambda: waiting(run) == 1, "the first one")
+    with pytest.raises(PeerLost):
+        flood(worker)
+    wait_for(lambda: server.is_lost(WORKER), "the end of the link")
+    assert waiting(run) == 100
+    assert server.refused == {"early": 1}
+    assert told == [
+        "rank 2 refused a link of rank 1 (early): 101 messages with 10,504 bytes came for communicators that this rank "
+        "has not made, where 16,384 messages and 4,000 bytes of payload may wait"
+    ]
+    late = run.networks[SERVER].subgroup("late", range(3))
+    assert torch.equal(late.receive(WORKER)[1].tensor, torch.full((NUMBERS,), 3.0))
+    answer = run.ask(LEADER, Message(Kind.PUSH, torch.ones(NUMBERS), learning_rate=RATE))
+    assert torch.equal(answer.tensor, torch.full((NUMBERS,), -RATE))
+    end_without_worker(run)
+    run.close()
+
+
+def test_what_is_for_a_communicator_that_was_given_up_before_it_was_made_does_not_wait(
+    run: LiveServer,
+) -> None:
+    server = run.homes[SERVER]
+    server.most_bytes = 4 * NUMBERS
+    idle = waiting(run)
+    for number in range(200):  # each alone is as much as may wait
+        late = run.networks[WORKER].subgroup(f"late {number}", range(3))
+        late.send(SERVER, Message(Kind.PUSH, torch.ones(NUMBERS)))
+        run.homes[WORKER].start_send(SERVER, Message(Kind.REVOKE), late._context).wait()
+        late.send(SERVER, Message(Kind.PUSH, torch.ones(NUMBERS)))
+    push = Message(Kind.PUSH, torch.ones(NUMBERS), learning_rate=RATE)
+    assert torch.equal(run.ask(WORKER, push).tensor, torch.full((NUMBERS,), -RATE))
+    assert waiting(run) == idle
+    with pytest.raises(CollectiveBroken):
+        run.networks[SERVER].subgroup("late 7", range(3)).receive(WORKER)
+    assert run.end().total() == 0
+
+
+def flood(worker: Rank) -> None:
+    """Sends to the server, each time for another communicator that nobody makes."""
+    for context in range(100_000):
+        worker.start_send(SERVER, Message(Kind.PUSH, torch.ones(NUMBERS)), context).wait()
+
+
+def waiting(run: LiveServer) -> int:
+    """Counts what has arrived at the server and was not taken."""
+    return sum(map(len, list(run.homes[SERVER]._inbox.arrived.values())))
+
+
+def end_without_worker(run: LiveServer) -> None:
     run.networks[LEADER].send(SERVER, Message(Kind.LEAVE))
     run.ask(LEADER, Message(Kind.PULL, stop=True))
     run.networks[LEADER].send(SERVER, Message(Kind.LEAVE))

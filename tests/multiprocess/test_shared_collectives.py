@@ -184,9 +184,8 @@ def _leave_while_others_add_up(seat: Seat) -> None:
     home, network = seat.connect()
     _shared(network)
     if seat.rank == 1:
+        home._collectives.close()  # as `home.close` does, without waiting for the others
         seat.tell("left")
-        for entry in home._collectives._in_use:  # as `close` does, without waiting for the others
-            entry.made.close()
         seat.wait_for_word()
         return
     with pytest.raises(PeerLost, match="rank 1 has left") as caught:
@@ -196,7 +195,8 @@ def _leave_while_others_add_up(seat: Seat) -> None:
 
 def test_who_leaves_is_not_waited_for() -> None:
     with RankProcesses(_leave_while_others_add_up, 3) as processes:
-        assert processes.hear_all(range(3)) == [1, "left", 1]
+        assert processes.hear(1) == "left"
+        assert processes.hear_all([0, 2]) == [1, 1]
 
 
 def _have_too_little(seat: Seat, needy: int) -> None:

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     STEP = "step"  # of a step that its sender cannot have reached
     ORDER = "order"  # it comes before what must come first, or a second time
     OVERSIZED = "oversized"  # it announces more than anything in this run takes
+    EARLY = "early"  # for a communicator that its receiver has not made, and more than may wait for such
 
 
 class RefusedMessage(RunError):

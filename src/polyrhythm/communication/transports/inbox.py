@@ -68,6 +68,11 @@ class Inbox:
                 return source, message
         return None
 
+    def drop(self, context: int) -> None:
+        """Drops what has arrived for a communicator."""
+        for key in [key for key in self.arrived if key[0] == context]:
+            del self.arrived[key]
+
     def revoke(self, context: int) -> bool:
         """Notes that nobody may use a communicator any more; gives whether that is news."""
         news = context not in self._revoked

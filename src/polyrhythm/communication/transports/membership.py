@@ -45,7 +45,11 @@ class Membership(Protocol):
         """A link from a peer is open."""
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """A message has come."""
+        """A message has come.
+
+        Raises:
+            MalformedMessage: it cannot be kept; nothing has been changed.
+        """
 
     def lose(self, peer: Peer) -> None:
         """A peer's link to this rank is over: all that it sent has been delivered."""

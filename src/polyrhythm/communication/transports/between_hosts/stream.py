@@ -10,18 +10,11 @@ from typing import Protocol
 from polyrhythm.communication.transports.between_hosts.addition import Outgoing
 from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame
 from polyrhythm.communication.transports.owned_socket import hang_up
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket
-
-_END_OF_RECORD = getattr(socket, "MSG_EOR", 0)
+from polyrhythm.communication.transports.tcp.sockets import END_OF_RECORD, RECORD_BYTES, TcpSocket
 
 _MOST_ASLEEP_BYTES = 128 << 10
 _MOST_READS, _MOST_WRITES = 16, 64
 """At a time: then others have their turn."""
-
-RECORD_BYTES = 28_000
-"""Of what leaves as one: the system cuts it into packets as late as it can. A token bucket on the way that holds less
-than a record (32 kB are usual) cuts it before, packet by packet, at 20 times the work, and loses some where that is too
-much; larger records would save little."""
 
 
 class Sink(Protocol):
@@ -97,10 +90,10 @@ class Stream:
     def _send_record(self, frame: Outgoing) -> int:
         begin = self._sent_bytes
         if begin >= 0:
-            return self.connection.send(frame.payload[begin : begin + RECORD_BYTES], _END_OF_RECORD)
+            return self.connection.send(frame.payload[begin : begin + RECORD_BYTES], END_OF_RECORD)
         header = frame.header[begin:]
         return self.connection.sendmsg(
-            [header, frame.payload[: RECORD_BYTES - HEADER_BYTES]], [], _END_OF_RECORD
+            [header, frame.payload[: RECORD_BYTES - HEADER_BYTES]], [], END_OF_RECORD
         )
 
     def receive_on(self) -> None:

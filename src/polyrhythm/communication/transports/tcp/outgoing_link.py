@@ -113,14 +113,14 @@ class OutgoingTcpLink:
         if connection is None:
             return False
         try:
-            self._outbox.started = handle.write(connection, 0, socket.MSG_DONTWAIT)
+            while self._outbox.started < handle.nbytes:
+                self._outbox.started += handle.write(connection, self._outbox.started, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             self._break(connection)
             return False
-        if self._outbox.started == handle.nbytes:
-            self._outbox.wrote(number)
+        self._outbox.wrote(number)
         return not self._outbox.waits
 
     def _have_written(self) -> None:

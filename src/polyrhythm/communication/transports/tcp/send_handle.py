@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import torch
 
 from polyrhythm.communication.message import Message, encode_header
+from polyrhythm.communication.transports.tcp.sockets import END_OF_RECORD, TcpSocket
 from polyrhythm.errors import PeerLost
 
 MOST_COPIED_BYTES = 1 << 16
@@ -43,8 +43,8 @@ class SendHandle:
         if self.is_short and payload:
             self._pieces = [b"".join((header, payload))]
 
-    def write(self, connection: socket.socket, start: int, flags: int = 0) -> int:
-        """Hands bytes to the system, in one call; gives how many it has taken.
+    def write(self, connection: TcpSocket, start: int, flags: int = 0) -> int:
+        """Hands one record to the system; gives how many bytes it has taken.
 
         Args:
             connection: to the receiver.
@@ -54,14 +54,15 @@ class SendHandle:
         Raises:
             OSError: the connection broke, or nothing can be taken at once where `flags` say so.
         """
-        rest = []
+        record, room = [], connection.record_bytes
         for piece in self._pieces:
             if start < len(piece):
-                rest.append(memoryview(piece)[start:])
+                record.append(memoryview(piece)[start : start + room])
+                room -= len(record[-1])
             start = max(0, start - len(piece))
-        if not rest:
+        if not record:
             raise ConnectionAbortedError("the message has been given up")
-        return connection.sendmsg(rest, (), flags)
+        return connection.sendmsg(record, (), flags | END_OF_RECORD)
 
     def written(self) -> None:
         """Notes that the system has taken all of it."""

@@ -17,6 +17,7 @@ from polyrhythm.communication.clock import WallClock
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
+from polyrhythm.communication.transports.early_messages import EarlyMessages
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
@@ -82,6 +83,7 @@ class Rank:
         self._linked: set[Peer] = set()
         self.groups = Groups(rendezvous)
         self._inbox = Inbox()
+        self._early = EarlyMessages()
         self._news = threading.Condition()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
         # a rank may send to itself; who comes late has no part in what became of others before
@@ -122,6 +124,11 @@ class Rank:
                 self._tell_loss(want, "looking for a message")
             return found
 
+    def make(self, context: int) -> None:
+        """Notes that this rank has made a communicator, and will receive on it."""
+        with self._news:
+            self._early.make(context)
+
     def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
         """Notes of which incarnations of which ranks a communicator is."""
         with self._news:
@@ -139,6 +146,9 @@ class Rank:
         """Ends the use of a communicator on this rank, and of all that are parts of it."""
         with self._news:
             news = self._inbox.revoke(context)
+            if news and self._early.is_early(context):  # nobody will ever take what is for it
+                self._inbox.drop(context)
+                self._early.drop(context)
             self._news.notify_all()
         if news:
             self._collectives.revoke(context, self.background.submit)
@@ -217,15 +227,25 @@ class Rank:
             if peer.incarnation > self.incarnation(peer.rank):
                 self._incarnations[peer.rank] = peer.incarnation
                 self._inbox.regain(*peer)
+                self._early.forget(peer.rank)
                 self._news.notify_all()
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """A message has come over a link."""
+        """A message has come over a link.
+
+        Raises:
+            MalformedMessage: it is for a communicator that this rank has not made, and too many of such wait.
+        """
         if message.kind is Kind.REVOKE:
             self.revoke(context)
-            return
         with self._news:
-            if source.incarnation == self.incarnation(source.rank):  # else its successor is there already
+            if source.incarnation != self.incarnation(source.rank):  # its successor is there already
+                return
+            revokes = message.kind is Kind.REVOKE
+            if not revokes and self._early.is_early(context) and self._inbox.is_revoked((context,)):
+                return  # nobody will ever take it
+            self._early.count(context, source.rank, message.nbytes, self.most_bytes)
+            if not revokes:
                 self._inbox.put(context, source.rank, message)
                 self._news.notify_all()
 

@@ -42,6 +42,7 @@ class TorchDistributedCommunicator:
         self._name = name
         self._members = members
         self._context = crc32(f"{name}{members}".encode())
+        home.make(self._context)
         self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
         self._has_revoked = False
         self._incarnations: Mapping[int, int] = {}

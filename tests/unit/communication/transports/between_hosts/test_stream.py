@@ -10,8 +10,8 @@ import torch
 
 from polyrhythm.communication.transports.between_hosts.addition import Addition, Outgoing
 from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame, Phase, Shape
-from polyrhythm.communication.transports.between_hosts.stream import RECORD_BYTES, Stream
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket
+from polyrhythm.communication.transports.between_hosts.stream import Stream
+from polyrhythm.communication.transports.tcp.sockets import RECORD_BYTES, TcpSocket
 from unit.communication.transports.between_hosts.meshes import pair
 
 
