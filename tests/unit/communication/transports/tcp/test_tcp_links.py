@@ -285,6 +285,7 @@ def test_a_link_that_is_given_up_ends_all_waiting_at_once() -> None:
             with pytest.raises(PeerLost):
                 handle.wait(1.0)
         blocked.set()
+        ends.target.give_up(SENDER)  # its process lives, so the receiver would wait for another connection
     assert ends.sent.deaf.empty()  # who gave it up knows
 
 
