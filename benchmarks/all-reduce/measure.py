@@ -17,17 +17,20 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 
+_PATIENCE = timedelta(minutes=1)
 _ENOUGH_S = 0.01
 """Short operations are repeated within a round until about so much time has passed."""
 
@@ -112,27 +115,20 @@ def _figures(ranks: int, size: int, timings: list[list[list[float]]]) -> Figures
 def _rank(rank: int, ranks: int, port: int, sizes: list[int], rounds: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     home, network = connect(local(rank, ranks, port))
-    other_home, gloo = connect(_apart(local(rank, ranks, port)), shared_memory=False)
+    gloo = ProcessGroupGloo(dist.PrefixStore("gloo", local(rank, ranks, port).store), rank, ranks, _PATIENCE)
     pipe.send([_time(size, rounds, network, gloo) for size in sizes])
     network.barrier()
     home.close()
-    other_home.close()
 
 
-def _apart(rendezvous: Rendezvous) -> Rendezvous:
-    """Gives the same meeting place under another name, for a second set of communicators."""
-    store: Any = dist.PrefixStore("gloo", rendezvous.store)
-    return replace(rendezvous, store=store)
-
-
-def _time(size: int, rounds: int, network: Communicator, gloo: Communicator) -> list[list[float]]:
+def _time(size: int, rounds: int, network: Communicator, gloo: ProcessGroupGloo) -> list[list[float]]:
     vector, copy = torch.ones(size // 4), torch.empty(size // 4)
     given = network.vector_to_sum(f"{size} bytes", vector)
     own = vector.clone() if given is None else given
     ways: list[Callable[[], Any]] = [
         lambda: network.all_reduce(own),
         lambda: network.all_reduce(vector),
-        lambda: gloo.all_reduce(vector),
+        lambda: gloo.allreduce([vector]).wait(),
         lambda: copy.copy_(vector),
     ]
     counts = []
