@@ -93,11 +93,8 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             entry.tell(line)
     outbox.flush()
     reporter.tell_the_rest(line)
-    report = _last_words(part, world) | {
-        "bytes_sent": bytes_sent,
-        "refused": dict(refusals.counted + world.refused),
-    }
-    line.send(Message(Kind.REPORT, pack_json(report)))
+    counts = {"bytes_sent": bytes_sent, "refused": dict(refusals.counted + world.refused)}
+    line.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
 
 
 def _bear(part: ServerPart, loss: PeerLost) -> list[tuple[int, Message]]:
