@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from conformance.communicator_checks import CHECKS, SIZE, run
 from conformance.rank_processes import RankProcesses, Seat
+from multiprocess.greeting import greet_all, loss
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
-from polyrhythm.communication.transports.shared_memory import outgoing
-from polyrhythm.communication.transports.tcp import send_handle
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.tcp.card import TcpCard
 from polyrhythm.communication.transports.torch_distributed import rank as rank_module
 from polyrhythm.errors import PeerLost
@@ -27,22 +24,6 @@ BROKEN = r"^a collective broke, so a rank is gone: [^.\[]+( \[127.0.0.1\]:\d+(: 
 
 SOON_S = 1.0
 """How long the news of a death may take: it comes with the closing of a connection, not with a time limit."""
-
-
-def _greet_all(network: Communicator) -> None:
-    """Opens all links in both directions."""
-    others = [rank for rank in range(network.size) if rank != network.rank]
-    for to in others:
-        network.send(to, Message(Kind.PUSH, torch.ones(3)))
-    for source in others:
-        network.receive(source)
-
-
-def _loss(work: Callable[[], Any]) -> tuple[int, float]:
-    """Gives the lost rank, and when `work` said so."""
-    with pytest.raises(PeerLost) as caught:
-        work()
-    return caught.value.rank, time.monotonic()
 
 
 def _check_all(seat: Seat) -> None:
@@ -86,18 +67,18 @@ def test_real_ranks(checked: dict[str, str], check: Callable[[Communicator], Non
 
 def _outlive_rank_1(seat: Seat) -> None:
     _home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     pair = network.subgroup("survivors", [0, 2]) if seat.rank != 1 else network
     seat.tell("ready")
     if seat.rank == 1:
         network.receive(0, tag=99)
     elif seat.rank == 0:
-        seat.tell(_loss(lambda: network.receive(1)))
+        seat.tell(loss(lambda: network.receive(1)))
         seat.wait_for_word()  # until rank 2 has heard of it too
         network.send(2, Message(Kind.PUSH, version=5))
         pair.send(1, Message(Kind.PUSH, version=6))
     else:
-        seat.tell(_loss(network.receive))
+        seat.tell(loss(network.receive))
         assert network.receive()[1].version == 5  # each loss is told once to whoever waits for anyone,
         assert pair.receive()[1].version == 6  # and not to groups that the lost rank is no member of
     seat.tell("survived")
@@ -123,7 +104,7 @@ def _wait_for_a_first_word(seat: Seat) -> None:
         seat.tell("ready")
         network.receive(0)
     network.send(1, Message(Kind.PULL))
-    seat.tell(_loss(lambda: network.receive(1)))
+    seat.tell(loss(lambda: network.receive(1)))
 
 
 def test_a_peer_that_never_spoke_is_missed_too(shared_memory: bool) -> None:
@@ -137,7 +118,7 @@ def test_a_peer_that_never_spoke_is_missed_too(shared_memory: bool) -> None:
 
 def _poll_until_lost(seat: Seat) -> None:
     _home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     seat.tell("ready")
     if seat.rank == 1:
         network.receive(0)
@@ -161,7 +142,7 @@ def test_who_polls_hears_of_a_killed_peer(shared_memory: bool) -> None:
 
 def _send_into_the_void(seat: Seat) -> None:
     _home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     seat.tell("ready")
     if seat.rank == 1:
         network.receive(0)
@@ -169,8 +150,8 @@ def _send_into_the_void(seat: Seat) -> None:
     large = torch.zeros(10_000_000)
     handle = network.start_send(1, Message(Kind.PUSH, large))
     seat.tell(handle.done())
-    seat.tell(_loss(handle.wait))
-    seat.tell(_loss(lambda: network.send(1, Message(Kind.PULL))))
+    seat.tell(loss(handle.wait))
+    seat.tell(loss(lambda: network.send(1, Message(Kind.PULL))))
 
 
 def test_sending_to_a_killed_peer_fails_and_does_not_hang() -> None:
@@ -192,7 +173,7 @@ def _first_send_after_the_death(seat: Seat) -> None:
         seat.tell("ready")
         network.receive(0)
     seat.wait_for_word()
-    seat.tell(_loss(lambda: network.send(1, Message(Kind.PULL)))[0])
+    seat.tell(loss(lambda: network.send(1, Message(Kind.PULL)))[0])
     network.send(2, Message(Kind.PULL)) if seat.rank == 0 else network.receive(0)
     home.close()
 
@@ -222,7 +203,7 @@ def _connect_and_die(seat: Seat) -> None:
         network.send(0, Message(Kind.PULL, version=8))
         return
     assert network.receive(2)[1].version == 8
-    seat.tell(_loss(lambda: network.receive(2))[0])
+    seat.tell(loss(lambda: network.receive(2))[0])
 
 
 def test_who_dies_while_opening_a_link_keeps_nobody_out() -> None:
@@ -237,7 +218,7 @@ def test_who_dies_while_opening_a_link_keeps_nobody_out() -> None:
 def _reduce_without_rank_2(seat: Seat, known: bool) -> None:
     _home, network = seat.connect()
     if known:
-        _greet_all(network)
+        greet_all(network)
     total = torch.ones(1000)
     network.all_reduce(total)
     assert total[0] == 5
@@ -285,7 +266,7 @@ def test_a_collective_with_a_dead_member_fails_on_all(shared_memory: bool, known
 def _close_well(seat: Seat) -> None:
     before = threading.enumerate()
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     network.start(lambda: None).wait()
     network.barrier()
     started_at = time.monotonic()
@@ -303,7 +284,7 @@ def test_closing_leaves_no_thread_behind(shared_memory: bool) -> None:
 
 def _close_after_a_death(seat: Seat) -> None:
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     seat.tell("ready")
     if seat.rank == 1:
         network.receive(0, tag=99)
@@ -325,14 +306,14 @@ def test_survivors_close_in_good_order(shared_memory: bool) -> None:
 
 def _speak_last(seat: Seat) -> None:
     _home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     if seat.rank == 1:
         for version in range(100):
             network.send(0, Message(Kind.PUSH, torch.ones(10_000), version=version))
         return  # and is gone, without closing
     for version in range(100):
         assert network.receive(1)[1].version == version
-    seat.tell(_loss(lambda: network.receive(1))[0])
+    seat.tell(loss(lambda: network.receive(1))[0])
 
 
 def test_what_a_lost_peer_sent_before_still_counts(shared_memory: bool) -> None:
@@ -343,7 +324,7 @@ def test_what_a_lost_peer_sent_before_still_counts(shared_memory: bool) -> None:
 def _leave_early(seat: Seat) -> None:
     rank_module._CLOSING_PATIENCE_S = 0.2  # the leaver does not wait long for those who go on
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     if seat.rank == 0:
         seat.tell("waiting")
         assert network.receive()[0] == 2
@@ -359,44 +340,3 @@ def test_who_leaves_in_good_order_is_not_lost(shared_memory: bool) -> None:
         ranks.wait_for_end([1])
         ranks.say(2, "go")
         ranks.wait_for_end([0, 2])
-
-
-def _speak_gibberish(seat: Seat, forge: Callable[[Message, int], bytes]) -> None:
-    home, network = seat.connect()
-    _greet_all(network)
-    if seat.rank == 3:
-        (outgoing if seat.shared_memory else send_handle).encode_header = forge
-        handle = network.start_send(0, Message(Kind.PUSH, torch.ones(10)))
-        seat.tell("forged")
-        seat.tell(_loss(lambda: network.receive(0))[0])
-        del handle
-        return
-    if seat.rank == 0:
-        assert _loss(lambda: network.receive(3))[0] == 3
-        assert _loss(network.receive)[0] == 3
-        for other in (1, 2):
-            network.send(other, Message(Kind.PUSH, version=other))
-        assert {network.receive()[0], network.receive()[0]} == {1, 2}
-    else:
-        assert network.receive(0)[1].version == seat.rank
-        network.send(0, Message(Kind.PUSH))
-    network.subgroup("sane", [0, 1, 2]).barrier()
-    home.close()
-
-
-def _noise(message: Message, context: int) -> bytes:
-    return random.Random(1).randbytes(HEADER_BYTES)
-
-
-def _far_too_much(message: Message, context: int) -> bytes:
-    header = bytearray(encode_header(message, context))
-    header[16:24] = (2**62).to_bytes(8, "little")
-    return bytes(header)
-
-
-@pytest.mark.parametrize("forge", [_noise, _far_too_much])
-def test_gibberish_costs_only_its_sender(shared_memory: bool, forge: Callable[[Message, int], bytes]) -> None:
-    with RankProcesses(_speak_gibberish, 4, forge, shared_memory=shared_memory) as ranks:
-        assert ranks.hear(3) == "forged"
-        assert ranks.hear(3) == 0  # its listener has hung up
-        ranks.wait_for_end(range(3))
