@@ -39,7 +39,7 @@ STRATEGIES = {  # and the workers on each host
     "parameter_server(servers=2, consistency=synchronous)": 1,
     "parameter_server(servers=1)": 1,
     "parameter_server(servers=2)": 1,
-    "mixed(replicas=2, collective=ring)": 2,
+    "mixed(replicas=2, inside=synchronous(collective=ring))": 2,
 }
 ONE_WAY_S = 0.04
 """A whole model alone on a link: about as long as a step computes, so that both count."""
