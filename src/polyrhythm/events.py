@@ -42,6 +42,7 @@ class RunStarted(Event):
         start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
         earlier_s: seconds of training of the run that this one resumes.
         parameters: number of trained numbers in the model.
+        begun: what other numbers of workers did of epochs that were not over; empty if there were none.
     """
 
     strategy: str
@@ -56,6 +57,7 @@ class RunStarted(Event):
     steps: int = 0
     start_step: int = 0
     earlier_s: float = 0.0
+    begun: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

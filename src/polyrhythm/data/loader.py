@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from polyrhythm.data.begun import Stretch, images_left, left_of
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import sample_keys
@@ -40,6 +41,7 @@ class Share:
         batch_size: images a worker and step.
         seed: of the shuffles and of the transform.
         together: images of all workers' batches of a step; 0: a full batch each.
+        begun: stretches in which others began the epoch; see `begun`.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -50,6 +52,7 @@ class Share:
     batch_size: int
     seed: int
     together: int = 0
+    begun: tuple[Stretch, ...] = ()
 
     @property
     def step_images(self) -> int:
@@ -110,7 +113,9 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """The number of batches in an epoch; the same for every worker."""
-        return steps_per_epoch(len(self.split), 1, self.share.step_images)
+        share = self.share
+        left = images_left(len(self.split), share.begun, share.batch_size)
+        return steps_per_epoch(left, 1, share.step_images)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Gives the batches of an epoch, from step `start` on.
@@ -121,7 +126,7 @@ class Loader:
             RequestError: an image cannot be read.
         """
         order = self._order(epoch)
-        steps = range(start, self.steps_per_epoch)
+        steps = range(start, steps_per_epoch(len(order), 1, self.share.step_images))
 
         def make(step: int) -> Batch:
             return self._batch(order, epoch, step)
@@ -134,9 +139,13 @@ class Loader:
         return (make(step) for step in steps)
 
     def _order(self, epoch: int) -> Tensor:
-        if self._streamed is not None:
-            return self._streamed.order(epoch, self.share.seed, self.share.workers)
-        return epoch_order(len(self.split), epoch, self.share.seed)
+        share = self.share
+        if self._streamed is None:
+            order = epoch_order(len(self.split), epoch, share.seed)
+        else:  # it depends on how many began the epoch, be some of them lost now
+            began = len(share.begun[0]) if share.begun else share.step_images // share.batch_size
+            order = self._streamed.order(epoch, share.seed, began)
+        return left_of(order, share.begun, share.batch_size)
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         share = self.share

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.recutting import goes_on_from, recutting_notice
-from polyrhythm.roles.resharding import can_reshard, resharded, resharding_notice
+from polyrhythm.roles.resharding import resharded
 from polyrhythm.roles.snapshot import Snapshot
 from polyrhythm.training.best_checkpoint import keep_best
 from polyrhythm.training.checkpoint import (
@@ -73,14 +73,15 @@ class Archive:
         """Reads the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
 
         Raises:
-            RequestError: there is none, all are damaged, or it is of another job.
+            RequestError: there is none, all are damaged, it is of another job, or its workers were others and the
+                strategy needs as many.
         """
         path, tensors, facts = self._newest_whole()
         before = facts["job"]["workers"]
-        resharding = before != self._job.workers and can_reshard(self._job, before)
+        resharding = before != self._job.workers
         for key, value in self._identity.items():
             served = key == "strategy" and goes_on_from(self._job, facts["job"][key])
-            if facts["job"][key] != value and not (resharding and key == "workers") and not served:
+            if facts["job"][key] != value and key != "workers" and not served:
                 raise RequestError(
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
@@ -89,8 +90,9 @@ class Archive:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
             return snapshot
-        self.remarks.append(resharding_notice(self._job, before))
-        return resharded(snapshot, self._job, before)
+        snapshot, remark = resharded(snapshot, self._job, before)
+        self.remarks.append(remark)
+        return snapshot
 
     def _newest_whole(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         found = checkpoints(self._folder)

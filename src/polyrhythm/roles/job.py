@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.message import UNBOUNDED_BYTES
+from polyrhythm.data.begun import Begun
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.roles.calendar import Calendar
 from polyrhythm.strategies.strategy import Strategy
@@ -125,6 +126,7 @@ class Job:
         ahead: batches that a loader prepares while the worker computes.
         timings: whether workers tell where their steps go.
         numbers: in a model, buffers and all; 0 where nobody has counted them.
+        begun: what other numbers of workers did of epochs that are not over; known once a checkpoint has been read.
     """
 
     strategy: Strategy
@@ -140,6 +142,7 @@ class Job:
     ahead: int = 0
     timings: bool = False
     numbers: int = 0
+    begun: Begun = field(default_factory=Begun)
 
     @cached_property
     def calendar(self) -> Calendar:
@@ -147,7 +150,7 @@ class Job:
         learning = self.learning
         grown = [learning.batch_schedule.factor(epoch, learning.epochs) for epoch in range(learning.epochs)]
         sizes = tuple(learning.batch_size * factor for factor in grown)
-        return Calendar(len(self.dataset.train), self.workers, sizes)
+        return Calendar(len(self.dataset.train), self.workers, sizes, self.begun)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -165,6 +168,10 @@ class Job:
     @property
     def _arrivals_bytes(self) -> int:
         return _ARRIVAL_BYTES * self.calendar.total_steps * self.workers
+
+    def going_on(self, begun: Begun) -> Job:
+        """Gives the job of those who go on where others have begun epochs."""
+        return self if begun == self.begun else replace(self, begun=begun)
 
     @property
     def length(self) -> RunLength:

@@ -41,17 +41,20 @@ class Leader:
         job: what is learned.
         world: where this rank is.
         replica: this worker's.
+
+    Attributes:
+        job: what is learned; once a checkpoint has been read, with what others did of it.
     """
 
     def __init__(self, job: Job, world: World, replica: Replica) -> None:
-        self._job = job
+        self.job = job if world.ledger is None else job.going_on(world.ledger.begun)
         self._world = world
         self._replica = replica
         self._in_step = job.strategy.in_step(job.workers)
         self._goes_on = job.strategy.goes_on(job.workers)
         self._ledger = world.ledger or Ledger.of(job.workers)
         self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger)
-        self._figures = RunFigures(job, world, replica, self._others)
+        self._figures = RunFigures(self.job, world, replica, self._others)
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
         self._archivist = self._employed()
@@ -72,16 +75,17 @@ class Leader:
 
     def restore(self) -> WorkerState | None:
         """Reads the newest checkpoint, hands every rank its part, and gives this worker's."""
-        if not self._job.keeping.resume:
+        if not self.job.keeping.resume:
             return None
         assert self._archive is not None, "a resumed run has a folder"
         snapshot = self._archive.load()
+        self.job = self._figures.job = self.job.going_on(snapshot.begun)
         self._replica.flat.vector.copy_(snapshot.parameters)
         if self._presentation.average is not None and snapshot.average:
             self._presentation.average.load_state_dict(snapshot.average)
         replicated = self._replica.part.replicated
-        others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self._job.workers)}
-        self._others.hand_out(others, self._job.strategy.recut(snapshot.servers, self._replica.plan))
+        others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self.job.workers)}
+        self._others.hand_out(others, self.job.strategy.recut(snapshot.servers, self._replica.plan))
         self._earlier_s = snapshot.seconds
         return snapshot.worker(0, replicated)
 
@@ -97,7 +101,7 @@ class Leader:
         """Says that training starts, unless that has been said."""
         if self._ledger.began:
             return
-        job, cast = self._job, self._world.cast
+        job, cast = self.job, self._world.cast
         if job.keeping.folder is not None:  # of what this run goes on from
             (job.keeping.folder / ARRIVALS_FILE).unlink(missing_ok=True)
         self._started_at = self._world.clock.now()
@@ -116,6 +120,7 @@ class Leader:
                 start_epoch=epoch,
                 earlier_s=self._earlier_s,
                 parameters=self._replica.flat.size,
+                begun=job.begun.to_json(),
             )
         )
         for remark in (
@@ -132,11 +137,11 @@ class Leader:
         self._others.states[LEADER] = state
         if self._presentation.average is not None:
             inherit_average(self._presentation.average, self._archive, self._replica)
-        missing = unfinished(self._ledger, self._job, state.account.step, saves=self._archivist is not None)
+        missing = unfinished(self._ledger, self.job, state.account.step, saves=self._archivist is not None)
         if not (missing.test or missing.save):
             return
         presented = self._replica.part.present()
-        if missing.epochs == self._job.learning.epochs:
+        if missing.epochs == self.job.learning.epochs:
             self._others.wait_for_step(state.account.step)
         if missing.test:
             self._emit(Notice(time_s=0, text=missing.text))
@@ -167,7 +172,7 @@ class Leader:
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
         """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
-        last = epoch + 1 == self._job.learning.epochs
+        last = epoch + 1 == self.job.learning.epochs
         self._others.states[LEADER] = state
         self._others.read()
         if last:  # hears the slower ones while they train, and not only once the servers let go
@@ -188,7 +193,7 @@ class Leader:
             self._others.wait_for_step(state.account.step)
         else:
             self._others.wait_for_stop()
-        self._save(self._job.calendar.epoch_of(state.account.step), state.account.step)
+        self._save(self.job.calendar.epoch_of(state.account.step), state.account.step)
         if self._archivist is not None:
             self._archivist.wait()
 
@@ -201,9 +206,9 @@ class Leader:
         stopped = self._figures.stopped
         trained_s = self._world.clock.now() - self._started_at - self._paused_s
         if not stopped:
-            self._evaluate(self._job.learning.epochs)
-            if self._job.keeping.folder is not None:
-                self._presentation.save(self._job.keeping.folder / "model.safetensors", self._figures.states)
+            self._evaluate(self.job.learning.epochs)
+            if self.job.keeping.folder is not None:
+                self._presentation.save(self.job.keeping.folder / "model.safetensors", self._figures.states)
             if self._archivist is not None and self._found is not None:
                 self._archivist.tested(self._found.top1)
         if self._archivist is not None:
@@ -218,21 +223,22 @@ class Leader:
         self._emit(RunEnded(time_s=0, outcome=outcome, result=figures))
 
     def _welcome(self) -> Welcome:
-        return Welcome(self._replica.untrained, self._world.clock.now() - self._started_at)
+        time_s = self._world.clock.now() - self._started_at
+        return Welcome(self._replica.untrained, time_s, self.job.begun)
 
     def _say(self, event: Event) -> None:
         """Says that a worker is lost, or that a successor has come; stops the run where too few are left."""
         self._emit(event)
-        attendance, losses = self._others.attendance, self._job.losses
+        attendance, losses = self._others.attendance, self.job.losses
         if len(attendance.present) < losses.min_workers and attendance.lost > losses.restarts:
             self._too_few = True
             self._world.stop.wish()
 
     def _ended_by_losses(self) -> RunError:
-        folder = f" {self._job.keeping.folder}" if self._job.keeping.folder is not None else ""
+        folder = f" {self.job.keeping.folder}" if self.job.keeping.folder is not None else ""
         return RunError(
-            f"{len(self._others.attendance.present)} of {self._job.workers} workers are left, and min_workers is "
-            f"{self._job.losses.min_workers}; continue with --resume{folder}"
+            f"{len(self._others.attendance.present)} of {self.job.workers} workers are left, and min_workers is "
+            f"{self.job.losses.min_workers}; continue with --resume{folder}"
         )
 
     def _evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
@@ -244,7 +250,7 @@ class Leader:
         )
 
     def _employed(self) -> Archivist | None:
-        if self._archive is None or not self._job.keeping.checkpoints:
+        if self._archive is None or not self.job.keeping.checkpoints:
             return None
         return Archivist(self._archive, self._world.activity, self._emit, beside=self._world.pace.live)
 
@@ -265,6 +271,7 @@ class Leader:
             servers=self._others.ask_servers(),
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
+            begun=self.job.begun,
         )
         self._archivist.begin(snapshot, top1)
 

@@ -94,11 +94,20 @@ class Learner:
         """Gives this worker's batches of an epoch, from step `start` of it on."""
         size = self._job.calendar.batch_size(epoch)
         together = self._job.workers * size
-        self._loader.share = Share(self._place, self._present, size, self._job.learning.seed, together)
+        begun = self._job.begun.epochs.get(epoch, ())
+        self._loader.share = Share(self._place, self._present, size, self._job.learning.seed, together, begun)
         learning, image_size = self._job.learning, min(self._job.dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.epochs, image_size)
         self._loader.side = None if side == image_size else side
         return self._loader.epoch(epoch, start)
+
+    def go_on(self, job: Job) -> None:
+        """Goes on where others have begun epochs; before the first batch.
+
+        Args:
+            job: the same, and what they did.
+        """
+        self._job = job
 
     def deal(self, place: int, present: int) -> None:
         """Goes on among other workers than all: shares their batches out, or lowers the learning rate.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from polyrhythm.data.begun import Begun
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
@@ -36,6 +37,7 @@ class Ledger:
         servers: what has become of them.
         began_at_s: when training started, on the keeper's clock; None: it has not.
         earlier_s: seconds of training before this session.
+        begun_epochs: what other numbers of workers did of epochs, as `Begun` writes it.
         paused_s: for how long the leader was away from training to test, of those since.
         tested: the newest test, if there was one in this session.
         tested_epochs: after so many epochs there is no test to be made up for.
@@ -47,6 +49,7 @@ class Ledger:
     servers: ServerLosses = field(default_factory=ServerLosses)
     began_at_s: float | None = None
     earlier_s: float = 0.0
+    begun_epochs: dict[str, Any] = field(default_factory=dict)
     paused_s: float = 0.0
     tested: Evaluated | None = None
     tested_epochs: int = 0
@@ -63,6 +66,11 @@ class Ledger:
         """Whether training has started."""
         return self.began_at_s is not None
 
+    @property
+    def begun(self) -> Begun:
+        """What other numbers of workers did of epochs that were not over when this session began."""
+        return Begun.from_json(self.begun_epochs)
+
     def note(self, event: Event, now_s: float) -> None:
         """Enters what the run has just said.
 
@@ -73,6 +81,7 @@ class Ledger:
         if isinstance(event, RunStarted):
             self.began_at_s, self.earlier_s = now_s - event.time_s, event.earlier_s
             self.tested_epochs = self.saved_epochs = event.start_epoch
+            self.begun_epochs = event.begun
         elif isinstance(event, WorkerProgress):
             self.attendance.note(event)
             if event.worker == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
+from polyrhythm.data.begun import Begun
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.line import Line
@@ -22,10 +23,13 @@ class Mail:
         job: what is learned.
         world: where this rank is.
         replica: this worker's.
+
+    Attributes:
+        job: what is learned; once this worker has been restored or let in, with what others did of it.
     """
 
     def __init__(self, job: Job, world: World, replica: Replica) -> None:
-        self._resume = job.keeping.resume
+        self.job = job
         self._line = Line(world, job.strategy)
         self._stop = world.stop
         self._world = world
@@ -38,13 +42,17 @@ class Mail:
 
     def restore(self) -> WorkerState | None:
         """Waits for what the leader read from the checkpoint."""
-        if not self._resume:
+        if not self.job.keeping.resume:
             return None
-        return WorkerState.from_message(self._line.control.receive(LEADER)[1])
+        state = WorkerState.from_message(self._line.control.receive(LEADER)[1])
+        self.job = self.job.going_on(Begun.from_json(state.begun))
+        return state
 
     def rejoin(self) -> float:
         """Asks the leader to let this worker, a successor, take part."""
-        return join(self._world, self._replica, self._line)
+        welcome = join(self._world, self._replica, self._line)
+        self.job = self.job.going_on(welcome.begun)
+        return welcome.time_s
 
     def begin(self, epoch: int) -> None:
         """Has all that a new leader would need of this worker from now on."""

@@ -1,27 +1,26 @@
-"""Resuming with another number of workers than a checkpoint was written by.
+"""Resuming with another number of workers than a checkpoint was written by, at any step of an epoch.
 
-Where workers go in step, hold the same parameters, and no server keeps a count of them, a checkpoint of a whole epoch
-serves any number of workers: all get worker 0's parameters and optimiser; those who were there keep their batch-norm
-statistics, and others get worker 0's. Steps are counted anew, since an epoch has more or fewer of them.
+    checkpoint      3 workers, in the middle of epoch 2 ─▶ steps that count (the strategy says which)
+    what is left    of epoch 2, image by image          ─▶ dealt out among 5 (`data/begun.py`)
+    state           parameters, optimisers, servers     ─▶ merged (the strategy says how)
+
+Steps are counted anew, as `Calendar` does. Those who were there keep their batch-norm statistics, and others get worker
+0's.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from polyrhythm.errors import RequestError
+from polyrhythm.data.begun import Begun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.snapshot import Snapshot
+from polyrhythm.roles.worker_state import WorkerState
+from polyrhythm.strategies.resharding import Held, Merged
 
 
-def can_reshard(job: Job, before: int) -> bool:
-    """Whether the job's strategy lets a run go on that had so many workers before."""
-    strategy = job.strategy
-    return not strategy.server_count and all(strategy.agrees(workers) for workers in (before, job.workers))
-
-
-def resharded(snapshot: Snapshot, job: Job, before: int) -> Snapshot:
-    """Gives a checkpoint as if the job's number of workers had written it.
+def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]:
+    """Gives a checkpoint as if the job's number of workers had written it, and what is to be said of that.
 
     Args:
         snapshot: written by `before` workers.
@@ -29,29 +28,69 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> Snapshot:
         before: how many there were.
 
     Raises:
-        RequestError: it was written in the middle of an epoch, which was dealt out among `before` workers.
+        RequestError: the strategy needs as many workers as it had.
     """
-    if snapshot.step != replace(job, workers=before).calendar.start(snapshot.epoch):
-        raise RequestError(
-            f"the run was interrupted in the middle of an epoch that {before} workers share: resume with --workers "
-            f"{before} until the epoch is over"
-        )
-    step = job.calendar.start(snapshot.epoch)
-    kept = {
-        worker: replace(state, account=replace(state.account, step=step))
-        for worker, state in snapshot.workers.items()
-        if worker < job.workers
-    }
-    return replace(snapshot, step=step, workers=kept)
+    rule = job.strategy.resharding(before, job.workers)
+    old = replace(job, workers=before, begun=snapshot.begun)
+    states = snapshot.workers
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    held = Held(snapshot.parameters, parts, snapshot.servers)
+    reached = [states[index].account.step if index in states else 0 for index in range(before)]
+    steps = rule.counted(held, reached)
+    left_out = snapshot.begun.left_out + _images_left_out(old, held)
+    begun = Begun(old.calendar.begun_with(steps), left_out)
+    new = job.going_on(begun)
+    first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
+    step = new.calendar.start(first)
+    merged = rule.merged(held, job.workers, step)
+    found = replace(
+        snapshot,
+        epoch=new.calendar.epoch_of(step),
+        step=step,
+        parameters=merged.held.parameters,
+        workers={index: _state(index, step, states, merged) for index in range(job.workers)},
+        servers=merged.held.servers,
+        begun=begun,
+    )
+    return found, _notice(new, before, merged, first)
 
 
-def resharding_notice(job: Job, before: int) -> str:
-    """Says what became of the workers' states."""
-    more = max(0, job.workers - before)
+def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged) -> WorkerState:
+    own = states.get(index, states[0])
+    counted = own.account.staleness if index in states else {}
+    account = replace(own.account, worker=index, step=step, staleness=counted, stopped=False, final=False)
+    part, facts = merged.held.workers.get(index, ({}, {}))
+    return replace(own, account=account, part=part, part_facts=facts)
+
+
+def _images_left_out(job: Job, held: Held) -> int:
+    """Counts the images of steps that count as done and of which servers applied no gradient."""
+    images = sum(
+        job.calendar.images(step, int(pusher))
+        for _, facts in held.servers
+        for pusher, stretches in facts.get("left_out", {}).items()
+        for first, after in stretches
+        for step in range(first, min(after, job.calendar.total_steps))
+    )
+    return round(images / max(1, len(held.servers)))
+
+
+def _notice(job: Job, before: int, merged: Merged, first: int) -> str:
+    """Says what became of the workers' states, and of the epoch."""
+    more, gone = max(0, job.workers - before), max(0, before - job.workers)
     new = f"; the {more} new ones also its batch-norm statistics" if more else ""
-    left = max(0, before - job.workers)
-    gone = f"; the batch-norm statistics of {left} are left out" if left else ""
+    left = f"; the batch-norm statistics of {gone} are left out" if gone else ""
+    dealt = ""
+    if job.begun.epochs:
+        images = sum(job.calendar.images_left(epoch) for epoch in job.begun.epochs)
+        of = (
+            f"epoch {first + 1}"
+            if len(job.begun.epochs) == 1
+            else f"epochs {first + 1} to {max(job.begun.epochs) + 1}"
+        )
+        dealt = f"; the {images} images that are left of {of} are dealt out among them"
+    size = job.calendar.batch_size(first)
     return (
-        f"resumed with {job.workers} workers in place of {before}: all go on from worker 0's parameters and "
-        f"optimiser{new}{gone}; a step now has {job.workers * job.learning.batch_size} images"
+        f"resumed with {job.workers} workers in place of {before}: {merged.text}{new}{left}{dealt}; a step now has "
+        f"{job.workers * size} images"
     )

@@ -37,10 +37,13 @@ class RunFigures:
         world: where the leader is.
         replica: the leader's.
         others: what it has been told.
+
+    Attributes:
+        job: what is learned, with what others did of it.
     """
 
     def __init__(self, job: Job, world: World, replica: Replica, others: Correspondence) -> None:
-        self._job = job
+        self.job = job
         self._world = world
         self._replica = replica
         self._others = others
@@ -58,7 +61,7 @@ class RunFigures:
 
     def keep_arrivals(self, outcome: str) -> None:
         """Writes down whom every rank has heard, so that the run can be replayed."""
-        folder = self._job.keeping.folder
+        folder = self.job.keeping.folder
         if folder is None or self._world.arrivals is None:
             return
         cast = self._world.cast
@@ -71,7 +74,7 @@ class RunFigures:
         digest = result.digest(self._replica.flat.vector)
         lost = self._others.attendance.lost
         recording_of(
-            self._job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
+            self.job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
         ).write(folder)
 
     def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class RunFigures:
             spent: the time of the run.
             found: by the last test, if there was one.
         """
-        job = self._job
+        job = self.job
         accounts = [state.account for state in self.states]
         reports = list(self._others.reports.values())
         attendance = self._others.attendance
@@ -103,7 +106,7 @@ class RunFigures:
             "workers_joined": attendance.joined,
             "servers_lost": self._others.servers.losses.lost,
             "servers_joined": self._others.servers.losses.joined,
-            "images_not_seen": 0 if self.stopped else self._images_not_seen(),
+            "images_not_seen": 0 if self.stopped else job.begun.left_out + self._images_not_seen(),
             "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
             **result.defence_figures(reports),
@@ -111,17 +114,17 @@ class RunFigures:
         }
 
     def _images_not_seen(self) -> int:
-        if self._job.strategy.regroups(self._job.workers):
+        if self.job.strategy.regroups(self.job.workers):
             part = self._replica.part
             lost = 0
             if (
                 not part.replicated
             ):  # workers that hold the same take a step that broke again, with all its images
-                lost = result.images_of_broken_rounds(self._job, self._others.missed, part.exchanges)
-            return lost + result.images_left_out(self._job, self._others.history)
+                lost = result.images_of_broken_rounds(self.job, self._others.missed, part.exchanges)
+            return lost + result.images_left_out(self.job, self._others.history)
         reports = list(self._others.reports.values())
-        not_applied = result.images_not_applied(self._job, self._world.cast, reports)
-        return result.images_not_seen(self._job, self._steps_done()) + not_applied
+        not_applied = result.images_not_applied(self.job, self._world.cast, reports)
+        return result.images_not_seen(self.job, self._steps_done()) + not_applied
 
     def _steps_done(self) -> dict[int, int]:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""

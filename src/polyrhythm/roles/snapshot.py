@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from polyrhythm.data.begun import Begun
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.strategies.state import State
 
@@ -24,6 +25,7 @@ class Snapshot:
         servers: one state a server.
         average: the moving average of the weights, if there is one.
         presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
+        begun: what other numbers of workers did of epochs that were not over.
     """
 
     epoch: int
@@ -34,6 +36,7 @@ class Snapshot:
     servers: list[State] = field(default_factory=list)
     average: dict[str, Tensor] = field(default_factory=dict)
     presented: Tensor | None = None
+    begun: Begun = field(default_factory=Begun)
 
     @property
     def tested(self) -> Tensor:
@@ -45,7 +48,7 @@ class Snapshot:
     def worker(self, index: int, replicated: bool) -> WorkerState:
         """Gives a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
         leader = self.workers[0]
-        own = self.workers.get(index, leader)
+        own = replace(self.workers.get(index, leader), begun=self.begun.to_json())
         return replace(own, part=leader.part, part_facts=leader.part_facts) if replicated else own
 
     def tensors(self) -> dict[str, Tensor]:
@@ -67,6 +70,7 @@ class Snapshot:
             "seconds": self.seconds,
             "workers": {str(index): worker.facts() for index, worker in self.workers.items()},
             "servers": [facts for _, facts in self.servers],
+            "begun": self.begun.to_json(),
         }
 
     @classmethod
@@ -88,6 +92,7 @@ class Snapshot:
             servers,
             _below("average.", tensors),
             tensors.get("presented"),
+            Begun.from_json(facts.get("begun", {})),  # older checkpoints had none
         )
 
 

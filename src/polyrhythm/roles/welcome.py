@@ -2,7 +2,7 @@
 
 successor                leader                      servers
   JOIN ────────────────▶ enters it
-  ◀──── welcome ──────── untrained tensors, time
+  ◀──── welcome ──────── untrained tensors, time, what others did of epochs
   PULL ────────────────────────────────────────────▶ enter it
   ◀──── parameters, and how many of its steps count ──
 """
@@ -10,12 +10,13 @@ successor                leader                      servers
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.data.begun import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.line import Line
 from polyrhythm.roles.replica import Replica
@@ -32,14 +33,17 @@ class Welcome:
     Attributes:
         untrained: what is not trained (batch-norm statistics, frozen parameters), by name: the leader's.
         time_s: since training started, on the run's clock.
+        begun: what other numbers of workers did of epochs that were not over when this run was resumed.
     """
 
     untrained: dict[str, Tensor]
     time_s: float
+    begun: Begun = field(default_factory=Begun)
 
     def message(self) -> Message:
         """Packs it to be sent."""
-        return Message(Kind.STATE, pack_tensors(self.untrained, {"time_s": self.time_s}), tag=_TAG)
+        facts = {"time_s": self.time_s, "begun": self.begun.to_json()}
+        return Message(Kind.STATE, pack_tensors(self.untrained, facts), tag=_TAG)
 
     @classmethod
     def receive(cls, control: Communicator) -> Welcome:
@@ -51,7 +55,7 @@ class Welcome:
         """Reads what `message` wrote."""
         assert message.tensor is not None
         tensors, facts = unpack_tensors(message.tensor)
-        return cls(tensors, facts["time_s"])
+        return cls(tensors, facts["time_s"], Begun.from_json(facts["begun"]))
 
     def give(self, replica: Replica) -> None:
         """Overwrites what is not trained of a replica."""
@@ -59,12 +63,8 @@ class Welcome:
             value.copy_(self.untrained[name])
 
 
-def join(world: World, replica: Replica, line: Line) -> float:
-    """Asks the leader, or the next one, to let this rank, a successor, take part.
-
-    Returns:
-        Seconds since training started.
-    """
+def join(world: World, replica: Replica, line: Line) -> Welcome:
+    """Asks the leader, or the next one, to let this rank, a successor, take part; gives what it was told."""
     while True:
         try:
             line.control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
@@ -76,7 +76,7 @@ def join(world: World, replica: Replica, line: Line) -> float:
             line.await_leader()
             continue
         welcome.give(replica)
-        return welcome.time_s
+        return welcome
 
 
 def share_untrained(world: World, replica: Replica) -> None:

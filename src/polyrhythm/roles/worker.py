@@ -26,6 +26,10 @@ class Desk(Protocol):
     """Where a worker reports: at the leader's own desk, or by message."""
 
     @property
+    def job(self) -> Job:
+        """What is learned; once this worker has been restored or let in, with what others did of it."""
+
+    @property
     def side(self) -> Side:
         """How this worker comes to the next formation."""
 
@@ -73,6 +77,8 @@ def work(job: Job, world: World) -> None:
     make = Leader if world.leads else Mail
     desk: Desk = make(job, world, learner.replica)
     start, elapsed_s = (0, desk.rejoin()) if world.rejoins else _begin(job, world, learner, desk)
+    job = desk.job
+    learner.go_on(job)
     replica = learner.replica
     member = Member(learner.worker, replica.part, replica.flat, learner.deal)
     company = Company(world, job.strategy, replica.workers, member, desk)

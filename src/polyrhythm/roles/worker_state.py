@@ -56,6 +56,7 @@ class WorkerState:
         part: tensors of its strategy part.
         part_facts: the rest of its strategy part.
         loss_scale: of float16; empty where nothing is scaled.
+        begun: what others did of epochs, as `Begun` writes it; where the state is handed out.
     """
 
     account: Account
@@ -63,6 +64,7 @@ class WorkerState:
     part: dict[str, Tensor]
     part_facts: dict[str, Any]
     loss_scale: dict[str, Any] = field(default_factory=dict)
+    begun: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -97,7 +99,12 @@ class WorkerState:
             for prefix in (_BUFFER, _PART)
         }
         return cls(
-            Account(**facts["account"]), chosen[_BUFFER], chosen[_PART], facts["part"], facts["loss_scale"]
+            Account(**facts["account"]),
+            chosen[_BUFFER],
+            chosen[_PART],
+            facts["part"],
+            facts["loss_scale"],
+            facts.get("begun", {}),
         )
 
     @classmethod
@@ -115,7 +122,8 @@ class WorkerState:
 
     def facts(self) -> dict[str, Any]:
         """All that is not a tensor, JSON-able."""
-        return {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
+        told = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
+        return told | ({"begun": self.begun} if self.begun else {})
 
     def message(self) -> Message:
         """Packs the state to be sent."""

@@ -25,6 +25,7 @@ from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding, SameForAll
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -99,6 +100,27 @@ class Strategy(Config):
             RequestError: they cannot be cut so.
         """
         return list(states)
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Gives how a run goes on with another number of workers than a checkpoint of it was written by.
+
+        Args:
+            before: how many there were.
+            after: how many there are.
+
+        Raises:
+            RequestError: it cannot.
+        """
+        if self.server_count or not all(self.agrees(workers) for workers in (before, after)):
+            raise self.needs_as_many(before)
+        return SameForAll()
+
+    def needs_as_many(self, before: int) -> RequestError:
+        """Gives the refusal of other workers than there were."""
+        return RequestError(
+            f"{self} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
+            "the saved weights"
+        )
 
     def spares_servers(self, lost: Collection[int]) -> bool:
         """Whether all shards are still there when servers are lost, given by their indices."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from polyrhythm.data.begun import Begun
 from polyrhythm.data.sharding import batch_images, steps_per_epoch
 from polyrhythm.roles.calendar import Calendar
 
@@ -41,3 +42,41 @@ def test_the_nominal_place_follows_the_images():
     assert (length.total_steps, length.nominal_steps) == (20, 36)
     found = [length.nominal(step) for step in (0, 11, 12, 15, 18, 19, 20)]
     assert found == [0, 11, 12, 18, 24, 30, 36]
+
+
+def test_an_epoch_that_others_began_has_the_numbers_of_its_last_steps():
+    calendar = Calendar(
+        53, 2, (4, 4, 4), Begun({1: ((2, 2, 2),)})
+    )  # 24 images are seen, 29 left: 4 steps of 7
+    assert [calendar.start(epoch) for epoch in range(4)] == [0, 10, 14, 21]
+    assert calendar.total_steps == calendar.length.total_steps == 21
+    assert [calendar.epoch_of(step) for step in (10, 13, 14)] == [1, 1, 2]
+    assert calendar.epochs_done(10) == round(1 + 3 / 7, 3)
+    assert sum(calendar.images(step, worker) for step in range(10, 14) for worker in range(2)) == 29
+    assert [calendar.length.nominal(step) for step in (10, 14, 21)] == [10, 14, 21]
+
+
+def test_schedules_of_growing_batches_go_on_at_the_images_that_were_seen():
+    usual = Calendar(48, 2, (4, 8)).length
+    calendar = Calendar(48, 2, (4, 8), Begun({1: ((1, 1, 1),)}))  # half of the second epoch
+    assert [calendar.start(epoch) for epoch in range(3)] == [
+        0,
+        7,
+        9,
+    ]  # of 6 and 3 steps, 2 of the latter are left
+    assert calendar.length == usual
+    assert [calendar.length.nominal(step) for step in (6, 7, 8, 9)] == [6, 8, 10, 12]
+
+
+def test_what_is_begun_is_counted_from_each_workers_steps():
+    calendar = Calendar(24, 2, (4, 4, 4))  # 3 steps an epoch
+    assert calendar.begun_with([3, 3]) == {}
+    assert calendar.begun_with([4, 4]) == {1: ((1, 1),)}
+    assert calendar.begun_with([2, 4]) == {0: ((2, 3),), 1: ((0, 1),)}
+    assert calendar.begun_with([9, 9]) == {}
+    again = Calendar(24, 3, (4, 4, 4), Begun(calendar.begun_with([2, 4])))
+    assert [again.images_left(epoch) for epoch in range(3)] == [4, 20, 24]
+    assert [again.start(epoch) for epoch in range(4)] == [1, 2, 4, 6]
+    assert again.begun_with([1, 1, 1]) == {0: ((2, 3),), 1: ((0, 1),)}
+    assert again.begun_with([2, 2, 2]) == {1: ((0, 1),)}
+    assert again.begun_with([3, 2, 2]) == {1: ((0, 1), (1, 0, 0))}

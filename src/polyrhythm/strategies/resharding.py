@@ -1,0 +1,79 @@
+"""What becomes of a checkpoint when another number of workers goes on from it.
+
+checkpoint of N workers ─▶ counted: which of their steps count ─▶ what is left of the epoch is dealt out among K
+                        ─▶ merged: what K workers and the servers begin with, and a few words about it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from polyrhythm.strategies.state import State
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a checkpoint holds of a strategy.
+
+    Attributes:
+        parameters: `(n,)`, worker 0's flat vector.
+        workers: the state of their parts, by index, of those that had handed one in; of parts that are `replicated`,
+            worker 0's.
+        servers: the states of all servers.
+    """
+
+    parameters: Tensor
+    workers: dict[int, State]
+    servers: list[State]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What another number of workers goes on with.
+
+    Attributes:
+        held: as if they had written the checkpoint; who has no state among its workers begins as at a run's start.
+        text: what was merged and what was left out, for people.
+    """
+
+    held: Held
+    text: str
+
+
+class Resharding(Protocol):
+    """A strategy's way from one number of workers to another."""
+
+    def counted(self, held: Held, steps: Sequence[int]) -> list[int]:
+        """Gives how many steps of each worker count; what they did beyond is done again by others.
+
+        Args:
+            held: by the checkpoint.
+            steps: that each worker had reported; 0 of one that had not.
+        """
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Gives what another number of workers goes on with.
+
+        Args:
+            held: by the checkpoint.
+            workers: how many there are now.
+            step: that all of them begin with, in the count of steps that they have from now on.
+        """
+
+
+class SameForAll:
+    """Where workers go in step, hold the same, and there are no servers: all begin with what worker 0 had."""
+
+    def counted(self, held: Held, steps: Sequence[int]) -> list[int]:
+        """All that worker 0 has done: it is what the others did."""
+        return [steps[0]] * len(steps)
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Everybody gets worker 0's part."""
+        own = held.workers.get(0, ({}, {}))
+        every = dict.fromkeys(range(workers), own)
+        return Merged(replace(held, workers=every), "all go on from worker 0's parameters and optimiser")
