@@ -26,7 +26,7 @@ from polyrhythm.simulation import stage
 from polyrhythm.simulation.cluster_file import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.training.optimizer_plan import FlatOptimizer
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 
 
 class Stopwatch:

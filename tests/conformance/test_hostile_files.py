@@ -22,7 +22,8 @@ from polyrhythm.models.weights import load_weights, save_weights
 from polyrhythm.roles.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster, ready_clusters
 from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
 
 MUTATIONS = 300
 NASTY: tuple[Any, ...] = (

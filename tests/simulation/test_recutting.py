@@ -17,7 +17,8 @@ from polyrhythm.roles.job import Job
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.strategies.parameter_server.serving.recut import recut
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
 
 WORKERS, STEPS = 3, 10
 

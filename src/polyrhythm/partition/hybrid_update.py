@@ -23,7 +23,8 @@ from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import LAYERWISE, OptimizerPlan
+from polyrhythm.training.optimizer_kinds import LAYERWISE
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class HybridUpdate:

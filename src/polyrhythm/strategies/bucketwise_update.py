@@ -17,7 +17,8 @@ from torch import Tensor
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import ELEMENTWISE, OptimizerPlan
+from polyrhythm.training.optimizer_kinds import ELEMENTWISE
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.sliced_optimizer import SlicedOptimizer
 from polyrhythm.training.undo_log import UndoLog
 

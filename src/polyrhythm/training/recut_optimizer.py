@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
 
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
 

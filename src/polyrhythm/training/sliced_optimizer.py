@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+from polyrhythm.training.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _Group = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.training.optimizer_plan import FlatOptimizer
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 
 _State = dict[str, Any]
 

@@ -10,7 +10,9 @@ from torch import nn
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.training.flat_parameters import FlatParameters, shards
-from polyrhythm.training.optimizer_plan import ELEMENTWISE, LAYERWISE, OptimizerPlan, Span
+from polyrhythm.training.optimizer_kinds import ELEMENTWISE, LAYERWISE
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
 
 FOLDER = "polyrhythm.training.optimizers"
 OPTIM = torch.optim

@@ -4,8 +4,9 @@ import sys
 import torch
 from torch import nn
 
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.spans import Span
 
 PROGRAM = """
 import sys, torch

@@ -6,7 +6,8 @@ from torch import nn
 
 from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import ELEMENTWISE, OptimizerPlan
+from polyrhythm.training.optimizer_kinds import ELEMENTWISE
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.sliced_optimizer import SlicedOptimizer
 
 NUMBERS = 23

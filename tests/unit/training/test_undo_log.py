@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import ELEMENTWISE, FlatOptimizer, OptimizerPlan
+from polyrhythm.training.optimizer_kinds import ELEMENTWISE
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.undo_log import UndoLog
 
 SIZE = 12

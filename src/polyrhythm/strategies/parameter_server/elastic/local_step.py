@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from polyrhythm.strategies.state import State
-from polyrhythm.training.optimizer_plan import FlatOptimizer, OptimizerPlan
+from polyrhythm.training.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER = "optimizer."
 

@@ -18,7 +18,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
 
 PUSHERS = (0, 2, 5)  # ranks; the gates number them 0, 1, 2
 START = torch.tensor([1.0, 2.0, 3.0])
