@@ -134,6 +134,18 @@ def test_a_successor_takes_the_steps_that_are_left(start: Starter) -> None:
     assert death.endswith("the others go on, and it is started again in 0.5 s (restart 1 of 3)")
 
 
+def test_lock_step_with_two_servers_goes_on(start: Starter) -> None:
+    spec = "parameter_server(servers=2, consistency=synchronous)"
+    command = start("--strategy", spec, "--epochs", str(LONG // 2))
+    command.wait_for(in_epoch(1))
+    kill(command, 1)
+    result = command.result()
+    figures = result.figures
+    assert (figures["workers_lost"], figures["workers_joined"], figures["images_not_seen"]) == (1, 1, 0)
+    assert gradients(result) == 3 * LONG // 2 * STEPS // EPOCHS
+    assert figures["test_top1"] > 0.85
+
+
 def test_a_worker_that_dies_at_the_start_has_a_successor(start: Starter) -> None:
     command = start("--epochs", str(LONG))
     kill(command, 2)  # before anybody has trained

@@ -99,7 +99,7 @@ def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
     ("strategy", "rank", "name"),
     [
         ("synchronous", 0, "worker 0 (rank 0)"),
-        ("parameter_server(consistency=synchronous, servers=2)", 1, "worker 1 (rank 1)"),
+        ("hybrid", 1, "worker 1 (rank 1)"),
         ("mixed(replicas=2)", 2, "server 0 (rank 2)"),
     ],
 )

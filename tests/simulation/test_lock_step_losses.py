@@ -12,7 +12,12 @@ from simulation.trying import trial
 
 WHOLE_S = 0.25
 MOMENTS = [round(WHOLE_S * number / 7, 5) for number in range(7)]
-LOCK_STEP = ["parameter_server(consistency=synchronous)", "easgd(mode=synchronous, tau=2)"]
+LOCK_STEP = [
+    "parameter_server(consistency=synchronous)",
+    "parameter_server(consistency=synchronous, servers=2)",
+    "parameter_server(consistency=synchronous, servers=2, aggregator=coordinate_median(f=0))",
+    "easgd(mode=synchronous, tau=2, servers=2)",
+]
 
 
 @pytest.mark.parametrize("pause_s", [None, 0.0005, 0.03])
@@ -44,14 +49,29 @@ def test_every_gradient_counts_once_under_many_seeds(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("aggregator", "workers", "spared"),
     [
-        "parameter_server(consistency=synchronous, servers=2)",
-        "parameter_server(consistency=synchronous, aggregator=coordinate_median)",
-        "easgd(mode=synchronous, servers=2)",
+        ("krum", 8, 3),
+        ("multi_krum(m=4)", 8, 1),
+        ("bulyan", 8, 1),
+        ("coordinate_median(f=2)", 8, 3),
+        ("trimmed_mean(k=3)", 8, 1),
+        ("coordinate_median", 3, 0),
+        ("weighted_mean", 3, 2),
     ],
 )
-def test_with_several_servers_or_a_robust_aggregator_lock_step_stops(spec: str) -> None:
-    """Two successors, of which one server counts one's step and the other the other's, would wait in a circle."""
-    assert not strategy(spec).goes_on(4)
-    assert all(strategy(each).goes_on(4) and not strategy(each).spares_leader(4) for each in LOCK_STEP)
+def test_a_robust_aggregator_bears_as_many_losses_as_it_may(
+    aggregator: str, workers: int, spared: int
+) -> None:
+    """What is left must be 2f + 3 gradients for Krum, 4f + 3 for Bulyan, 2f + 1 for the median and the trimmed mean."""
+    chosen = strategy(f"parameter_server(consistency=synchronous, aggregator={aggregator})")
+    assert min(chosen.spares(workers), workers - 1) == spared
+    assert chosen.goes_on(workers) == (spared > 0)
+
+
+def test_too_few_gradients_for_a_robust_aggregator_end_the_run_with_a_line() -> None:
+    spec = "parameter_server(consistency=synchronous, aggregator=krum)"
+    kills = "; ".join(f"kill(rank={rank}, at_s=0.05)" for rank in (1, 2))
+    tried = try_seeds(trial(spec, workers=6, faults=kills), [0])
+    (failure,) = tried.failures
+    assert "2 workers are lost (ranks 1, 2), and krum can spare 1: continue with --resume" in failure.what

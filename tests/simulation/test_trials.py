@@ -101,7 +101,7 @@ def test_a_killed_workers_successor_does_the_steps_that_are_left() -> None:
 
 
 def test_a_strategy_that_does_not_go_on_ends_with_the_cause() -> None:
-    tried = trial("parameter_server(consistency=synchronous, servers=2)", faults="kill(rank=2, at_s=0.05)")
+    tried = trial("hybrid", faults="kill(rank=2, at_s=0.05)")
     with pytest.raises(RunError, match=r"worker 2 was killed at 0\.05 s, and the run needs it"):
         play(tried, 0, lambda event: None)
 

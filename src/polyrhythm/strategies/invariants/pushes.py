@@ -9,12 +9,19 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.invariant import Handled, Violation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Push:
-    """A gradient that a server holds or has applied."""
+    """A gradient that a server holds or has applied.
+
+    Attributes:
+        source: who pushed it.
+        message: the push.
+        doubtful: whether an update may have been made without it.
+    """
 
     source: int
     message: Message
+    doubtful: bool = False
 
 
 class Pushes:
@@ -25,10 +32,12 @@ class Pushes:
     Args:
         drops: whether a gradient of an earlier step than the server's is dropped, and what a lost pusher had pushed;
             pushers then leave out steps, and every update is a step.
+        doubts: whether servers drop what a lost pusher had pushed unless all have it; then it comes again.
     """
 
-    def __init__(self, *, drops: bool = False) -> None:
+    def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
         self._drops = drops
+        self._doubts = doubts
         self._come: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._held: defaultdict[int, list[Push]] = defaultdict(list)
 
@@ -47,7 +56,8 @@ class Pushes:
             held = self._held[event.server]
             self._held[event.server] = [push for push in held if push.source != event.source]
         if message is not None and message.kind is Kind.PUSH:
-            if message.step > self._come[key] and not self._drops:
+            ahead = message.step - self._come[key]
+            if ahead > self._doubts and not self._drops:
                 raise Violation(
                     f"a gradient of rank {event.source}",
                     rank=event.server,
@@ -58,6 +68,11 @@ class Pushes:
             if message.step >= (event.version_before if self._drops else self._come[key]):
                 self._come[key] = message.step + 1
                 self._held[event.server].append(Push(event.source, message))
+        if self._doubts and message is None:
+            for push in self._held[event.server]:
+                if push.source == event.source:
+                    push.doubtful = True
+                    self._come[key] = min(self._come[key], push.message.step)
         if event.version == event.version_before:
             return []
         return self._held.pop(event.server, [])

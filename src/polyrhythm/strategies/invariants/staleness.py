@@ -14,13 +14,14 @@ class Staleness(Invariant):
 
     Args:
         drops: whether late gradients are dropped.
+        doubts: whether servers drop what a lost pusher had pushed unless all have it.
     """
 
-    def __init__(self, *, drops: bool = False) -> None:
+    def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
         self._read: dict[tuple[int, int], int] = {}
         self._read_before: defaultdict[int, dict[tuple[int, int], int]] = defaultdict(dict)
         """For a server: what was read before a gradient that is held, by its rank and step."""
-        self._pushes = Pushes(drops=drops)
+        self._pushes = Pushes(drops=drops, doubts=doubts)
         self._drops = drops
 
     def delivered(self, event: Delivered) -> None:
@@ -38,14 +39,14 @@ class Staleness(Invariant):
             for key in [key for key in before if key[0] == event.source]:
                 del before[key]
         applied = self._pushes.follow(event)
-        expected = Counter(
-            event.version_before - before[push.source, push.message.step]
-            for push in applied
-            if push.message.weight > 0
-        )
+        expected, doubtful = Counter[int](), Counter[int]()
+        for push in applied:
+            if push.message.weight > 0:
+                age = event.version_before - before[push.source, push.message.step]
+                (doubtful if push.doubtful else expected)[age] += 1
         if event.version != event.version_before:
             before.clear()
-        if expected != event.applied:
+        if not expected <= event.applied <= expected + doubtful:
             raise Violation(
                 "staleness of the gradients that an update takes",
                 rank=event.server,

@@ -53,10 +53,7 @@ class ParameterServer(Served):
         bytes_per_step="2M",
         staleness="N-1 (0 if synchronous)",
         use_it="asynchronous: uneven machines, of which none should wait for another",
-        when_a_worker_dies=(
-            "the others go on, and a successor takes over the steps that are left; synchronous with several servers: "
-            "the run stops and names it; `--resume` goes on from the last checkpoint"
-        ),
+        when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
     )
 
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()

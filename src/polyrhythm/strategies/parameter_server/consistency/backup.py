@@ -51,8 +51,8 @@ class Backup(Consistency):
         return 1
 
     def spares(self, pushers: int) -> int:
-        """The spare ones."""
-        return pushers - self.gathers(pushers)
+        """The spare ones; all, where there are none and nobody is dropped."""
+        return pushers - self.gathers(pushers) if self.spare else pushers
 
     def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
         """Exactly N gradients an update, all fresh."""

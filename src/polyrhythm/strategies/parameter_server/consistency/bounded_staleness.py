@@ -28,6 +28,7 @@ from pydantic import Field
 
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.clock_bound import ClockBound
+from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
 
@@ -57,12 +58,13 @@ class BoundedStaleness(Consistency):
         return 1 if self.s else pushers
 
     def spares(self, pushers: int) -> int:
-        """All, but for s = 0."""
-        return pushers if self.s else 0
+        """All."""
+        return pushers
 
     def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
         """The bound, whenever a worker may go on."""
-        return [ClockBound(conditions.cast, pushers, self.s, cached=self.own_updates)]
+        bound = ClockBound(conditions.cast, pushers, self.s, cached=self.own_updates)
+        return [bound if self.s else Undisturbed(bound)]  # in lock-step a successor's clock stays behind
 
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""

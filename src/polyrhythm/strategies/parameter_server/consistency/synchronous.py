@@ -1,8 +1,9 @@
 """Synchronous: an update is the mean of one gradient of every pusher, and nobody goes on before it.
 
 Gradients are summed in the pushers' order, not in that of their arrival, so the result does not depend on timing. Where
-a worker is lost, an update is the mean of those that are left; what it had pushed goes into the next. Its successor
-takes the steps that were left to it, one an update, and so stays behind the others.
+a worker is lost, an update is the mean of those that are left; what it had pushed goes along with it. Its successor
+comes in at the same round on all servers, takes the steps that were left to it, one an update, and so stays behind the
+others. A server that has a step already which another has not takes it for an empty batch when it comes again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 
 
 class Synchronous(Consistency):
@@ -33,28 +35,35 @@ class Synchronous(Consistency):
 
 
 class SynchronousGate:
-    """Holds gradients until there is one of everybody who is there; what a lost one had pushed goes with them."""
+    """Holds gradients until there is one of everybody who is there; what a lost one had pushed goes with them.
+
+    Args:
+        pushers: how many there are.
+
+    Attributes:
+        rounds: of which each is an update, and those who are to come in.
+    """
 
     def __init__(self, pushers: int) -> None:
+        self.rounds = Rounds(pushers)
         self._present = set(range(pushers))
         self._held: set[int] = set()
         self._orphans: list[int] = []
         """Lost pushers of whom a gradient is held, which will not be answered."""
-        self._replaced: set[int] = set()
-        """Those of them whose successor goes on after it."""
 
     def ask(self, pusher: int, step: int) -> Decision:
         """Answers."""
-        self._replaced.update({pusher} & set(self._orphans))
         return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Holds the gradient, or applies all if it was the last."""
+        self.rounds.take(pusher, step)
         self._held.add(pusher)
         return self._decide()
 
     def leave(self, pusher: int) -> Decision:
         """Stops waiting for a pusher."""
+        self.rounds.forget(pusher)
         self._present.discard(pusher)
         if pusher in self._held:
             self._held.discard(pusher)
@@ -62,22 +71,36 @@ class SynchronousGate:
         return self._decide()
 
     def join(self, pusher: int) -> None:
-        """Waits for a pusher again."""
-        self._present.add(pusher)
+        """Ends no round until this pusher has said at which it comes in."""
+        self.rounds.invite(pusher, later=pusher in self._orphans)
+
+    def enter(self, pusher: int, number: int) -> Decision:
+        """Goes on to that round without it, and answers it then."""
+        self.rounds.accept(pusher, number)
+        return self._decide()
 
     def state(self) -> dict[str, Any]:
-        """Of whom a gradient is held that will not come again; all others that are held will."""
-        return {"orphans": [pusher for pusher in self._orphans if pusher in self._replaced]}
+        """Nothing: what is held will come again."""
+        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
-        self._orphans = list(state.get("orphans", ()))  # older checkpoints had none
-        self._replaced = set(self._orphans)
+        """Takes nothing; in older checkpoints, of whom a gradient is held that will not come again."""
+        self._orphans = list(state.get("orphans", ()))
 
     def _decide(self) -> Decision:
-        if not (self._held or self._orphans) or not self._held >= self._present:
+        if self.rounds.held_up:
             return Decision()
+        entered = self._let_in()
+        if not (self._held or self._orphans) or not self._held >= self._present:
+            return Decision(answer=entered)
         answer = tuple(sorted(self._held))
         apply = tuple(sorted([*answer, *self._orphans]))
-        self._held, self._orphans, self._replaced = set(), [], set()
-        return Decision(apply=apply, answer=answer)
+        self.rounds.number += bool(answer)
+        self._held, self._orphans = set(), []
+        return Decision(apply=apply, answer=tuple(sorted(answer + self._let_in())))
+
+    def _let_in(self) -> tuple[int, ...]:
+        alone = not (self._present or self._orphans)
+        entered = self.rounds.let_in(alone=alone)
+        self._present.update(entered)
+        return tuple(entered)

@@ -28,10 +28,7 @@ from polyrhythm.training.quantities import Count, NonNegative
 PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
 )
-WHEN_A_WORKER_DIES = (
-    "the others go on, and a successor begins at the centre with the steps that are left; synchronous with several "
-    "servers: the run stops and names it; `--resume` goes on from the last checkpoint"
-)
+WHEN_A_WORKER_DIES = "the others go on, and a successor begins at the centre with the steps that are left"
 
 
 class ElasticAveraging(Strategy):
@@ -95,8 +92,8 @@ class ElasticAveraging(Strategy):
         return self.tau
 
     def goes_on(self, workers: int) -> bool:
-        """Always; those who exchange together only with one server, at which all come to the same exchange."""
-        return self.mode == "asynchronous" or self.servers == 1
+        """Always."""
+        return True
 
     def gradients_per_step(self, workers: int) -> int:
         """All: the centre hears of each once, in the difference that it first went into."""

@@ -44,17 +44,23 @@ class CentreLink:
         Raises:
             PeerLost: this is a successor, and the run that it would join is ending.
         """
-        for server in self._servers:
-            self._network.send(server, Message(Kind.PULL, stop=final))
+        answers = self._asked(Message(Kind.PULL, stop=final))
+        if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, of those who exchange together
+            answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
         pieces, steps = [], []
-        for server in self._servers:
-            answer = self._network.receive(server)[1]
+        for server, answer in zip(self._servers, answers, strict=True):
             if answer.kind is Kind.LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
             assert answer.tensor is not None, "an answer carries the centre"
             pieces.append(answer.tensor)
             steps.append(answer.step)
         return torch.cat(pieces), min(steps)
+
+    def _asked(self, question: Message) -> list[Message]:
+        """Asks all servers; gives their answers."""
+        for server in self._servers:
+            self._network.send(server, question)
+        return [self._network.receive(server)[1] for server in self._servers]
 
     def offer(self, vector: Tensor, step: Step) -> None:
         """Starts an exchange: sends the worker's parameters, which must not change before `take`."""

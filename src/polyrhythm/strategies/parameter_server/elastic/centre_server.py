@@ -4,7 +4,8 @@
            ◀─ DIFFERENCE(d) ──────────────────────  the worker takes the same d off
 
 Synchronously it holds the vectors until there is one of everybody, makes all differences with the same centre, and adds
-them in the workers' order. Who leaves pulls at the centre for a last time, and is not pulled.
+them in the workers' order; a successor comes in at the same exchange on all servers. Who leaves pulls at the centre for
+a last time, and is not pulled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
@@ -42,6 +44,7 @@ class CentreServer:
         self.centre = torch.empty(0)
         self._rule = rule
         self._presence = Presence(workers)
+        self._rounds = Rounds(len(workers))
         self._held: dict[int, Message] = {}
         self._steps = [0] * len(workers)
         self._seen: dict[int, int] = {}
@@ -75,6 +78,8 @@ class CentreServer:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
             return self._leave(source, message)
+        if message.kind is Kind.JOIN:
+            return self._come_in(number, message)
         raise RefusedMessage(
             Reason.KIND, f"a centre cannot do anything with {message.kind.name} from rank {source}"
         )
@@ -127,12 +132,27 @@ class CentreServer:
         if message.stop:
             self._presence.final = source
             return self._answer_final()
+        number = self._presence.numbers[source]
+        succeeds = not self._presence.is_there(source)
         if not self._presence.enter(source):
             return [(source, Message(Kind.LEAVE))]
+        if succeeds and self._rule.together:
+            self._rounds.invite(number, later=False)
+            return [(source, Message(Kind.JOIN, step=self._rounds.number))]
+        return self._answer_if_begun([number])
+
+    def _come_in(self, worker: int, message: Message) -> list[Reply]:
+        admit_bare(message._replace(step=0))
+        self._rounds.accept(worker, message.step)
+        return self._apply_if_complete()
+
+    def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
+        """Answers with the centre; as soon as there is one."""
+        sources = [self._presence.pushers[worker] for worker in workers]
         if not len(self.centre):
-            self._presence.asking.append(source)
+            self._presence.asking += sources
             return []
-        return [self._answer(source)]
+        return [self._answer(source) for source in sources]
 
     def _leave(self, source: int, message: Message) -> list[Reply]:
         if message.tensor is None:
@@ -157,6 +177,7 @@ class CentreServer:
         """A worker is gone; its successor is another."""
         self._held.pop(worker, None)
         self._seen.pop(worker, None)
+        self._rounds.forget(worker)
 
     def _exchange(self, worker: int, message: Message) -> list[Reply]:
         self._stop |= message.stop
@@ -165,9 +186,24 @@ class CentreServer:
 
     def _apply_if_complete(self) -> list[Reply]:
         """Makes the differences of all vectors that are held, unless one is still missing."""
-        waiting = sum(message.kind is Kind.VECTOR for message in self._held.values())
-        if not self._held or (self._rule.together and waiting < self._presence.there):
+        if not self._rule.together:
+            return self._apply() if self._held else []
+        if self._rounds.held_up:
             return []
+        entered, replies = self._rounds.let_in(alone=False), []
+        waiting = sum(message.kind is Kind.VECTOR for message in self._held.values())
+        if self._held and waiting >= self._together:
+            replies = self._apply()
+            self._rounds.number += bool(waiting)
+        entered += self._rounds.let_in(alone=not self._together)
+        return replies + self._answer_if_begun(entered)
+
+    @property
+    def _together(self) -> int:
+        """How many take part in the exchange under way."""
+        return self._presence.there - self._rounds.outside
+
+    def _apply(self) -> list[Reply]:
         held, self._held = sorted(self._held.items()), {}
         # The vectors are ours, and become the differences where they are: all of them before the centre moves.
         differences = [payload(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]

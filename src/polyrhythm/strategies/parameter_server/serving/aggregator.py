@@ -45,6 +45,10 @@ class Aggregator(Config):
                 f"{self.least} workers that go in step, or for a smaller {self.strength}"
             )
 
+    def spares(self, gradients: int) -> int:
+        """Gives how many may be missing of the gradients of which every update is made: all, if it need not choose."""
+        return max(0, gradients - self.least) if self.robust else gradients
+
     @property
     def strength(self) -> str:
         """The key that says how many wrong gradients it bears."""

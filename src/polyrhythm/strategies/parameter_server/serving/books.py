@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.strategies.parameter_server.serving.exact_facts import exact_facts, take_exact_facts
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, RoundGate
 from polyrhythm.strategies.parameter_server.serving.held import Held
 from polyrhythm.strategies.parameter_server.serving.losses import Losses
 from polyrhythm.strategies.parameter_server.serving.not_finite import NotFinite
@@ -34,7 +34,7 @@ class Books:
         count = len(pushers)
         self.gate = consistency.gate(count)
         self.presence = Presence(pushers)
-        self.losses = Losses(consistency.spares(count), str(consistency))
+        self.losses = Losses(*_spared(count, consistency, handling))
         self.not_finite = NotFinite(count, handling.eject_after, looks=not handling.finite)
         self.held = Held(count)
         self.readings = Readings(count, remembers=handling.merge.remembers)
@@ -56,9 +56,17 @@ class Books:
 
     @property
     def _counting(self) -> dict[str, object]:
-        return {
+        rounds = {"rounds": self.gate.rounds} if isinstance(self.gate, RoundGate) else {}
+        return rounds | {
             "gate": self.gate,
             "presence": self.presence,
             "losses": self.losses,
             "not_finite": self.not_finite,
         }
+
+
+def _spared(pushers: int, consistency: Consistency, handling: Handling) -> tuple[int, str]:
+    """Gives how many pushers may be lost at once, and what limits that."""
+    spares, robust = consistency.spares(pushers), handling.aggregator.spares(pushers)
+    in_step = consistency.in_step()
+    return (robust, str(handling.aggregator)) if in_step and robust < spares else (spares, str(consistency))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 
 
 class Decision(NamedTuple):
@@ -50,6 +51,20 @@ class Gate(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave."""
+
+
+@runtime_checkable
+class RoundGate(Gate, Protocol):
+    """A gate whose pushers take rounds together, on all servers the same ones.
+
+    Attributes:
+        rounds: and those who are to come in.
+    """
+
+    rounds: Rounds
+
+    def enter(self, pusher: int, number: int) -> Decision:
+        """A pusher that has joined says at which round it comes in."""
 
 
 class Consistency(Config):

@@ -32,7 +32,8 @@ def serving_invariants(
         in_step: whether all workers are at the same step at all times.
     """
     drops = consistency.drops and not consistency.in_step()
-    found: list[Invariant] = [Answers(conditions.cast), Staleness(drops=drops)]
+    staleness = Staleness(drops=drops, doubts=handling.aggregator.whole and in_step)
+    found: list[Invariant] = [Answers(conditions.cast), staleness]
     found += consistency.invariants(conditions, pushers)
     if conditions.gradient is not None and adds_up(handling):
         found.append(Ledger(conditions, lambda rank: pushers.get(rank, ()), drops=drops))

@@ -2,6 +2,8 @@
 
 server 0 ── part ──▶ all others        every one waits for all parts, and adds them up in the order of the servers:
 server 1 ── part ──▶ all others        the same bits, and so the same choice, on all
+
+A part is a square of numbers; with one row more, where it says of which gradients it is.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ class Parts:
     Args:
         servers: the ranks of all; a server alone needs no others.
         index: of this one.
+        unnamed: of how many gradients a part need not say which they are, and parts may be of fewer; None: all parts
+            are of equally many.
     """
 
-    def __init__(self, servers: tuple[int, ...], index: int) -> None:
+    def __init__(self, servers: tuple[int, ...], index: int, *, unnamed: int | None = None) -> None:
+        self._unnamed = unnamed
         self._servers = servers or (-1,)
         self._own = self._servers[index]
         self._round = 0
@@ -34,7 +39,7 @@ class Parts:
         return rank in self._servers and rank != self._own
 
     def offer(self, part: Tensor) -> list[tuple[int, Message]]:
-        """Takes this server's part, `(k, k)`, float64; gives the messages that tell the others."""
+        """Takes this server's part, `(k, k)` or `(k + 1, k)`, float64; gives the messages that tell the others."""
         self._heard[self._round, self._own] = part
         raw = part.flatten().view(torch.uint8)  # as it is, whatever a parameter of the model stands for
         message = Message(Kind.VECTOR, raw, step=self._round)
@@ -47,12 +52,14 @@ class Parts:
             RefusedMessage: it is no square of numbers, of another round, or there already.
         """
         raw = payload(message)
-        size = isqrt(raw.numel() // 8)
-        if raw.dtype != torch.uint8 or raw.numel() != 8 * size * size:
+        numbers = raw.numel() // 8
+        size = isqrt(numbers)
+        rows = size if self._unnamed in (None, size) or not size else size + 1
+        if raw.dtype != torch.uint8 or raw.numel() != 8 * rows * size:
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
             )
-        own = self._heard.get((self._round, self._own))
+        own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
         if message.step == self._round and own is not None and own.shape != (size, size):
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
@@ -61,10 +68,20 @@ class Parts:
             raise RefusedMessage(
                 Reason.STEP, f"a part of round {message.step} came from rank {source} in round {self._round}"
             )
-        self._heard[message.step, source] = raw.view(torch.float64).view(size, size)
+        self._heard[message.step, source] = raw.view(torch.float64).view(rows, size)
 
     def whole(self) -> Tensor | None:
         """Gives the sum of all parts, once they are there; then the next round begins."""
+        found = self.all()
+        if found is None:
+            return None
+        total = torch.zeros_like(found[0])
+        for part in found:
+            total += part
+        return total
+
+    def all(self) -> list[Tensor] | None:
+        """Gives all parts, in the servers' order, once they are there; then the next round begins."""
         parts = [self._heard.get((self._round, rank)) for rank in self._servers]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
@@ -72,7 +89,4 @@ class Parts:
         for rank in self._servers:
             del self._heard[self._round, rank]
         self._round += 1
-        total = torch.zeros_like(found[0])
-        for part in found:
-            total += part
-        return total
+        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
@@ -58,10 +60,21 @@ class PushPull:
             PeerLost: this is a successor, and the run that it would join is ending.
             LetGo: the servers do without this worker.
         """
-        for position in range(len(self._servers)):
-            self._ask(position, Message(Kind.PULL, stop=final)).wait()
-        self._take_answers()
+        answers = self._asked(Message(Kind.PULL, stop=final))
+        if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, among those who go in step
+            answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
+        self._take_answers(answers)
         return self.reached
+
+    def _asked(self, question: Message) -> list[Message]:
+        """Asks all servers; gives their answers."""
+        for position in range(len(self._servers)):
+            self._ask(position, question).wait()
+        return list(self._answers())
+
+    def _answers(self) -> Iterator[Message]:
+        """Waits for the servers' answers, one after the other."""
+        return (self._answer(position) for position in range(len(self._servers)))
 
     def _gradients(self) -> list[Tensor]:
         """Gives the gradients of every shard; they may move between steps, and zeros that stay zeros need not."""
@@ -106,7 +119,7 @@ class PushPull:
         Returns:
             Whether this pusher must stop.
         """
-        stop = self._take_answers()
+        stop = self._take_answers(self._answers())
         for push in self._under_way:
             push.wait()
         return stop
@@ -116,10 +129,10 @@ class PushPull:
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
-    def _take_answers(self) -> bool:
+    def _take_answers(self, answers: Iterable[Message]) -> bool:
         reached, anyone_stops = None, False
-        for position, server in enumerate(self._servers):
-            kind, tensor, version, step, _, _, stop, _ = self._answer(position)
+        for position, (server, answer) in enumerate(zip(self._servers, answers, strict=True)):
+            kind, tensor, version, step, _, _, stop, _ = answer
             if kind is _LEAVE and stop:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
             if kind is _LEAVE:

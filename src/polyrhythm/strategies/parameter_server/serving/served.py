@@ -96,14 +96,10 @@ class Served(Strategy):
         return self.rules()[0].in_step()
 
     def spares(self, workers: int) -> int:
-        """As many as the consistency can do without.
-
-        None in lock-step with several servers, which may count a lost worker's last gradient or not, so that its
-        successor waits for one and another's for the other; nor where a robust aggregator counts on all.
-        """
+        """As many as the consistency can do without; in lock-step, as the aggregator needs for those who are left."""
         consistency, handling = self.rules()
-        needs_all = handling.aggregator.robust or self.servers > 1
-        return 0 if consistency.in_step() and needs_all else consistency.spares(workers)
+        spared = consistency.spares(workers)
+        return min(spared, handling.aggregator.spares(workers)) if consistency.in_step() else spared
 
     def goes_on(self, workers: int) -> bool:
         """Where the consistency can spare someone."""

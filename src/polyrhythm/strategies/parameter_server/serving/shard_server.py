@@ -5,7 +5,7 @@
 
 A message comes in and replies go out; there is no network here. What nobody of ours would send is refused before
 anything is changed. A push whose step has been applied already (a
-resumed worker repeats itself) is answered and not applied again.
+resumed worker repeats itself) is answered and not applied again; where pushers go in step, it is an empty batch.
 
 The end of several servers is one end: the leader asks all for the final parameters, and lets them go (a second LEAVE)
 once it has all. From the first of its two on, a successor is told to leave.
@@ -28,9 +28,8 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.books import Books
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision
-from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
-from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.comparison import Comparison
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -73,9 +72,9 @@ class ShardServer:
         self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
         self._numbers = self._presence.numbers
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
-        self._whole = self._handling.aggregator.whole
-        self._parts = Parts(servers, index)
-        self._undecided: tuple[list[Pushed], Decision] | None = None
+        self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
+        whole = self._handling.aggregator.whole
+        self._comparison = Comparison(servers, index, len(pushers)) if whole else None
         self._plan: OptimizerPlan | None = None
         self._shard: Shard | None = None
         self._resumed: State | None = None
@@ -127,14 +126,9 @@ class ShardServer:
         if message.kind is Kind.LEAVE:
             admit_bare(message)
             return self._leave(source)
-        if message.kind is Kind.CONFIGURE:
-            self._configure(message)
-            return []
-        if message.kind is Kind.PARAMETERS:
-            return self._initialise(payload(message))
-        raise RefusedMessage(
-            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
-        )
+        if message.kind is Kind.JOIN:
+            return self._come_in(source, message)
+        return self._begin(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forgets a pusher that is gone, until a successor pulls; the steps that it pushed still count.
@@ -154,7 +148,7 @@ class ShardServer:
         gone = not self._presence.is_there(source) and source != self._presence.final
         if gone or self._losses.was_let_go(source):
             return [(source, Message(Kind.LEAVE, stop=self._losses.was_let_go(source)))]
-        return [self._answer(source)]
+        return self._invited(source) or [self._answer(source)]
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -209,6 +203,16 @@ class ShardServer:
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self.dropped = facts["dropped"]
 
+    def _begin(self, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.CONFIGURE:
+            self._configure(message)
+            return []
+        if message.kind is Kind.PARAMETERS:
+            return self._initialise(payload(message))
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
+
     def _configure(self, message: Message) -> None:
         if self._shard is not None:
             raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
@@ -239,10 +243,27 @@ class ShardServer:
             self._losses.replace(source)
             self._not_finite.forget(pusher)
             self._gate.join(pusher)
+        if invited := self._invited(source):
+            return invited
         if self._shard is None:
             self._presence.asking.append(source)
             return []
         return self._ask(pusher)
+
+    def _invited(self, source: int) -> list[Reply]:
+        """Asks a successor among those who go in step at which round it comes in, as long as it has not said so."""
+        number = self._rounds.invitation(self._numbers[source]) if self._rounds is not None else None
+        return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
+
+    def _come_in(self, source: int, message: Message) -> list[Reply]:
+        admit_bare(message._replace(step=0))
+        if not isinstance(self._gate, RoundGate):
+            raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
+        decision = self._gate.enter(self._numbers[source], message.step)
+        if self._shard is None:
+            self._presence.asking.append(source)
+            return []
+        return self._carry_out(decision)
 
     def _ask(self, pusher: int) -> list[Reply]:
         return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
@@ -257,7 +278,9 @@ class ShardServer:
         admit_push(message, self._shard.values, self.version, due)
         self._stop |= message.stop
         if message.step < due:
-            return self._ask(pusher)
+            if self._rounds is None or not self._rounds.is_next(pusher, message.step):
+                return self._ask(pusher)
+            message = message._replace(weight=0.0)
         if self._screens:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
@@ -267,8 +290,8 @@ class ShardServer:
         entry = Pushed(pusher, message, self._readings.values[pusher])
         decision = self._gate.arrive(pusher, message.step)
         alone = decision.apply == decision.answer == (pusher,) and decision[2:] == _NOTHING_ELSE
-        if alone and not (self._whole or self._held.of(pusher)):
-            self._held.steps[pusher] = due + 1  # as if it had been held and taken
+        if alone and not (self._comparison is not None or self._held.of(pusher)):
+            self._held.count([entry])  # as if it had been held and taken
             self._apply([entry], None)
             return [self._answer(source)]
         self._held.hold(entry)
@@ -280,6 +303,8 @@ class ShardServer:
     def _let_go_on_without(self, rank: int) -> list[Reply]:
         pusher = self._numbers[rank]
         self._readings.forget(pusher)
+        if self._comparison is not None:
+            self._comparison.forget(pusher)
         return self._carry_out(self._gate.leave(pusher)) + self._answer_final()
 
     def _eject(self, rank: int) -> list[Reply]:
@@ -292,25 +317,34 @@ class ShardServer:
             self._held.take(pusher)
             self.dropped += 1
         taken = [self._held.take(pusher) for pusher in decision.apply]
-        self._held.count(taken)
-        for pusher in decision.answer + decision.acknowledge:
-            self._held.settle(pusher, decision.step)
-        if self._whole and taken:
-            self._undecided = taken, decision
-            return self._parts.offer(_distances(taken)) + self._decide()
-        return self._apply_and_answer(taken, decision, None)
+        if self._comparison is None:
+            return self._apply_and_answer(taken, decision, None)
+        return self._compare(self._comparison, taken, decision) + self._decide()
+
+    def _compare(self, comparison: Comparison, taken: list[Pushed], decision: Decision) -> list[Reply]:
+        """Lets a decision wait until all servers have said which gradients of its round they have."""
+        is_round = bool(taken) and (
+            self._rounds is None or not set(decision.apply).isdisjoint(decision.answer)
+        )
+        told = [] if self._rounds is None else comparison.skip(self._rounds.number - is_round)
+        if is_round:
+            return told + comparison.put(taken, decision)
+        comparison.put_aside(decision)  # what only lost ones had pushed comes again
+        return told
 
     def _decide(self) -> list[Reply]:
-        """Makes the update that waits for the other servers, if they have said all."""
-        distances = self._parts.whole() if self._undecided is not None else None
-        if self._undecided is None or distances is None:
-            return []
-        (taken, decision), self._undecided = self._undecided, None
-        return self._apply_and_answer(taken, decision, distances)
+        """Makes the updates of which the other servers have said all."""
+        replies: list[Reply] = []
+        while self._comparison is not None and (agreed := self._comparison.next()) is not None:
+            replies += self._apply_and_answer(*agreed)
+        return replies
 
     def _apply_and_answer(
         self, taken: list[Pushed], decision: Decision, distances: Tensor | None
     ) -> list[Reply]:
+        self._held.count(taken)
+        for pusher in decision.answer + decision.acknowledge:
+            self._held.settle(pusher, decision.step)
         if taken:
             self._apply(taken, distances)
         pushers = self._presence.pushers
@@ -326,6 +360,10 @@ class ShardServer:
                 self.staleness[age] += gradients_of_it
             self.version += 1
             self._readings.count(gradients)
+        elif self._handling.aggregator.robust:  # they were too few
+            for entry in gradients:
+                first = entry.message.step
+                self._held.left_out.add(entry.pusher, first, first + (entry.message.weight > 0))
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
@@ -345,15 +383,11 @@ class ShardServer:
         return self._presence.pushers[pusher], message
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
-        heeded = self._whole and self._parts.knows(source)
-        if message.kind is not Kind.VECTOR or not heeded:
+        comparison = self._comparison
+        if comparison is None or message.kind is not Kind.VECTOR or not comparison.knows(source):
             raise RefusedMessage(
                 Reason.SENDER,
                 f"a server heard {message.kind.name} from rank {source}, which pushes nothing here",
             )
-        self._parts.hear(source, message)
+        comparison.hear(source, message)
         return self._decide()
-
-
-def _distances(taken: list[Pushed]) -> Tensor:
-    return squared_distances([payload(entry.message) for entry in taken if entry.message.weight > 0])

@@ -50,22 +50,41 @@ class TestSynchronous:
         assert gate.arrive(0, 4) == NOTHING
         assert gate.arrive(1, 4) == Decision(apply=(0, 1, 2), answer=(0, 1))
         gate.join(2)
-        assert gate.ask(2, 5) == Decision(answer=(2,))
-        assert [gate.arrive(pusher, 5) for pusher in (0, 1)] == [NOTHING, NOTHING]
+        assert gate.rounds.invitation(2) == 1
+        assert [gate.arrive(pusher, 5) for pusher in (0, 1)] == [NOTHING, NOTHING]  # it may be for it, too
+        assert gate.enter(2, 1) == Decision(answer=(2,))
         assert gate.arrive(2, 5) == Decision(apply=(0, 1, 2), answer=(0, 1, 2))
 
-    def test_a_successor_in_time_pushes_the_step_after_it_and_a_resumed_gate_knows(self):
+    def test_a_successor_comes_in_after_what_the_lost_one_had_pushed(self):
         gate = Synchronous().gate(2)
         gate.arrive(1, 4)
         gate.leave(1)
-        assert gate.state() == {"orphans": []}  # it would come again
         gate.join(1)
-        gate.ask(1, 5)
-        resumed = Synchronous().gate(2)
-        resumed.load_state(gate.state())
-        for one in (gate, resumed):
-            assert one.arrive(1, 5) == NOTHING
-            assert one.arrive(0, 4) == Decision(apply=(0, 1, 1), answer=(0, 1))
+        assert gate.rounds.invitation(1) == 1
+        assert gate.enter(1, 1) == NOTHING
+        assert gate.arrive(0, 4) == Decision(apply=(0, 1), answer=(0, 1))
+        assert gate.arrive(1, 5) == NOTHING
+        assert gate.arrive(0, 5) == Decision(apply=(0, 1), answer=(0, 1))
+
+    def test_a_successor_lets_the_others_go_on_until_its_round(self):
+        gate = Synchronous().gate(3)
+        gate.leave(1)
+        gate.join(1)
+        assert [gate.arrive(0, 0), gate.arrive(2, 0)] == [NOTHING, NOTHING]
+        assert gate.enter(1, 1) == Decision(apply=(0, 2), answer=(0, 1, 2))
+
+    def test_a_successor_that_dies_before_it_has_come_in_holds_nobody_up(self):
+        gate = Synchronous().gate(3)
+        gate.leave(1)
+        gate.join(1)
+        assert [gate.arrive(0, 0), gate.arrive(2, 0)] == [NOTHING, NOTHING]
+        assert gate.leave(1) == Decision(apply=(0, 2), answer=(0, 2))
+
+    def test_an_older_checkpoint_holds_what_a_lost_one_had_pushed(self):
+        gate = Synchronous().gate(2)
+        gate.load_state({"orphans": [1]})
+        assert gate.arrive(1, 5) == NOTHING
+        assert gate.arrive(0, 4) == Decision(apply=(0, 1, 1), answer=(0, 1))
 
     def test_of_one(self):
         assert Synchronous().gate(1).arrive(0, 5) == Decision(apply=(0,), answer=(0,))
@@ -267,12 +286,12 @@ def test_a_new_gate_takes_back_the_state_of_another(consistency):
         (Synchronous(), True, 4, 1, 4),
         (Asynchronous(), False, 1, 4, 4),
         (Backup(spare=1), False, 3, 1, 1),
-        (Backup(spare=0), True, 4, 1, 0),
+        (Backup(spare=0), True, 4, 1, 4),
         (Softsync(n=1), False, 4, 1, 4),
         (Softsync(n=2), False, 2, 2, 4),
         (Softsync(n=3), False, 1, 4, 4),
         (BoundedStaleness(s=2), False, 1, 4, 4),
-        (BoundedStaleness(s=0), True, 4, 1, 0),
+        (BoundedStaleness(s=0), True, 4, 1, 4),
     ],
     ids=str,
 )
