@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,15 @@ import torch
 from torch.nn import functional
 
 from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, uneven
+from polyrhythm.data.begun import left_of
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.sharding import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunStarted, WorkerProgress
 from polyrhythm.roles.archive import Archive
-from polyrhythm.simulation.run import Surroundings, simulate
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import Surroundings, simulate, simulate_on
+from unit.simulation.clusters import cluster
 
 IMAGES, BATCH_SIZE = 53, 4
 
@@ -92,16 +97,26 @@ def test_a_run_goes_on_with_more_or_fewer_workers(tmp_path, before, after):
         [(2, 0.035), (3, 0.02), (1, 0.05), (4, None)],
     ],
 )
-@pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0)", "sgd(lr=0.1, momentum=0.9)"])
-def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chain, optimizer):
-    options = {"schedule": "constant", "optimizer": optimizer}
+@pytest.mark.parametrize(
+    ("spec", "optimizer"),
+    [
+        ("synchronous", "sgd(lr=0.1, momentum=0)"),
+        ("synchronous", "sgd(lr=0.1, momentum=0.9)"),
+        ("lazy_synchronous", "adam"),
+        ("parameter_server(servers=2, consistency=synchronous)", "sgd(lr=0.1, momentum=0.9)"),
+        ("mixed(replicas=2, consistency=synchronous)", "adam"),
+        ("hierarchical", "sgd(lr=0.1, momentum=0.9)"),
+    ],
+)
+def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chain, spec, optimizer):
+    options = {"schedule": "constant", "optimizer": optimizer, "spec": spec}
     parts = []
     for number, (workers, stop_s) in enumerate(chain):
         job = job_of(workers, tmp_path, **options)
         events, vector = run(resumed(job) if number else job, Surroundings(step_s=uneven, stop_at_s=stop_s))
         assert events[-1].outcome == ("done" if stop_s is None else "interrupted")
         if number:
-            (notice,) = notices(events)
+            notice = notices(events)[-1]
             left = (-parts[-1][1]) % IMAGES
             assert (
                 f"; the {left} images that are left of epoch {parts[-1][1] // IMAGES + 1} are dealt" in notice
@@ -134,6 +149,49 @@ def test_in_the_middle_of_an_epoch_a_run_is_resumed_bit_for_bit_by_as_many(tmp_p
     assert notices(events) == []
 
 
+def test_local_steps_go_on_from_the_mean_of_all_models(tmp_path):
+    """Against plain torch: 3 workers train apart for an epoch and a step, then all becomes one, and 2 go on apart."""
+    options = {"schedule": "constant", "optimizer": "sgd(lr=0.1, momentum=0.9)", "spec": "parallel_sgd"}
+    hears = Surroundings(step_s=uneven, stop_at_s=0.02)  # after the first epoch
+    simulate(job_of(3, tmp_path, **options), hears)
+    job = job_of(2, tmp_path, **options)
+    assert Archive(job).load().begun.epochs == {1: ((1, 1, 1),)}
+    events, vector = run(resumed(job))
+    torch.manual_seed(job.learning.seed)
+    start = torch.nn.utils.parameters_to_vector(job.make_model().parameters())
+    first, second = (epoch_order(IMAGES, epoch, job.learning.seed) for epoch in range(2))
+    ended = apart(job, [*first.split(12), second[:12]], 3, start, torch.zeros_like(start))
+    means = (torch.stack(values).mean(0) for values in zip(*ended, strict=True))
+    ended = apart(job, second[12:].split(8), 2, *means)
+    assert torch.allclose(vector, torch.stack([model for model, _ in ended]).mean(0), atol=1e-6)
+    assert notices(events)[-1].startswith(
+        "resumed with 2 workers in place of 3: all go on from the mean of 3 models and of their optimisers' momenta"
+    )
+
+
+def apart(job, batches, workers, vector, momentum):
+    """Lets each of so many workers take its part of all batches, from the same point."""
+    return [
+        local_steps(job, vector, momentum, [batch[worker::workers] for batch in batches])
+        for worker in range(workers)
+    ]
+
+
+def local_steps(job, vector, momentum, batches):
+    """Takes steps of momentum SGD in plain torch; gives where they end, and the momentum."""
+    model, data = job.make_model(), job.dataset.train
+    vector, momentum = vector.clone(), momentum.clone()
+    for batch in batches:
+        if len(batch):
+            torch.nn.utils.vector_to_parameters(vector, model.parameters())
+            model.zero_grad()
+            functional.cross_entropy(model(data.images(batch)), data.labels[batch]).backward()
+            gradient = torch.cat([value.grad.flatten() for value in model.parameters()])
+            momentum = 0.9 * momentum + gradient
+            vector = (vector - 0.1 * momentum).detach()
+    return vector, momentum
+
+
 @pytest.mark.parametrize("schedule", ["cosine(warmup_epochs=1.5)", "step(at=[0.5])"])
 def test_schedules_follow_the_images_that_were_seen(tmp_path, schedule):
     """Warm-up of half the run, and a rate that falls after an epoch, hold wherever the number of workers changes."""
@@ -163,3 +221,54 @@ def test_layers_that_were_cut_are_not_cut_anew(tmp_path):
         RequestError, match=r"^hybrid goes on with as many workers as it had: resume with --workers 2"
     ):
         Archive(resumed(job_of(3, tmp_path, "hybrid"))).load()
+
+
+@pytest.mark.parametrize(
+    ("spec", "others"),
+    [
+        ("parameter_server(servers=2)", "parameter_server(servers=3)"),
+        ("ssp(s=1, servers=2, replicas=2)", "ssp(s=1, servers=3)"),
+        ("dc_asgd(servers=1)", "dc_asgd(servers=2)"),
+    ],
+)
+def test_workers_and_servers_change_together(tmp_path, spec, others):
+    options = {"optimizer": "sgd(momentum=0.9)"}
+    simulate(job_of(3, tmp_path, spec, **options), Surroundings(step_s=uneven, stop_at_s=0.035))
+    events = simulate(resumed(job_of(4, tmp_path, others, **options)), Surroundings(step_s=uneven))
+    result = result_of(events)
+    assert (result["workers"], result["images_not_seen"]) == (4, 0)
+    assert sum(said.startswith("resumed with ") for said in notices(events)) == 2
+
+
+@pytest.mark.parametrize("spec", ["parameter_server", "easgd(tau=1)", "downpour", "softsync"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_successors_know_what_others_did_of_an_epoch(tmp_path, spec, lost):
+    """Worker 0's successor has it from what the run has said, and another's from the leader."""
+    simulate(job_of(3, tmp_path, spec), Surroundings(step_s=uneven, stop_at_s=0.03))
+    seen = Counter()
+
+    def noted(images, keys):
+        seen.update(keys.tolist())
+        return images
+
+    job = resumed(job_of(2, tmp_path, spec))
+    job = replace(job, learning=replace(job.learning, transform=noted))
+    begun = Archive(job).load().begun
+    assert begun.epochs
+    nic = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9}
+    where = cluster(
+        {"count": 3, "cores": 4}, nic=nic, faults=[f"kill(rank={lost}, at_s=1.5, restart_after_s=0.7)"]
+    )
+    events = []
+    layout = lay_out(where, 2, job.strategy.server_count, job.strategy.server_placement)
+    simulate_on(layout, job, events.append)
+    result = result_of(events)
+    assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (1, 1, 0)
+    for epoch in range(min(begun.epochs), 2):
+        left = left_of(epoch_order(IMAGES, epoch, job.learning.seed), begun.epochs.get(epoch, ()), BATCH_SIZE)
+        keys = set(sample_keys("transform", job.learning.seed, epoch, left).tolist())
+        assert keys <= seen.keys()
+        assert sum(seen[key] - 1 for key in keys) <= 3 * BATCH_SIZE  # what was under way is computed again
+    assert len(seen) == sum(
+        job.going_on(begun).calendar.images_left(epoch) for epoch in range(min(begun.epochs), 2)
+    )

@@ -34,9 +34,9 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
     old = replace(job, workers=before, begun=snapshot.begun)
     states = snapshot.workers
     parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    held = Held(snapshot.parameters, parts, snapshot.servers)
-    reached = [states[index].account.step if index in states else 0 for index in range(before)]
-    steps = rule.counted(held, reached)
+    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
+    held = Held(snapshot.parameters, reached, parts, snapshot.servers)
+    steps = rule.counted(held)
     left_out = snapshot.begun.left_out + _images_left_out(old, held)
     begun = Begun(old.calendar.begun_with(steps), left_out)
     new = job.going_on(begun)

@@ -6,7 +6,6 @@ checkpoint of N workers ─▶ counted: which of their steps count ─▶ what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,12 +20,14 @@ class Held:
 
     Attributes:
         parameters: `(n,)`, worker 0's flat vector.
+        steps: that each worker had reported; 0 of one that had not.
         workers: the state of their parts, by index, of those that had handed one in; of parts that are `replicated`,
             worker 0's.
         servers: the states of all servers.
     """
 
     parameters: Tensor
+    steps: tuple[int, ...]
     workers: dict[int, State]
     servers: list[State]
 
@@ -47,12 +48,11 @@ class Merged:
 class Resharding(Protocol):
     """A strategy's way from one number of workers to another."""
 
-    def counted(self, held: Held, steps: Sequence[int]) -> list[int]:
+    def counted(self, held: Held) -> list[int]:
         """Gives how many steps of each worker count; what they did beyond is done again by others.
 
         Args:
             held: by the checkpoint.
-            steps: that each worker had reported; 0 of one that had not.
         """
 
     def merged(self, held: Held, workers: int, step: int) -> Merged:
@@ -68,9 +68,9 @@ class Resharding(Protocol):
 class SameForAll:
     """Where workers go in step, hold the same, and there are no servers: all begin with what worker 0 had."""
 
-    def counted(self, held: Held, steps: Sequence[int]) -> list[int]:
+    def counted(self, held: Held) -> list[int]:
         """All that worker 0 has done: it is what the others did."""
-        return [steps[0]] * len(steps)
+        return [held.steps[0]] * len(held.steps)
 
     def merged(self, held: Held, workers: int, step: int) -> Merged:
         """Everybody gets worker 0's part."""

@@ -24,11 +24,13 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
+from polyrhythm.strategies.averaging.rounds.resharding import OfRoundsOverBase
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.averaging.rounds.rounds_over_base import RoundsOverBase
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -92,6 +94,12 @@ class SlowMo(Averaging):
     def regroups(self, workers: int) -> bool:
         """Over local steps, or as the base does."""
         return super().regroups(workers) if self.base is None else self.base.regroups(workers)
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Over local steps, or as the base does."""
+        if self.base is None:
+            return super().resharding(before, after)
+        return OfRoundsOverBase(self.base.resharding(before, after))
 
     def round_steps(self, workers: int) -> int:
         """As asked."""

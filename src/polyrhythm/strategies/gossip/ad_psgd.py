@@ -25,6 +25,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
+from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.company import KINDS, Host, Member
 from polyrhythm.strategies.gossip.pairing.exchanges import Exchanges
@@ -33,6 +34,7 @@ from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.gossip.pairing.serving import serve
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
@@ -84,6 +86,10 @@ class ADPSGD(Strategy):
     def reads_every_step(self, workers: int) -> bool:
         """Only alone: others also ask a worker after its last step."""
         return workers == 1
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """All begin anew at one point."""
+        return OfReplicas("parameters", together=False)
 
     def updates_per_step(self, workers: int) -> int:
         """One: a worker's update moves the mean by its share of one."""

@@ -28,10 +28,12 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.mixed import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.mixing.turns_worker import REUNITE, TurnsWorker
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
@@ -98,6 +100,10 @@ class DPSGD(Strategy):
     def regroups(self, workers: int) -> bool:
         """If there is more than one worker."""
         return workers > 1
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """All begin anew at one point."""
+        return OfReplicas("parameters", together=True)
 
     def updates_per_step(self, workers: int) -> int:
         """One: the mean moves by the mean gradient."""

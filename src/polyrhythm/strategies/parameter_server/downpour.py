@@ -25,10 +25,12 @@ from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.sums import Sums
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
 from polyrhythm.strategies.parameter_server.sums.server import SumServer
 from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -82,6 +84,10 @@ class Downpour(Strategy):
     def goes_on(self, workers: int) -> bool:
         """Always: nobody waits for anybody."""
         return True
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The servers' parameters stay."""
+        return OfSums(after)
 
     def round_steps(self, workers: int) -> int:
         """The longer of the two."""

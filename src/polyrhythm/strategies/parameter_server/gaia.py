@@ -22,16 +22,18 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
+from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -88,6 +90,16 @@ class Gaia(Strategy):
     def in_step(self, workers: int) -> bool:
         """If there is but one site."""
         return self._busy(workers) == 1
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Where as many sites have workers as had."""
+        if self._busy(before) != self._busy(after):
+            raise self.needs_as_many(before)
+        old, new = (
+            SiteMap.of(cast_in_order(workers, self.server_count), self.sites).members
+            for workers in (before, after)
+        )
+        return OfSites(old, new, self.servers)
 
     def updates_per_step(self, workers: int) -> int:
         """One a site."""

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
@@ -27,10 +27,12 @@ from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
 from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -94,6 +96,11 @@ class Hierarchical(Strategy):
     def in_step(self, workers: int) -> bool:
         """As the consistency has it, and always if there is but one group."""
         return self._busy(workers) == 1 or self.consistency.in_step()
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The roots count other leaves."""
+        groups = [*self.contributors(cast_in_order(before, self.server_count)).values()]
+        return OfServers(self.consistency, groups, self._busy(after))
 
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it, of groups."""

@@ -13,6 +13,7 @@ atomic). The paper multiplies lr by about 0.9 every epoch: that is a schedule.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.one_vector import OneVector
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.resharding import Held, Merged, Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
@@ -61,6 +63,10 @@ class Hogwild(Strategy):
         """One is counted: worker 0's."""
         return 1
 
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The shared vector stays."""
+        return OfSharedVector()
+
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """The vector is the sum of all updates."""
         found = super().invariants(conditions)
@@ -69,6 +75,25 @@ class Hogwild(Strategy):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         return HogwildWorker(setting)
+
+
+class OfSharedVector:
+    """The vector as worker 0 has read it goes on with another number of workers; see `Resharding`."""
+
+    def counted(self, held: Held) -> list[int]:
+        """Those that it holds."""
+        return list(held.workers[0][1]["counts"])
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Who was there keeps its optimiser, and others begin without momentum; all begin with the same step."""
+        own = {
+            worker: (tensors, facts | {"counts": [step] * workers})
+            for worker, (tensors, facts) in held.workers.items()
+            if worker < workers
+        }
+        text = f"the shared vector stays, and {len(own)} workers keep their optimisers"
+        more = f"; {workers - len(own)} begin without momentum" if workers > len(own) else ""
+        return Merged(replace(held, workers=own), text + more)
 
 
 class HogwildWorker(WorkerPart):

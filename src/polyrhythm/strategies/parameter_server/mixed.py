@@ -27,7 +27,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.averaging.rounds.rounds import every
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Meetings
@@ -44,6 +44,7 @@ from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
+from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served import (
     CONSISTENCIES,
     MERGE_RULES,
@@ -54,6 +55,7 @@ from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -123,6 +125,13 @@ class Mixed(Strategy):
     def in_step(self, workers: int) -> bool:
         """As the consistency has it, and always if there is but one group."""
         return self.groups(workers) == 1 or self.consistency.in_step()
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Where groups push gradients, servers count other groups."""
+        if self.inside.offers is not Offer.GRADIENTS:
+            raise self.needs_as_many(before)
+        groups = [*self.contributors(cast_in_order(before, self.servers)).values()]
+        return OfServers(self.consistency, groups, self.groups(after))
 
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it, of groups."""

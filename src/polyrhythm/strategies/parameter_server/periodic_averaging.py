@@ -26,11 +26,13 @@ from polyrhythm.strategies.invariants.elastic import Elastic
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
+from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
 from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -93,6 +95,10 @@ class PeriodicAveraging(Strategy):
     def goes_on(self, workers: int) -> bool:
         """Always."""
         return True
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The mean stays."""
+        return OfCentre(after)
 
     def gradients_per_step(self, workers: int) -> int:
         """All: the mean hears of each once, in the model that it first went into."""

@@ -33,10 +33,12 @@ from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
 from polyrhythm.strategies.parameter_server.batches.invariant import Batches
+from polyrhythm.strategies.parameter_server.batches.resharding import OfBatches
 from polyrhythm.strategies.parameter_server.batches.server import BatchServer
 from polyrhythm.strategies.parameter_server.batches.worker import BatchWorker
 from polyrhythm.strategies.placement import PLACEMENTS, Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -89,6 +91,10 @@ class Sandblaster(Strategy):
     def round_steps(self, workers: int) -> int:
         """Those of a batch."""
         return self.portions
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Batches that are whole count."""
+        return OfBatches()
 
     def updates_per_step(self, workers: int) -> int:
         """One, at most."""

@@ -8,11 +8,13 @@ from typing import Annotated, ClassVar
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.averaging.rounds.resharding import OfRounds
 from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.local_models import LocalModels
 from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.strategy import Strategy
 
 MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
@@ -46,6 +48,10 @@ class Averaging(Strategy):
     def regroups(self, workers: int) -> bool:
         """If there is more than one worker."""
         return workers > 1
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """All go on from the mean of all models."""
+        return OfRounds()
 
     def updates_per_step(self, workers: int) -> int:
         """One: each model gets its own worker's."""

@@ -60,6 +60,10 @@ class Backup(Consistency):
             return []
         return [Gathered(self.gathers(len(pushers)), drops=True)]
 
+    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
+        """The step is the one of all."""
+        return {"step": step}
+
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""
         return BackupGate(pushers, self.gathers(pushers)) if self.spare else SynchronousGate(pushers)

@@ -66,6 +66,10 @@ class BoundedStaleness(Consistency):
         bound = ClockBound(conditions.cast, pushers, self.s, cached=self.own_updates)
         return [bound if self.s else Undisturbed(bound)]  # in lock-step a successor's clock stays behind
 
+    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
+        """All clocks are equal."""
+        return {"clocks": [step] * pushers, "credits": [0] * pushers}
+
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""
         return (

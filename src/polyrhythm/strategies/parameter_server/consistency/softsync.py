@@ -54,6 +54,10 @@ class Softsync(Consistency):
         """Exactly c gradients an update, but for the last."""
         return [Gathered(self.gathers(len(pushers)), leftover=True)]
 
+    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
+        """Nobody has begun an update."""
+        return {"held": []}
+
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate."""
         return SoftsyncGate(pushers, self.gathers(pushers))

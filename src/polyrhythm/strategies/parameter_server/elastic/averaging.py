@@ -15,11 +15,13 @@ from polyrhythm.strategies.invariants.elastic import Elastic
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
 from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
+from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
 from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -98,6 +100,10 @@ class ElasticAveraging(Strategy):
     def gradients_per_step(self, workers: int) -> int:
         """All: the centre hears of each once, in the difference that it first went into."""
         return workers
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The centre stays."""
+        return OfCentre(after)
 
     def updates_per_step(self, workers: int) -> int:
         """One: every worker makes its own step on its own parameters."""

@@ -114,6 +114,10 @@ class Consistency(Config):
         """
         return []
 
+    def all_at(self, pushers: int, step: int) -> dict[str, Any]:
+        """Gives the state of a gate of so many pushers that are all to begin with a step, and holds nothing."""
+        return {}
+
     @abstractmethod
     def gate(self, pushers: int) -> Gate:
         """Makes one server's gate.

@@ -23,11 +23,13 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.recut import recut
+from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
@@ -81,6 +83,10 @@ class Served(Strategy):
     def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
         """Cut anew, if there were more or fewer servers."""
         return list(states) if len(states) == self.servers else recut(states, plan, self.servers)
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """The servers count other pushers."""
+        return OfServers(self.rules()[0], [(worker,) for worker in range(before)], after)
 
     def holders(self, shard: int) -> tuple[int, ...]:
         """Its own server, and with two replicas the one after it."""

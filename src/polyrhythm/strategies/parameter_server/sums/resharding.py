@@ -1,0 +1,48 @@
+"""Downpour with another number of workers: who stays keeps its sum, and others begin with the servers' parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyrhythm.strategies.resharding import Held, Merged
+
+
+class OfSums:
+    """See `Resharding`.
+
+    Args:
+        after: how many workers there are.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def counted(self, held: Held) -> list[int]:
+        """All of who stays and has what it had not pushed; of others, those that servers have."""
+        stay = self._staying(held)
+        columns = zip(*(facts["steps"] for _, facts in held.servers), strict=True)
+        return [
+            held.steps[worker] if worker in stay else max(column) for worker, column in enumerate(columns)
+        ]
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Who stays keeps its parameters and its sum, which servers have up to the step that all begin with."""
+        servers = [(tensors, facts | {"steps": [step] * workers}) for tensors, facts in held.servers]
+        own = {
+            worker: (tensors, facts | {"pushed": step})
+            for worker, (tensors, facts) in held.workers.items()
+            if worker in self._staying(held)
+        }
+        text = (
+            "the servers go on with their parameters and optimisers, and "
+            f"{len(own)} workers with their own parameters and sums"
+        )
+        if workers > len(own):
+            text += f"; {workers - len(own)} begin with the servers' parameters"
+        return Merged(replace(held, workers=own, servers=servers), text)
+
+    def _staying(self, held: Held) -> list[int]:
+        """What a worker had not pushed fits what servers have, or is of no use, as at any resumption."""
+        known = [min(column) for column in zip(*(facts["steps"] for _, facts in held.servers), strict=True)]
+        pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
+        return [worker for worker, steps in enumerate(known[: self._after]) if pushed.get(worker) == steps]

@@ -1,0 +1,134 @@
+"""Runs of every strategy that go on with more or fewer workers, in the middle of an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.jobs import (
+    blobs,
+    make_job,
+    resumed,
+    simulated,
+    stop_at,
+    strategies,
+    strategy,
+    uneven,
+    with_batch_norm,
+)
+from polyrhythm.data.begun import left_of
+from polyrhythm.data.seeding import sample_keys
+from polyrhythm.data.sharding import epoch_order
+from polyrhythm.errors import RequestError
+from polyrhythm.events import Notice, RunStarted
+from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.job import Job
+from polyrhythm.simulation.run import Surroundings
+
+WORKERS, IMAGES, EPOCHS = 3, 53, 2
+UNEVEN = Surroundings(step_s=uneven)
+NEED_AS_MANY = {"hybrid", "mixed(replicas=2, inside=local_sgd(steps=2))"}
+"""What refuses other numbers of workers."""
+
+
+class Seen:
+    """Notes which image is looked at in which epoch, as a transform that changes nothing."""
+
+    def __init__(self) -> None:
+        self.keys: Counter[int] = Counter()
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        self.keys.update(keys.tolist())
+        return images
+
+
+def job_of(spec: str, workers: int, folder: Path, seen: Seen) -> Job:
+    job = make_job(spec, workers, dataset=blobs(IMAGES), folder=folder, epochs=EPOCHS, model=with_batch_norm)
+    return replace(job, learning=replace(job.learning, transform=seen))
+
+
+def keys_of(job: Job, epoch: int, images: Tensor) -> set[int]:
+    return set(sample_keys("transform", job.learning.seed, epoch, images).tolist())
+
+
+def left(job: Job) -> Counter[int]:
+    """Gives the keys of the images that a job's workers are to see, as its checkpoint has it."""
+    snapshot = Archive(job).load()
+    found: Counter[int] = Counter()
+    for epoch in range(snapshot.epoch, EPOCHS):
+        order = epoch_order(IMAGES, epoch, job.learning.seed)
+        stretches = snapshot.begun.epochs.get(epoch, ())
+        found.update(keys_of(job, epoch, left_of(order, stretches, job.learning.batch_size)))
+    return found
+
+
+def allowed(spec: str, workers: int) -> bool:
+    try:
+        strategy(spec).check(workers)
+    except RequestError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("after", "stop_s"), [(2, 0.031), (4, 0.075)])
+@pytest.mark.parametrize("spec", strategies())
+def test_a_run_goes_on_with_others_and_sees_what_is_left_once(
+    spec: str, after: int, stop_s: float, tmp_path: Path
+) -> None:
+    if not allowed(spec, after):
+        return
+    first, second = Seen(), Seen()
+    job = job_of(spec, WORKERS, tmp_path, first)
+    if simulated(job, stop_at(stop_s)).events[-1].outcome == "done":
+        return
+    going = resumed(job_of(spec, after, tmp_path, second))
+    if spec in NEED_AS_MANY:
+        with pytest.raises(
+            RequestError, match=rf"resume with --workers {WORKERS}, or begin a new run"
+        ) as refused:
+            simulated(going)
+        assert "\n" not in str(refused.value)
+        return
+    expected = left(going)
+    found = simulated(going, UNEVEN)
+    result = found.result
+    assert found.events[-1].outcome == "done"
+    assert all(math.isfinite(result[name]) for name in ("train_loss", "test_loss"))
+    assert (result["epochs"], result["workers"]) == (EPOCHS, after)
+    every = {key for epoch in range(EPOCHS) for key in keys_of(job, epoch, torch.arange(IMAGES))}
+    if strategy(spec).leaves_steps_out(WORKERS):  # whoever is late leaves batches out
+        assert second.keys <= expected
+    else:
+        assert second.keys == expected
+        assert result["images_not_seen"] == 0
+        assert first.keys.keys() | second.keys.keys() == every
+    text = next(
+        event.text for event in found.events if isinstance(event, Notice) and "in place of" in event.text
+    )
+    assert text.startswith(f"resumed with {after} workers in place of {WORKERS}: ")
+    assert text.endswith(f"; a step now has {4 * after} images")
+
+
+@pytest.mark.parametrize("spec", [spec for spec in strategies() if spec not in NEED_AS_MANY])
+def test_the_number_changes_twice_in_an_epoch(spec: str, tmp_path: Path) -> None:
+    others = next(workers for workers in (4, 2, 6) if allowed(spec, workers))
+    simulated(job_of(spec, WORKERS, tmp_path, Seen()), stop_at(0.011))
+    simulated(resumed(job_of(spec, others, tmp_path, Seen())), stop_at(0.011))
+    seen = Seen()
+    going = resumed(job_of(spec, WORKERS, tmp_path, seen))
+    expected = left(going)
+    found = simulated(going, UNEVEN)
+    assert found.events[-1].outcome == "done"
+    assert math.isfinite(found.result["test_loss"])
+    started = next(event for event in found.events if isinstance(event, RunStarted))
+    assert started.steps == going.calendar.total_steps
+    if strategy(spec).leaves_steps_out(WORKERS):
+        assert seen.keys <= expected
+    else:
+        assert seen.keys == expected
