@@ -6,14 +6,15 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.2 and
     r = H g, by the two-loop recursion over the latest `memory` pairs (s, y) = (w' - w, g' - g) with s'y > 0
     w' = w + t s, s = an optimiser's step with r;  t = 1, then slope(0) / (slope(0) - slope(1)), slope(t) = g(w + t s)'s
 
-Servers keep w and all pairs in shards; what travels between them are scalar products, once a batch. Departures:
-every worker takes equally many portions of a batch, since its data are its own, so the slowest decides how long a
-batch takes; there is no coordinator, since all servers decide the same from the same numbers. The paper's line search
-needs the loss; this one needs the slope, which the next batch's gradient gives, so each trial costs a batch. The
-two-loop recursion runs on coefficients (Chen, Wang, Zhou, NIPS 2014). The first step along a line is the user's
-optimiser's, with r in place of g: learning rate, schedule and weight decay mean what they always do. SGD's momentum m,
-which would bend the line, makes that step 1/(1-m) times as long instead. Optimisers that scale every number by itself
-(Adam) undo what r knows: use SGD.
+Servers keep w and all pairs in shards; what travels between them are scalar products, once a batch. Departures: every
+worker takes equally many portions of a batch, since its data are its own, so the slowest decides how long a batch
+takes, and a lost worker's portions are dealt anew to its successor, in later batches, while others have smaller ones;
+there is no coordinator, since all servers decide the same from the same numbers. The paper's line search needs the
+loss; this one needs the slope, which the next batch's gradient gives, so each trial costs a batch. The two-loop
+recursion runs on coefficients (Chen, Wang, Zhou, NIPS 2014). The first step along a line is the user's optimiser's,
+with r in place of g: learning rate, schedule and weight decay mean what they always do. SGD's momentum m, which would
+bend the line, makes that step 1/(1-m) times as long instead. Optimisers that scale every number by itself (Adam) undo
+what r knows: use SGD.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.meetings import Meetings
+from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
@@ -64,6 +65,7 @@ class Sandblaster(Strategy):
         bytes_per_step="2M/portions",
         staleness="0",
         use_it="large batches and a network that is much slower than computing",
+        when_a_worker_dies="the others go on, and a successor takes over the portions that are left",
     )
     plain_alone: ClassVar[bool] = False
 
@@ -88,6 +90,10 @@ class Sandblaster(Strategy):
         """Always: a batch is everybody's."""
         return True
 
+    def goes_on(self, workers: int) -> bool:
+        """Always: a batch is of those who are there."""
+        return True
+
     def round_steps(self, workers: int) -> int:
         """Those of a batch."""
         return self.portions
@@ -108,7 +114,7 @@ class Sandblaster(Strategy):
         """Every portion is in one batch, every question is answered once, and replicas agree after every batch."""
         replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
         answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
-        together = Meetings(replicas, every(self.portions))
+        together = Undisturbed(Meetings(replicas, every(self.portions)))
         return [*super().invariants(conditions), answers, Batches(conditions.cast), together]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

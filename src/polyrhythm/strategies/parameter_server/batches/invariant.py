@@ -26,31 +26,36 @@ class Batches(Invariant):
         """Notes what is pushed, and looks at a batch that is over."""
         server, message = event.server, event.message
         held, gone = self._held[server], self._gone[server]
+        answered = {to: reply for to, reply in event.replies if reply.kind is Kind.PARAMETERS}
         if message is None or message.kind is Kind.LEAVE:
             gone.add(event.source)
         elif message.kind is Kind.PUSH and message.step >= self._steps[server, event.source]:
             held[event.source] = message
-        over = {to for to, reply in event.replies if to in held and reply.kind is Kind.PARAMETERS}
+        elif message.kind is Kind.PUSH and answered.keys() != {event.source}:  # another server lacks it
+            held[event.source] = message._replace(weight=0.0)
+        over = {rank for rank in held.keys() - gone if rank in answered}
         if over or event.version != event.version_before:
-            self._check(event, over, held, self._workers - gone)
-        for to, reply in event.replies:
-            if reply.kind is Kind.PARAMETERS:
-                self._steps[server, to] = reply.step
-                held.pop(to, None)
+            self._check(event, over, held, gone)
+            held.clear()
+        for to, reply in answered.items():
+            self._steps[server, to] = reply.step
+            held.pop(to, None)
+            gone.discard(to)  # a successor begins
 
-    def _check(self, event: Handled, over: set[int], held: dict[int, Message], there: frozenset[int]) -> None:
-        portions = sum(
-            message.step + 1 - self._steps[event.server, rank]
-            for rank, message in held.items()
-            if message.weight > 0
-        )
+    def _check(self, event: Handled, over: set[int], held: dict[int, Message], gone: set[int]) -> None:
+        portions, of_lost = Counter[int](), Counter[int]()
+        for rank, message in held.items():
+            if message.weight > 0:
+                portion = message.step + 1 - self._steps[event.server, rank]
+                (of_lost if rank in gone else portions)[0] += portion
+        there = self._workers - gone
         updates, applied = event.version - event.version_before, +event.applied
-        expected = (int(portions > 0), Counter({0: portions} if portions else {}))
-        if not over >= there or over != held.keys() or (updates, applied) != expected:
+        fits = +portions <= applied <= portions + of_lost and updates == bool(applied)
+        if over != there or over != held.keys() - gone or not fits:
             raise Violation(
                 "a batch that is over",
                 rank=event.server,
                 time_s=event.time_s,
-                expected=f"{portions} fresh portions, of ranks {sorted(there | held.keys())}",
+                expected=f"{portions[0]} fresh portions, of ranks {sorted(there | held.keys())}",
                 found=f"{updates} updates of {dict(applied)}, ranks {sorted(over)}",
             )

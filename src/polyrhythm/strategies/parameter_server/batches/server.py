@@ -2,11 +2,17 @@
 
 all workers ── PUSH(mean of portions) ─▶ the batch's gradient ─▶ scalar products ── VECTOR ─▶ all other servers
             ◀─ PARAMETERS ── a step along the line, or along the next ◀── their sum ──
+
+Where a worker is lost, a batch is of those who are left, and what it had pushed goes along. Its successor comes in at
+the same batch on all servers. What only lost ones had pushed comes again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+
+import torch
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.batches.curvature import Curvature, Search
@@ -15,10 +21,12 @@ from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
+_NOTHING = torch.zeros(0, 0, dtype=torch.float64)
 
 
 class BatchServer:
@@ -41,8 +49,14 @@ class BatchServer:
         self._presence = Presence(setting.cast.workers)
         self._parts = Parts(setting.cast.servers, setting.index)
         self._steps = [0] * len(setting.cast.workers)
+        self._rounds = Rounds(len(setting.cast.workers))
         self._held: dict[int, Message] = {}
-        self._undecided: list[Message] = []
+        self._batch: dict[int, Message] = {}
+        """What is multiplied, by worker, in their order."""
+        self._owed: set[int] = set()
+        """Workers who wait for that."""
+        self._void = 0
+        """Batches of which others may have something, and this server has nothing."""
         self._stop = False
 
     @property
@@ -72,23 +86,18 @@ class BatchServer:
             return self._pull(source, final=message.stop)
         if message.kind is Kind.LEAVE:
             admit_bare(message)
-            return self.on_loss(source)
-        if message.kind is Kind.CONFIGURE:
-            self._shard.configure(message)
-            return []
-        if message.kind is Kind.PARAMETERS:
-            self._shard.initialise(payload(message))
-            asking, self._presence.asking = self._presence.asking, []
-            return [self._answer(rank) for rank in asking]
-        raise RefusedMessage(
-            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
-        )
+            return self._go_on_without(number) if self._presence.leave(source) else []
+        if message.kind is Kind.JOIN:
+            admit_bare(message._replace(step=0))
+            self._rounds.accept(number, message.step)
+            return self._gather()
+        return self._begin(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Waits for a worker no longer; what it has pushed still counts."""
-        if rank not in self._presence.numbers or not self._presence.leave(rank):
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
             return []
-        return self._gather() + self._answer_final()
+        return self._go_on_without(self._presence.numbers[rank])
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -111,62 +120,125 @@ class BatchServer:
         self._curvature.load_state((tensors, facts["curvature"]))
         self._shard.load_state(state)
 
+    def _begin(self, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.CONFIGURE:
+            self._shard.configure(message)
+            return []
+        if message.kind is Kind.PARAMETERS:
+            self._shard.initialise(payload(message))
+            asking, self._presence.asking = self._presence.asking, []
+            return [self._answer(rank) for rank in asking]
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
+
     def _pull(self, source: int, *, final: bool) -> list[Reply]:
         if final:
             if source != self._presence.pushers[0]:
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
             self._presence.final = source
             return self._answer_final()
+        number = self._presence.numbers[source]
+        succeeds = not self._presence.is_there(source)
         if not self._presence.enter(source):
             return [(source, Message(Kind.LEAVE))]
-        if self._shard.ready:
-            return [self._answer(source)]
-        self._presence.asking.append(source)
-        return []
+        if succeeds:
+            self._rounds.invite(number, later=number in self._held)
+            return [(source, Message(Kind.JOIN, step=self._rounds.invitation(number) or 0))]
+        return self._answer_if_begun([number])
+
+    def _go_on_without(self, worker: int) -> list[Reply]:
+        self._rounds.forget(worker)
+        self._owed.discard(worker)
+        return self._gather() + self._answer_final()
 
     def _push(self, worker: int, message: Message) -> list[Reply]:
         if not self._shard.ready:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
-        if worker in self._held:
+        if worker in self._held or worker in self._owed:
             raise RefusedMessage(Reason.ORDER, "a gradient came although its batch is not over")
         admit_push(message, self._shard.values, self.version, message.step)  # a batch may end at any step
         self._stop |= message.stop
         if message.step < self._steps[worker]:
-            return [self._answer(self._presence.pushers[worker])]
+            if not self._rounds.is_next(worker, message.step):
+                return self._answer_if_begun([worker])
+            message = message._replace(weight=0.0)  # another server may lack it
+        self._rounds.take(worker, message.step)
         self._held[worker] = message
         return self._gather()
 
     def _gather(self) -> list[Reply]:
-        """Makes the batch's gradient once all who are there have pushed, and begins to multiply."""
-        there = [number for rank, number in self._presence.numbers.items() if self._presence.is_there(rank)]
-        if self._undecided or not self._held or not self._held.keys() >= set(there):
+        """Begins to multiply once all who are there have pushed; lets in who comes at the next batch."""
+        if self._batch or self._rounds.held_up:
             return []
-        pushed = [self._held[number] for number in sorted(self._held)]
-        weights = [message.weight for message in pushed]
+        replies = self._answer_if_begun(self._rounds.let_in(alone=False))
+        there = self._there()
+        if not there:
+            return replies + self._skip()
+        if self._held.keys() >= there:
+            self._rounds.number += 1
+            self._batch, self._owed, self._held = dict(sorted(self._held.items())), there, {}
+            return replies + self._multiply()
+        return replies
+
+    def _there(self) -> set[int]:
+        """Gives the workers who take part in the batch under way."""
+        numbers, rounds = self._presence.numbers, self._rounds
+        return {
+            n for rank, n in numbers.items() if self._presence.is_there(rank) and not rounds.is_outside(n)
+        }
+
+    def _skip(self) -> list[Reply]:
+        """Goes on to the batch of a successor, since nobody else is there; others may have had the ones before."""
+        self._held.clear()
+        number = self._rounds.number
+        entered = self._rounds.let_in(alone=True)
+        skipped = self._rounds.number - number
+        self._void += skipped
+        told = [reply for _ in range(skipped) for reply in self._parts.offer(_NOTHING)]
+        return told + self._answer_if_begun(entered) + self._decide()
+
+    def _multiply(self) -> list[Reply]:
+        """Makes the batch's gradient, and this shard's part of all products."""
+        weights = [message.weight for message in self._batch.values()]
         if not sum(weights) > 0:
-            return self._answer_all()
-        self._undecided = pushed
-        products = self._curvature.products(mean([payload(message) for message in pushed], weights))
-        return self._parts.offer(products) + self._decide()
+            return self._parts.offer(_NOTHING) + self._decide()
+        gradient = mean([payload(message) for message in self._batch.values()], weights)
+        return self._parts.offer(self._curvature.products(gradient)) + self._decide()
 
     def _decide(self) -> list[Reply]:
         """Steps, once all servers' products are there."""
-        gram = self._parts.whole() if self._undecided else None
-        if gram is None:
-            return []
-        pushed, self._undecided = self._undecided, []
-        self._curvature.advance(gram, max(message.learning_rate for message in pushed))
-        for number, message in self._held.items():
-            if message.weight > 0:
-                self.staleness[self.version - message.version] += message.step + 1 - self._steps[number]
-        self.version += 1
-        return self._answer_all()
+        while self._void or self._batch:
+            gram = self._parts.whole()
+            if gram is None:
+                return []
+            if not self._void:
+                return self._step(gram)
+            self._void -= 1
+        return []
 
-    def _answer_all(self) -> list[Reply]:
-        held, self._held = self._held, {}
-        for number, message in held.items():
-            self._steps[number] = message.step + 1
-        return [self._answer(self._presence.pushers[number]) for number in sorted(held)]
+    def _step(self, gram: Tensor) -> list[Reply]:
+        """Ends the batch: unless there are no products, which is where some server has nothing of it but empty ones."""
+        batch, self._batch = self._batch, {}
+        if len(gram):
+            self._curvature.advance(gram, max(message.learning_rate for message in batch.values()))
+            for number, message in batch.items():
+                if message.weight > 0:
+                    self.staleness[self.version - message.version] += message.step + 1 - self._steps[number]
+            self.version += 1
+        for number, message in batch.items():
+            if len(gram) or not message.weight > 0:
+                self._steps[number] = max(self._steps[number], message.step + 1)
+        owed, self._owed = sorted(self._owed), set()
+        return self._answer_if_begun(owed) + self._gather()
+
+    def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
+        """Answers with the parameters; as soon as there are some."""
+        sources = [self._presence.pushers[worker] for worker in workers]
+        if not self._shard.ready:
+            self._presence.asking += sources
+            return []
+        return [self._answer(source) for source in sources]
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end

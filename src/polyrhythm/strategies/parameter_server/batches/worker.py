@@ -31,6 +31,7 @@ class BatchWorker(WorkerPart):
     def __init__(self, setting: WorkerSetting, portions: int) -> None:
         super().__init__()
         self._worker = setting.workers.rank
+        self._hands_out = self._worker == 0 and not setting.succeeds
         self._flat = setting.flat
         self._still = setting.still
         self._servers = PushPull(setting, without_momentum(setting.plan))
@@ -44,7 +45,7 @@ class BatchWorker(WorkerPart):
 
     def start(self, step: int) -> int:
         """Takes the servers' parameters; who is resumed goes on in the middle of its batch, if they are there."""
-        if self._worker == 0:
+        if self._hands_out:
             self._servers.initialise()
         known = self._servers.pull()
         if self._restored and known == self._pushed:

@@ -3,7 +3,8 @@
 server 0 ── part ──▶ all others        every one waits for all parts, and adds them up in the order of the servers:
 server 1 ── part ──▶ all others        the same bits, and so the same choice, on all
 
-A part is a square of numbers; with one row more, where it says of which gradients it is.
+A part is a square of numbers; with one row more, where it says of which gradients it is. An empty one says that a
+server has nothing in this round.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ class Parts:
                 Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
             )
         own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
-        if message.step == self._round and own is not None and own.shape != (size, size):
+        alike = own is None or not (size and len(own)) or len(own) == size
+        if message.step == self._round and not alike:
             raise RefusedMessage(
-                Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
+                Reason.PAYLOAD, f"a part of {size} gradients came, and others are of another number"
             )
         if not 0 <= message.step - self._round <= 1 or (message.step, source) in self._heard:
             raise RefusedMessage(
@@ -71,10 +73,12 @@ class Parts:
         self._heard[message.step, source] = raw.view(torch.float64).view(rows, size)
 
     def whole(self) -> Tensor | None:
-        """Gives the sum of all parts, once they are there; then the next round begins."""
+        """Gives the sum of all parts once they are there, empty if one of them is; then the next round begins."""
         found = self.all()
         if found is None:
             return None
+        if not all(map(len, found)):
+            return torch.zeros(0, 0, dtype=torch.float64)
         total = torch.zeros_like(found[0])
         for part in found:
             total += part

@@ -45,6 +45,10 @@ class Rounds:
         """How many successors have not come in yet."""
         return len(self._invited) + len(self._coming)
 
+    def is_outside(self, worker: int) -> bool:
+        """Whether a worker is a successor that has not come in yet."""
+        return worker in self._invited or worker in self._coming
+
     def invite(self, worker: int, *, later: bool) -> None:
         """A successor asks to be let in.
 
