@@ -14,6 +14,7 @@ from torch import Tensor
 from conformance.jobs import (
     blobs,
     make_job,
+    out_of_step,
     resumed,
     simulated,
     stop_at,
@@ -26,10 +27,11 @@ from polyrhythm.data.begun import left_of
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.sharding import epoch_order
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Notice, RunStarted
-from polyrhythm.roles.archive import Archive
+from polyrhythm.events import Evaluated, Notice, RunStarted
+from polyrhythm.roles.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import Surroundings
+from polyrhythm.training.checkpoint import latest_checkpoint
 
 WORKERS, IMAGES, EPOCHS = 3, 53, 2
 UNEVEN = Surroundings(step_s=uneven)
@@ -132,3 +134,28 @@ def test_the_number_changes_twice_in_an_epoch(spec: str, tmp_path: Path) -> None
         assert seen.keys <= expected
     else:
         assert seen.keys == expected
+
+
+@pytest.mark.parametrize("leader_s", [0.004, 0.03])
+@pytest.mark.parametrize("spec", [spec for spec in out_of_step(WORKERS) if spec not in NEED_AS_MANY])
+def test_out_of_step_others_go_on_from_a_checkpoint_that_a_killed_run_left(
+    spec: str, leader_s: float, tmp_path: Path
+) -> None:
+    """Worker 0 was far ahead of the others at the end of its epoch, or far behind them."""
+    first = Seen()
+    around = Surroundings(step_s=lambda worker: leader_s if worker == 0 else 0.01 + 0.004 * worker)
+    simulated(job_of(spec, WORKERS, tmp_path, first), around)
+    latest_checkpoint(tmp_path / FOLDER).unlink()  # the one at the end of the run
+    second = Seen()
+    going = resumed(job_of(spec, 4, tmp_path, second))
+    snapshot, expected = Archive(going).load(), left(going)
+    found = simulated(going, UNEVEN)
+    assert found.events[-1].outcome == "done"
+    assert [event.epoch for event in found.events if isinstance(event, Evaluated)] == [
+        epoch + 1 for epoch in range(snapshot.epoch, EPOCHS)
+    ] or snapshot.epoch == EPOCHS
+    if strategy(spec).leaves_steps_out(WORKERS):
+        assert second.keys <= expected
+    else:
+        assert second.keys == expected
+        assert found.result["images_not_seen"] == 0

@@ -86,8 +86,7 @@ class RunFigures:
         self.time_s = max(self.time_s, event.time_s)
         match event:
             case RunStarted():
-                self.started = event
-                self.absent.clear()
+                self._start(event)
             case WorkerProgress():
                 self._add_stretch(event)
             case WorkerTimings():
@@ -107,6 +106,12 @@ class RunFigures:
                 self._add_notice(event)
             case RunEnded():
                 self.ended = event
+
+    def _start(self, event: RunStarted) -> None:
+        if self.started is not None and self.started.workers != event.workers:
+            self._furthest.clear()  # others count their steps anew
+        self.started = event
+        self.absent.clear()
 
     def _add_notice(self, event: WorkerLost | WorkerJoined | Notice) -> None:
         self.notices.append(event)
@@ -163,8 +168,11 @@ class RunFigures:
 
     @property
     def present(self) -> list[Series]:
-        """What those workers did that are not lost; of all if only lost ones have reported."""
-        found = [series for worker, series in self.workers.items() if worker not in self.absent]
+        """What those workers did that are not lost or gone; of all if only others have reported."""
+        count = self.started.workers if self.started else len(self.workers)
+        found = [
+            series for worker, series in self.workers.items() if worker not in self.absent and worker < count
+        ]
         return found or list(self.workers.values())
 
     @property

@@ -52,7 +52,7 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
         servers=merged.held.servers,
         begun=begun,
     )
-    return found, _notice(new, before, merged, first)
+    return found, _notice(new, before, merged, first, buffers=bool(states[0].buffers))
 
 
 def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged) -> WorkerState:
@@ -75,11 +75,11 @@ def _images_left_out(job: Job, held: Held) -> int:
     return round(images / max(1, len(held.servers)))
 
 
-def _notice(job: Job, before: int, merged: Merged, first: int) -> str:
+def _notice(job: Job, before: int, merged: Merged, first: int, *, buffers: bool) -> str:
     """Says what became of the workers' states, and of the epoch."""
     more, gone = max(0, job.workers - before), max(0, before - job.workers)
-    new = f"; the {more} new ones also its batch-norm statistics" if more else ""
-    left = f"; the batch-norm statistics of {gone} are left out" if gone else ""
+    new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
+    left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
     dealt = ""
     if job.begun.epochs:
         images = sum(job.calendar.images_left(epoch) for epoch in job.begun.epochs)

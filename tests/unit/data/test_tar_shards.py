@@ -87,6 +87,24 @@ def test_a_resumed_epoch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [_tones(batch) for batch in Loader(again, Share(1, 2, 3, 7)).epoch(5, start=2)] == whole[2:]
 
 
+def test_with_other_workers_in_an_epoch_every_picture_is_still_read_once(tmp_path: Path) -> None:
+    """Three workers do a step each; after that the third's part is shared out, or four begin with what is left."""
+    train = open_data(_shards(tmp_path)).train
+    first = [next(Loader(train, Share(worker, 3, 2, 0)).epoch(1)) for worker in range(3)]
+    shared = [
+        batch
+        for worker in range(2)
+        for batch in Loader(train, Share(worker, 2, 2, 0, together=6)).epoch(1, 1)
+    ]
+    assert sorted(tone for batch in first + shared for tone in _tones(batch)) == [10 * n for n in range(24)]
+    fewer = [
+        batch
+        for worker in range(4)
+        for batch in Loader(train, Share(worker, 4, 2, 0, begun=((1, 1, 1),))).epoch(1)
+    ]
+    assert sorted(tone for batch in first + fewer for tone in _tones(batch)) == [10 * n for n in range(24)]
+
+
 def test_bad_records_are_counted_and_skipped_within_a_limit(tmp_path: Path) -> None:
     spec = _shards(tmp_path, spoil=frozenset({3, 10, 17}))
     train = open_data(spec).train

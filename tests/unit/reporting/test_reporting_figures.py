@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,6 +155,17 @@ def test_live_figures_count_what_a_restart_takes_again_once(story):
     assert figures.images_seen == 1040
     figures.add(redone(9.5, 0, step=furthest + 3, images=50))
     assert figures.images_seen == 1040 + 30
+
+
+def test_others_count_their_steps_anew(story):
+    """One worker goes on in place of two: its steps are none of those before, and the second one is gone."""
+    figures = RunFigures.of(story)
+    assert len(figures.present) == 2
+    before = figures.images_seen
+    figures.add(replace(resumed(1), workers=1))
+    figures.add(redone(9.0, 0, step=figures.workers[0].last.step, images=40))
+    assert figures.images_seen == before + 40
+    assert figures.present == [figures.workers[0]]
 
 
 def test_a_resumed_run_without_a_logged_checkpoint_is_cut_at_its_epoch(story):
