@@ -13,7 +13,7 @@ from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.data.sharding import dealt, epoch_order
 from polyrhythm.simulation.trials import play, try_seeds
-from polyrhythm.strategies.averaging.rounds.meeting_places import MeetingPlaces
+from polyrhythm.strategies.averaging.rounds.meeting_places import Agreed, MeetingPlaces
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.invariant import Violation
@@ -204,7 +204,7 @@ def test_a_worker_that_missed_a_mean_of_its_group_leaves_it_out():
     rounds = Rounds(steps=8, collective=Ring(), group=2, group_steps=2)
     places = MeetingPlaces(Group(), (0, 1, 2, 3), flat, rounds)
     assert places.meets_group(3)
-    assert not places.move(Group(), (0, 1, 4, 5), heard=False)
+    assert not places.move(Group(), (0, 1, 4, 5), Agreed(stops=False, counted=1.0)).stops
     assert told.count(("averaging group 0", [0, 1])) == 2
     assert [places.meets_group(step) for step in (3, 5, 6, 7)] == [False, False, False, True]
     assert [places.presents(done) for done in (5, 8, 9)] == [False, False, True]

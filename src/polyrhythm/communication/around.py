@@ -87,6 +87,10 @@ class Around:
         """Ends the use of this communicator."""
         self._inner.revoke()
 
+    def revoke_without(self, rank: int) -> None:
+        """Ends the use of this communicator on this rank once another is lost."""
+        self._inner.revoke_without(rank)
+
     def shared_vector(self, name: str, like: Tensor) -> Tensor:
         """Makes a vector that all ranks read and write."""
         return self._inner.shared_vector(name, like)

@@ -86,6 +86,16 @@ class Communicator(Protocol):
         nobody waits for those who have given a collective up. Has no meaning for the communicator over all ranks.
         """
 
+    def revoke_without(self, rank: int) -> None:
+        """Has this communicator revoked, on this rank alone, once a member is lost: now, if it is already.
+
+        So ends who waits for another that has heard of that loss earlier, and given a collective up; rank 0 can be
+        lost without anybody left to tell all.
+
+        Args:
+            rank: of the member, in this communicator.
+        """
+
     def shared_vector(self, name: str, like: Tensor) -> Tensor:
         """Makes a vector of zeros that all ranks read and write: the same memory for all. All ranks must call it.
 

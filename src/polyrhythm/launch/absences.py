@@ -11,11 +11,15 @@ class Absences:
 
     Args:
         cast: who does what.
+
+    Attributes:
+        any_yet: whether somebody who had been there was lost, be there a successor by now or not.
     """
 
     def __init__(self, cast: Cast) -> None:
         self._cast = cast
         self._gone: dict[int, Peer] = {}
+        self.any_yet = False
 
     @property
     def servers(self) -> list[int]:
@@ -25,6 +29,7 @@ class Absences:
     def lose(self, peer: Peer) -> None:
         """Enters a process that is gone, or a place that nobody has had so far."""
         self._gone[peer.rank] = peer
+        self.any_yet = True
 
     def fill(self, rank: int) -> None:
         """Strikes off a rank that somebody has again."""

@@ -124,7 +124,7 @@ class Watch:
             self._guests.see_off(wait)
         failed = [child for child in self._ranks.children if child.failed]
         if failed:
-            error = verdict(failed, self._ranks, self._job)
+            error = verdict(failed, self._ranks, self._job, borne=self._absences.any_yet)
             if isinstance(error, RankLost) and self._stop.wished:  # nobody wants it to be started again
                 raise RunError(str(error))
             raise error
@@ -240,8 +240,11 @@ class Watch:
     @property
     def _leader_returns(self) -> bool:
         """Whether a successor of the leader would find all that it needs."""
-        servers = [child for child in self._ranks.children if child.rank in self._cast.servers]
-        all_there = all(child.open or child.failed for child in servers)  # not one has been let go
+        holders = self._cast.servers or self._cast.workers
+        others = [
+            child for child in self._ranks.children if child.rank in holders and child.rank != LEADER
+        ]
+        all_there = all(child.open or child.failed for child in others)  # not one has been let go
         return self._ledger.began and all_there and self._succession.left > 0 and not self._stop.wished
 
     def _is_late(self, child: Child) -> bool:
@@ -275,8 +278,15 @@ class Watch:
         return "continue with --resume" + ("" if folder is None else f" {folder}")
 
 
-def verdict(failed: list[Child], ranks: Ranks, job: Job) -> Exception:
-    """Chooses the failure that explains the others: a lost peer is only an echo of one."""
+def verdict(failed: list[Child], ranks: Ranks, job: Job, *, borne: bool = False) -> Exception:
+    """Chooses the failure that explains the others: a lost peer is only an echo of one.
+
+    Args:
+        failed: ranks of the run.
+        ranks: all of them.
+        job: of the run.
+        borne: whether others were lost before, which may have been too many.
+    """
     folder = f" {job.keeping.folder}" if job.keeping.folder is not None else ""
     for child in failed:
         if child.kind == REQUEST:
@@ -288,4 +298,6 @@ def verdict(failed: list[Child], ranks: Ranks, job: Job) -> Exception:
         if child.kind in (RUN, BUG):
             return RunError(f"{ranks.name(child.rank)}: {child.error}")
     assert failed[0].kind == PEER
+    if borne:
+        return RankLost(f"{ranks.name(failed[0].rank)}: {failed[0].error}", f"continue with --resume{folder}")
     return RunError(f"{ranks.name(failed[0].rank)}: {failed[0].error}")

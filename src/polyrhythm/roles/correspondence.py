@@ -20,7 +20,7 @@ from polyrhythm.events import (
     WorkerProgress,
     from_json,
 )
-from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.assembly import Assembly
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG
 from polyrhythm.roles.server_attendance import ServerAttendance
@@ -50,6 +50,7 @@ class Correspondence:
         reports: every server's last words, by its rank.
         stragglers: among the workers.
         servers: which are there.
+        assembly: of the workers, for the next formation.
         mend: lets workers regroup; set where they do.
         untrained: what the first worker has told that a new leader has heard from, by name.
     """
@@ -75,34 +76,10 @@ class Correspondence:
         self._server_states: dict[int, State] | None = None
         self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
-        self._muster = Muster(len(world.cast.workers))
+        self.assembly = Assembly(world, self)
+        self._newcomers: set[int] = set()
         self.mend: Callable[[], None] | None = None
         self.untrained: dict[str, Tensor] | None = None
-
-    @property
-    def due(self) -> bool:
-        """Whether a worker waits for the next formation."""
-        return self._muster.due
-
-    @property
-    def history(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Since which step which workers have gone in step."""
-        return self._muster.history
-
-    @property
-    def missed(self) -> list[tuple[int, int]]:
-        """After how many steps of the others which workers were missed."""
-        return self._muster.missed
-
-    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
-        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
-        self.read_until(lambda: self._muster.complete(self._staying()))
-        if any(state.account.stopped and state.account.final for state in self.states.values()):
-            self._world.stop.wish()  # who has stopped after a step that the others must take again
-        formation = self._muster.form(done, self._staying(), over=over)
-        for worker in formation.workers[1:]:
-            self._send(self._world.cast.workers[worker], formation.message())
-        return formation
 
     def hand_out(self, workers: dict[int, WorkerState], servers: list[State]) -> None:
         """Sends every other rank the state that it resumes from."""
@@ -119,11 +96,12 @@ class Correspondence:
         word = Message(Kind.LEAD, version=incarnation, tag=TAG)
         for rank in range(self._world.network.size):
             if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
-                self._control.start(partial(self._send_if_there, rank, word))
+                self._control.start(partial(self.send_if_there, rank, word))
 
     def await_untrained(self) -> dict[str, Tensor] | None:
-        """Waits until a worker has said what it holds that nobody trains; gives it, or None where there is no other."""
-        self.read_until(lambda: self.untrained is not None or self.attendance.present <= {LEADER})
+        """Waits until a worker has said what it holds that nobody trains; gives it, or None where nobody can."""
+        others = self.attendance.present
+        self.read_until(lambda: self.untrained is not None or others <= {LEADER} | self._newcomers)
         return self.untrained
 
     def let_leave(self) -> None:
@@ -131,7 +109,7 @@ class Correspondence:
         if self._world.goes_on_without(LEADER, self._strategy):
             for worker in self.states:
                 if worker != LEADER:
-                    self._send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
+                    self.send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
 
     def read(self) -> None:
         """Takes what has arrived."""
@@ -142,6 +120,10 @@ class Correspondence:
         """Takes what arrives until there is enough."""
         while not enough():
             self._hear(self._control.receive)
+
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has said its last words."""
+        return worker in self.states and self.states[worker].account.final
 
     def wait_for_step(self, step: int) -> None:
         """Waits until every worker has handed in its state of this step, or was stopped before it.
@@ -205,18 +187,10 @@ class Correspondence:
             worker in but or (worker in self.states and done(self.states[worker].account))
             for worker in self.attendance.present
         ):
-            if self.mend is not None and self.due:
+            if self.mend is not None and self.assembly.muster.due:
                 self.mend()
             else:
                 self._hear(self._control.receive)
-
-    def _staying(self) -> set[int]:
-        """Gives the workers that are there, and have not said that they leave."""
-        return {
-            worker
-            for worker in self.attendance.present
-            if worker not in self.states or not self.states[worker].account.final
-        }
 
     def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
         """Takes a message, or the news of a loss; gives whether there was either."""
@@ -236,19 +210,24 @@ class Correspondence:
 
     def _strike_off(self, rank: int) -> None:
         worker = self._world.cast.workers.index(rank)
-        state = self.states.get(worker)
-        if worker not in self.attendance.present or (state is not None and state.account.final):
-            return  # it has said all that it had to say
+        if worker in self.attendance.present and self.is_final(worker):
+            self.assembly.left.add(worker)
+        elif worker in self.attendance.present:
+            self._miss(worker)
+
+    def _miss(self, worker: int) -> None:
+        rank = self._world.cast.workers[worker]
         self.states.pop(worker, None)
-        self._muster.lose(worker)
+        self.assembly.muster.lose(worker)
         self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
 
     def _enter(self, rank: int, incarnation: int) -> None:
         worker = self._see(rank, incarnation)
         self.states.pop(worker, None)
+        self._newcomers.add(worker)
         self._send(rank, self._welcome().message())
         if self._regroups:
-            self._muster.enter(worker, incarnation)
+            self.assembly.muster.enter(worker, incarnation)
         else:
             self._behind.add(worker)
 
@@ -278,7 +257,7 @@ class Correspondence:
             return
         assert message.tensor is not None, "every other control message carries a payload"
         if message.kind is Kind.BROKEN:
-            self._muster.hear(self._world.cast.workers.index(source), message)
+            self.assembly.muster.hear(self._world.cast.workers.index(source), message)
         elif message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
         elif message.kind is Kind.REPORT:
@@ -289,6 +268,8 @@ class Correspondence:
         else:
             state = WorkerState.from_message(message)
             self.states[state.account.worker] = state
+            if self._regroups and state.account.stopped and state.account.final:
+                self._world.stop.wish()  # after a step that the others may have to take again
 
     def _pass_on(self, event: Event) -> None:
         if isinstance(event, WorkerProgress):
@@ -297,7 +278,8 @@ class Correspondence:
         if isinstance(event, WorkerProgress) and (news := self.stragglers.hear(event)):
             self._world.emit(news)
 
-    def _send_if_there(self, rank: int, message: Message) -> None:
+    def send_if_there(self, rank: int, message: Message) -> None:
+        """Sends, unless that rank is lost."""
         with suppress(PeerLost):  # as is heard where something is received from it
             self._control.send(rank, message)
 

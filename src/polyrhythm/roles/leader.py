@@ -52,6 +52,7 @@ class Leader:
         self._replica = replica
         self._in_step = job.strategy.in_step(job.workers)
         self._goes_on = job.strategy.goes_on(job.workers)
+        self._regroups = job.strategy.regroups(job.workers)
         self._ledger = world.ledger or Ledger.of(job.workers)
         self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger)
         self._figures = RunFigures(self.job, world, replica, self._others)
@@ -67,7 +68,7 @@ class Leader:
     @property
     def side(self) -> Side:
         """It makes the formations."""
-        return self._others
+        return self._others.assembly
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for their states."""
@@ -140,16 +141,18 @@ class Leader:
         missing = unfinished(self._ledger, self.job, state.account.step, saves=self._archivist is not None)
         if not (missing.test or missing.save):
             return
-        presented = self._replica.part.present()
-        if missing.epochs == self.job.learning.epochs:
+        presented = None if self._regroups else self._replica.part.present()
+        if missing.is_last or (self._regroups and missing.at_its_end):
             self._others.wait_for_step(state.account.step)
         if missing.test:
-            self._emit(Notice(time_s=0, text=missing.text))
+            if not (missing.at_its_end and self.job.strategy.agrees(self.job.workers)):
+                self._emit(Notice(time_s=0, text=missing.text))
             self._evaluate(missing.epochs, presented)
-        if missing.save:
+        if missing.save and (missing.at_its_end or not self._regroups):  # else they have states of several steps
             top1 = self._found.top1 if missing.test and self._found is not None else None
             self._save(missing.epochs, state.account.step, top1, presented)
-        self._replica.part.catch_up()
+        if not self._regroups:  # who go in step wait meanwhile
+            self._replica.part.catch_up()
 
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""

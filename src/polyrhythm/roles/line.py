@@ -34,6 +34,7 @@ class Line:
     Attributes:
         control: the communicator for what is not training.
         away: whether the leader is known to be gone, and no successor has said that it leads.
+        leader: how many have led before the one that was last heard to lead.
         bears: whether its loss is borne.
         first: gives what a new leader must hear first.
     """
@@ -41,6 +42,7 @@ class Line:
     def __init__(self, world: World, strategy: Strategy) -> None:
         self.control: Communicator = world.control()
         self.away = False
+        self.leader = 0
         self.bears = world.goes_on_without(LEADER, strategy)
         self.first: Callable[[], list[Message]] = list
         self._kept: list[Message] = []
@@ -99,10 +101,15 @@ class Line:
         while self.away:
             self._hear()
 
-    def await_leave(self) -> None:
-        """Waits until the leader needs nothing any more of this rank; at once where its loss is not borne."""
-        while self.bears and not self._hear():
-            pass
+    def await_leave(self, on_lead: Callable[[], None] = lambda: None) -> None:
+        """Waits until the leader needs nothing any more of this rank; at once where its loss is not borne.
+
+        Args:
+            on_lead: called whenever somebody has said that it leads.
+        """
+        while self.bears and (word := self._hear()) is not Kind.LEAVE:
+            if word is Kind.LEAD:
+                on_lead()
 
     def hear_of(self, loss: PeerLost) -> None:
         """Looks what has become of the leader, if it is lost: the news of another communicator may be old here."""
@@ -121,18 +128,18 @@ class Line:
     def _note(self, loss: PeerLost) -> None:
         self.away |= loss.rank == LEADER
 
-    def _hear(self) -> bool:
-        """Waits for a word about the lead; gives whether this rank may leave."""
+    def _hear(self) -> Kind | None:
+        """Waits for a word about the lead; gives which it was, or None: the leader is lost."""
         try:
             word = self.receive(TAG)
         except PeerLost:
-            return False
+            return None
         self._heed(word)
-        return word.kind is Kind.LEAVE
+        return word.kind
 
     def _heed(self, word: Message) -> None:
         if word.kind is Kind.LEAD:
-            self.away = False
+            self.away, self.leader = False, word.version
             self._kept[:0] = self.first()
             self._send_kept()
 

@@ -9,7 +9,8 @@ from polyrhythm.data.begun import Begun
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.line import Line
-from polyrhythm.roles.regroup import MemberSide, Regroup
+from polyrhythm.roles.member_side import MemberSide
+from polyrhythm.roles.regroup import Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join
 from polyrhythm.roles.worker_state import WorkerState
@@ -35,10 +36,13 @@ class Mail:
         self._world = world
         self._replica = replica
         self._newest: Message | None = None
-        self.side = MemberSide(self._line.control)
+        self._regroup: Regroup | None = None
+        self.side = MemberSide(self._line, world.incarnation)
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Nothing to do: it waits for nobody but the leader."""
+        """Has what a new leader would need of this worker; it may have to hand its parameters on at the very end."""
+        self._regroup = regroup
+        self._line.first = self._introduction
 
     def restore(self) -> WorkerState | None:
         """Waits for what the leader read from the checkpoint."""
@@ -83,7 +87,12 @@ class Mail:
     def end(self, state: WorkerState) -> None:
         """Sends the state, and waits until no leader will need it again."""
         self._hand_in(state)
-        self._line.await_leave()
+        if self._regroup is None:
+            self._line.await_leave()
+            return
+        if self._line.leader > self._regroup.leader:  # it said so while there was nothing to hand on
+            self._regroup.mend()
+        self._line.await_leave(self._regroup.mend)
 
     def _hand_in(self, state: WorkerState) -> None:
         message = state.message()

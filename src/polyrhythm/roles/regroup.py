@@ -9,7 +9,7 @@
       all: their parts go on with the new communicator; a step that broke is begun again
 
 After Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability", IJHPCA
-2013 (revoke, shrink, agree), with the leader in place of the agreement, since its loss ends the run anyway.
+2013 (revoke, shrink, agree), with the leader in place of the agreement: if it is lost, its successor asks all again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.roles.formation import NOTHING_DONE, Done, Formation, broken_off
+from polyrhythm.roles.formation import NOTHING, NOTHING_DONE, Broken, Done, Formation
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -39,39 +39,22 @@ class Side(Protocol):
     def due(self) -> bool:
         """Whether somebody else waits for one."""
 
-    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
-        """Waits until everyone who is there has said what it has done.
-
-        Args:
-            round_: of the formation that broke.
-            done: how far this worker has come.
-            over: whether this worker has done all that there was to do.
+    def first_formation(self) -> Formation:
+        """Waits for that which this worker, a successor, is let into.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
         """
 
+    def next_formation(self, word: Broken) -> Formation:
+        """Waits until everyone who is there has said what it has done.
 
-class MemberSide:
-    """A worker that does not lead.
+        Args:
+            word: this worker's.
 
-    Args:
-        control: the communicator for what is not training.
-    """
-
-    due = False
-
-    def __init__(self, control: Communicator) -> None:
-        self._control = control
-
-    def first_formation(self) -> Formation:
-        """Waits for a successor's first one; that it is there has been said."""
-        return Formation.receive(self._control)
-
-    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
-        """Tells the leader, and waits for its word."""
-        self._control.send(LEADER, broken_off(round_, done))
-        return Formation.receive(self._control)
+        Raises:
+            PeerLost: somebody is gone whom the run needs.
+        """
 
 
 @dataclass(frozen=True)
@@ -112,8 +95,15 @@ class Regroup:
         self._side = side
         self._member = member
         self._workers = workers
-        self._round = 0
+        self._formation: Formation | None = None
         self._in_vain = 0
+        if not world.rejoins:  # else nobody uses this one any more
+            workers.revoke_without(LEADER)  # who would have passed on that somebody has broken off
+
+    @property
+    def leader(self) -> int:
+        """How many have led before the one in whose formation this worker is."""
+        return 0 if self._formation is None else self._formation.leader
 
     def look(self, step: int) -> None:
         """Breaks off if somebody waits for the next formation; called before a step.
@@ -145,23 +135,25 @@ class Regroup:
             self._member.part.break_off()
             if self.step != NOTHING_DONE:
                 self.step = self._member.part.begun_again(self.step)
-            if self._took_place(self._side.next_formation(self._round, self._done, over=self.over)):
+            if self._took_place(self._side.next_formation(self._word)):
                 return
 
     def enter(self) -> None:
-        """Waits to be let in, as a successor that has asked for it.
+        """Waits to be let in, as a successor that has asked for it, or leads.
 
         Raises:
-            PeerLost: the leader is gone.
+            PeerLost: somebody is gone whom the run needs.
         """
-        if not self._took_place(MemberSide(self._world.control()).first_formation()):
+        if not self._took_place(self._side.first_formation()):
             self.mend()
 
     @property
-    def _done(self) -> Done:
-        if self.step == NOTHING_DONE:
-            return Done(NOTHING_DONE, NOTHING_DONE)
-        return Done(self._member.part.meetings(self.step), self.step)
+    def _word(self) -> Broken:
+        formation, done = self._formation, NOTHING
+        if self.step != NOTHING_DONE:
+            done = Done(self._member.part.meetings(self.step), self.step, over=self.over)
+        round_ = 0 if formation is None else formation.round
+        return Broken(round=round_, done=done, incarnation=self._world.incarnation, formation=formation)
 
     def _took_place(self, formation: Formation) -> bool:
         try:
@@ -172,17 +164,18 @@ class Regroup:
 
     def _take_place(self, formation: Formation) -> None:
         member, workers = self._member, formation.workers
-        self._round, self.over = formation.round, formation.over
+        self._formation = formation
         ranks = [self._world.cast.workers[worker] for worker in workers]
-        name = f"workers {formation.round}"
-        self._workers = self._world.network.regrouped(name, ranks, formation.incarnations)
+        self._workers = self._world.network.regrouped(formation.name, ranks, formation.incarnations)
+        self._workers.revoke_without(LEADER)
         if member.worker == formation.newest:
             for other in formation.behind:
                 self._workers.send(workers.index(other), self._state())
         elif member.worker in formation.behind:
             message = self._workers.receive(workers.index(formation.newest))[1]
             assert message.tensor is not None, "the newest hands on what it holds"
-            self._take_over(message.tensor, formation.step)
+            self._take_over(message.tensor, formation)
+        self.over = formation.over
         member.flat.renew_gradients()  # the library may still write into the old ones
         if self.over:  # nothing is left but to leave with what there is
             return
@@ -194,8 +187,9 @@ class Regroup:
         named = {_PART + name: value for name, value in tensors.items()} | {_VECTOR: self._member.flat.vector}
         return Message(Kind.STATE, pack_tensors(named, facts))
 
-    def _take_over(self, payload: Tensor, step: int) -> None:
+    def _take_over(self, payload: Tensor, formation: Formation) -> None:
         tensors, facts = unpack_tensors(payload)
         self._member.flat.vector.copy_(tensors.pop(_VECTOR))
         newest = {name.removeprefix(_PART): value for name, value in tensors.items()}
-        self.step = self._member.part.take_over((newest, facts), self.step, step)
+        step = self._member.part.take_over((newest, facts), self.step, formation.step)
+        self.step = formation.step if formation.over else step

@@ -23,10 +23,11 @@ from polyrhythm.events import (
     WorkerTimings,
     from_json,
 )
-from polyrhythm.roles.formation import Done, Formation, Muster
+from polyrhythm.roles.assembly import Assembly
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG, Line
-from polyrhythm.roles.regroup import MemberSide, Regroup, Side
+from polyrhythm.roles.member_side import MemberSide
+from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.server_attendance import ServerAttendance
@@ -46,7 +47,7 @@ class RehearsalDesk(Protocol):
         """Lets workers regroup while this one waits for others here."""
 
     def ask_to_enter(self) -> None:
-        """It is a successor among workers that go in step."""
+        """It is a successor among workers that go in step, or leads them."""
 
     def begin(self, step: int) -> None:
         """It starts, at this step."""
@@ -72,10 +73,12 @@ class _Mail:
         self._incarnation = world.incarnation
         self._last: Message | None = None
         self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
-        self.side = MemberSide(self._control)
+        self._regroup: Regroup | None = None
+        self.side = MemberSide(self._line, world.incarnation)
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Nothing to do: it waits for nobody but the leader."""
+        self._regroup = regroup
+        self._line.first = self._introduction
 
     def ask_to_enter(self) -> None:
         self._control.send(LEADER, Message(Kind.JOIN, version=self._incarnation))
@@ -98,7 +101,12 @@ class _Mail:
             sending.wait()
         self._last = Message(Kind.STATE, pack_json(vars(account)))
         self._line.send(self._last)
-        self._line.await_leave()
+        if self._regroup is None:
+            self._line.await_leave()
+            return
+        if self._line.leader > self._regroup.leader:  # it said so while there was nothing to hand on
+            self._regroup.mend()
+        self._line.await_leave(self._regroup.mend)
 
     def _introduction(self) -> list[Message]:
         here = Message(Kind.LEAD, version=self._incarnation)
@@ -115,47 +123,47 @@ class _Leader:
         self._accounts: dict[int, Account] = {}
         self._reports: dict[int, dict[str, Any]] = {}
         self._ledger = world.ledger or Ledger.of(len(world.cast.workers))
-        self._attendance = self._ledger.attendance
+        self.attendance = self._ledger.attendance
         self._stragglers = Stragglers()
         self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
         self._started_at = world.clock.now()
-        self._muster = Muster(len(world.cast.workers))
+        self._assembly = Assembly(world, self)
         self._mend: Callable[[], None] | None = None
-        self.side = self
-
-    @property
-    def due(self) -> bool:
-        """Whether a worker waits for the next formation."""
-        while self._hear(wait=False):
-            pass
-        return self._muster.due
+        self._leads = False
+        self.side = self._assembly
 
     def wait_with(self, regroup: Regroup) -> None:
         self._mend = regroup.mend
 
     def ask_to_enter(self) -> None:
-        """Never: the leader has no successor."""
+        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        self._started_at = self._ledger.began_at_s
+        self._take_over()
 
-    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
-        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
-        while not self._muster.complete(self._staying()):
+    def read(self) -> None:
+        """Takes what has arrived."""
+        while self._hear(wait=False):
+            pass
+
+    def read_until(self, enough: Callable[[], bool]) -> None:
+        """Takes what arrives until there is enough."""
+        while not enough():
             self._hear(wait=True)
-        formation = self._muster.form(done, self._staying(), over=over)
-        for worker in formation.workers[1:]:
-            with suppress(PeerLost):  # as will be heard
-                self._control.send(self._world.cast.workers[worker], formation.message())
-        return formation
 
-    def _staying(self) -> list[int]:
-        """Gives the workers that are there, and have not said that they leave."""
-        ranks = self._world.cast.workers
-        return [worker for worker in self._attendance.present if ranks[worker] not in self._accounts]
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has handed in its account."""
+        return self._world.cast.workers[worker] in self._accounts
+
+    def send_if_there(self, rank: int, message: Message) -> None:
+        """Sends, unless that rank is lost."""
+        with suppress(PeerLost):  # as will be heard
+            self._control.send(rank, message)
 
     def begin(self, step: int) -> None:
         rehearsal, world = self._rehearsal, self._world
         if self._ledger.began_at_s is not None:
-            self._started_at = self._ledger.began_at_s
-            self._take_over()
+            if not self._leads:
+                self.ask_to_enter()
             return
         self._started_at = world.clock.now()
         world.emit(
@@ -175,27 +183,25 @@ class _Leader:
             world.emit(Notice(time_s=0, text=remark))
 
     def _take_over(self) -> None:
+        self._leads = True
         incarnation = self._world.incarnation
         self._see(LEADER, LEADER, incarnation)
         for rank in range(1, self._world.network.size):
-            with suppress(PeerLost):  # as will be heard
-                self._control.send(rank, Message(Kind.LEAD, version=incarnation, tag=TAG))
+            self.send_if_there(rank, Message(Kind.LEAD, version=incarnation, tag=TAG))
 
     def progress(self, event: WorkerProgress | WorkerTimings) -> None:
         self._note(event)
-        while self._hear(wait=False):
-            pass
+        self.read()
 
     def end(self, account: Account, let_go: Callable[[], None]) -> None:
         self._accounts[LEADER] = account
         while self._awaits_workers():
-            if self._mend is not None and self._muster.due:
+            if self._mend is not None and self._assembly.muster.due:
                 self._mend()
             else:
                 self._hear(wait=True)
         let_go()
-        while not all(rank in self._reports for rank in self._servers.present):
-            self._hear(wait=True)
+        self.read_until(lambda: all(rank in self._reports for rank in self._servers.present))
         self._let_leave()
         seconds = self._world.clock.now() - self._started_at
         accounts = [self._accounts[rank] for rank in sorted(self._accounts)]
@@ -206,20 +212,20 @@ class _Leader:
         if self._world.goes_on_without(LEADER, self._rehearsal.strategy):
             for rank in self._accounts:
                 if rank != LEADER:
-                    with suppress(PeerLost):
-                        self._control.send(rank, Message(Kind.LEAVE, tag=TAG))
+                    self.send_if_there(rank, Message(Kind.LEAVE, tag=TAG))
 
     def _awaits_workers(self) -> bool:
         # Whoever has handed in its account stays present; a count, since thousands hand theirs in one by one.
-        return len(self._accounts) < len(self._attendance.present)
+        return len(self._accounts) < len(self.attendance.present)
 
     def _hear(self, *, wait: bool) -> bool:
         """Takes a message of another rank; gives whether there was one, or news of a loss."""
         try:
             found = self._control.receive() if wait else self._control.poll()
         except PeerLost as loss:
-            said_all = loss.rank in self._accounts or loss.rank in self._reports
-            if not said_all:
+            if loss.rank in self._accounts:
+                self._assembly.left.add(self._world.cast.workers.index(loss.rank))
+            elif loss.rank not in self._reports:
                 if not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
                     raise
                 self._strike_off(loss.rank)
@@ -235,9 +241,9 @@ class _Leader:
                 self._say(ServerLost(time_s=0, text=text, rank=rank))
             return
         worker = self._world.cast.workers.index(rank)
-        if worker in self._attendance.present:
-            step = self._attendance.lose(worker)
-            self._muster.lose(worker)
+        if worker in self.attendance.present:
+            step = self.attendance.lose(worker)
+            self._assembly.muster.lose(worker)
             self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
 
     def _take(self, source: int, message: Message) -> None:
@@ -268,25 +274,25 @@ class _Leader:
     def _note(self, event: Event) -> None:
         self._world.emit(event)
         if isinstance(event, WorkerProgress):
-            self._attendance.note(event)
+            self.attendance.note(event)
             if news := self._stragglers.hear(event):
                 self._world.emit(news)
 
     def _let_regroup(self, rank: int, message: Message) -> None:
         worker = self._world.cast.workers.index(rank)
         if message.kind is Kind.BROKEN:
-            self._muster.hear(worker, message)
+            self._assembly.muster.hear(worker, message)
             return
         self._see(rank, worker)
-        self._muster.enter(worker, message.version)
+        self._assembly.muster.enter(worker, message.version)
 
     def _see(self, rank: int, worker: int, incarnation: int = 0) -> None:
         """Notes that a worker is there: a successor says so by its first word. Who came before it must be lost."""
-        while self._attendance.losses(worker) < incarnation:
-            step = self._attendance.lose(worker)
+        while self.attendance.losses(worker) < incarnation:
+            step = self.attendance.lose(worker)
             self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
-        if worker not in self._attendance.present:
-            self._attendance.join(worker)
+        if worker not in self.attendance.present:
+            self.attendance.join(worker)
             self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
 
     def _say(self, event: Event) -> None:
@@ -296,7 +302,7 @@ class _Leader:
         rehearsal = self._rehearsal
         reports = [self._reports[rank] for rank in sorted(self._reports)]
         steps, length = accounts[0].step, rehearsal.steps_per_epoch
-        attendance = self._attendance
+        attendance = self.attendance
         images = sum(account.session_images for account in accounts) + attendance.images_of_lost
         return {
             "run": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -108,25 +108,25 @@ def images_not_applied(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> i
     return round(images / max(1, job.strategy.shard_count))
 
 
-def images_left_out(job: Job, history: list[tuple[int, tuple[int, ...]]]) -> int:
+def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -> int:
     """Counts the training images, over all epochs, of the shares of workers that did not take part in a step.
 
     Args:
         job: that is over.
-        history: since which step which workers have gone in step.
+        absences: since which step which workers have taken no part, oldest first.
     """
     if not job.losses.rescale:  # the others have shared them out
         return 0
-    ends = [*(step for step, _ in history[1:]), job.calendar.total_steps]
+    ends = [*(step for step, _ in absences[1:]), job.calendar.total_steps]
     return sum(
         job.calendar.images(step, worker)
-        for (start, present), end in zip(history, ends, strict=True)
+        for (start, absent), end in zip(absences, ends, strict=True)
         for step in range(start, end)
-        for worker in set(range(job.workers)) - set(present)
+        for worker in absent
     )
 
 
-def images_of_broken_rounds(job: Job, missed: list[tuple[int, int]], exchanges: Callable[[int], int]) -> int:
+def images_of_broken_rounds(job: Job, missed: Sequence[tuple[int, int]], exchanges: Callable[[int], int]) -> int:
     """Counts the training images of what lost workers had done since others had last been given it, or would have.
 
     Args:

@@ -115,13 +115,13 @@ class RunFigures:
 
     def _images_not_seen(self) -> int:
         if self.job.strategy.regroups(self.job.workers):
-            part = self._replica.part
+            part, formation = self._replica.part, self._others.assembly.muster.formation
             lost = 0
             if (
                 not part.replicated
             ):  # workers that hold the same take a step that broke again, with all its images
-                lost = result.images_of_broken_rounds(self.job, self._others.missed, part.exchanges)
-            return lost + result.images_left_out(self.job, self._others.history)
+                lost = result.images_of_broken_rounds(self.job, formation.missed, part.exchanges)
+            return lost + result.images_left_out(self.job, formation.absences)
         reports = list(self._others.reports.values())
         not_applied = result.images_not_applied(self.job, self._world.cast, reports)
         return result.images_not_seen(self.job, self._steps_done()) + not_applied

@@ -29,11 +29,15 @@ class Unfinished:
         epochs: that are over.
         test: whether the model has not been tested.
         save: whether no checkpoint has been written.
+        is_last: whether no epoch comes after.
+        at_its_end: whether no step has been done since.
     """
 
     epochs: int
     test: bool
     save: bool
+    is_last: bool
+    at_its_end: bool
 
     @property
     def text(self) -> str:
@@ -56,7 +60,11 @@ def unfinished(ledger: Ledger, job: Job, step: int, *, saves: bool) -> Unfinishe
     epochs = job.calendar.epoch_of(step)
     last = epochs == job.learning.epochs  # the final model is tested when all have left
     return Unfinished(
-        epochs, epochs > ledger.tested_epochs and not last, saves and epochs > ledger.saved_epochs
+        epochs,
+        test=epochs > ledger.tested_epochs and not last,
+        save=saves and epochs > ledger.saved_epochs,
+        is_last=last,
+        at_its_end=step == job.calendar.start(epochs),
     )
 
 

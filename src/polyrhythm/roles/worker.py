@@ -126,13 +126,15 @@ class _Shift:
             elapsed_s: for how long the others have been training.
         """
         calendar = self._job.calendar
-        if self._company.over:  # a successor that was let in when the others had stopped
+        if self._company.over and not self._takes_over:  # it was let in when the others had stopped
             return start, start < calendar.total_steps
         first = calendar.epoch_of(start)
         self._desk.begin(first)
         through = first == self._job.learning.epochs  # when the others were saved
         if self._company.let_in or self._takes_over or through:
             self._desk.entered(self.state(start))
+        if self._company.over:
+            return start, start < calendar.total_steps
         self._tally.begin(elapsed_s)
         self._timer.start(elapsed_s)
         part = self._learner.replica.part

@@ -110,9 +110,16 @@ class Scene:
         return goes_on_without(rank, self.cast, self._strategy, leader_returns=returns)
 
     def kill(self, rank: int) -> None:
-        """Kills a rank; one that has ended already stays as it is."""
-        if not self._stage.tasks[rank].ended:
-            self._end(rank)
+        """Kills a rank; one that has ended already stays as it is.
+
+        Raises:
+            PeerLost: it led, and a successor would find nothing to go on with.
+        """
+        if self._stage.tasks[rank].ended:
+            return
+        self._end(rank)
+        if rank == LEADER and self._stage.ledger is not None and self._over:
+            raise PeerLost(rank, "before training has begun, or when others had left")
 
     def restart(self, rank: int) -> None:
         """Starts a successor, unless the rank lives, or the run is over."""
@@ -150,7 +157,8 @@ class Scene:
         if self.ranks[LEADER].alive:
             return self._stage.tasks[LEADER].ended
         ledger, tasks = self._stage.ledger, self._stage.tasks
-        let_go = any(self.ranks[server].alive and tasks[server].ended for server in self.cast.servers)
+        holders = self.cast.servers or self.cast.workers
+        let_go = any(self.ranks[holder].alive and tasks[holder].ended for holder in holders)
         return ledger is None or not ledger.began or let_go
 
     def _keep_ledger(self, strategy: Strategy) -> None:

@@ -17,7 +17,12 @@ from polyrhythm.roles.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault import Fault
-from polyrhythm.simulation.injection.fault_mix import drawn_change_of_lead, drawn_deaths, drawn_faults
+from polyrhythm.simulation.injection.fault_mix import (
+    drawn_change_of_lead,
+    drawn_deaths,
+    drawn_faults,
+    leaves_some,
+)
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.scene import Scene
@@ -105,10 +110,8 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     spares = rehearsal.strategy.spares(rehearsal.workers)
     length_s = rehearsal.steps * _step_s(trial.layout)
     drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
-    if (
-        rehearsal.strategy.spares_leader(rehearsal.workers)
-        and sum(fault.name == "kill" for fault in drawn) < spares
-    ):
+    bears = rehearsal.strategy.spares_leader(rehearsal.workers)
+    if bears and leaves_some(drawn, spares, to_hand_on=not rehearsal.strategy.server_count):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
     if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
         drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s)

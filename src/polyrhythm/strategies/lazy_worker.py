@@ -125,12 +125,13 @@ class LazyWorker(WorkerPart):
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
         known = self._mean.speed
-        told = torch.tensor([known.latency_s, known.seconds_per_number], dtype=torch.float64)
-        told = told.to(self._flat.vector.device)
-        workers.broadcast(told)  # worker 0's, which has been there from the beginning
+        told = torch.zeros(workers.size, 2, dtype=torch.float64, device=self._flat.vector.device)
+        told[workers.rank] = told.new_tensor([known.latency_s, known.seconds_per_number])
+        workers.all_reduce(told)
+        latency_s, seconds_per_number = told.amax(0).tolist()  # of whoever has looked, which nobody new has
         self._workers = workers
         self._mean = LateMean(workers, self._flat, self._collective, self._piece_bytes)
-        self._mean.prepare(Speed(*told.tolist()))
+        self._mean.prepare(Speed(latency_s, seconds_per_number))
 
     def end(self) -> None:
         """Finishes what is under way."""

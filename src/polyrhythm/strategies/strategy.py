@@ -176,8 +176,11 @@ class Strategy(Config):
     def spares_leader(self, workers: int) -> bool:
         """Whether the others go on while worker 0 is away, until a successor of it takes up the lead.
 
-        So it is where servers hold what a run has come to, and nobody waits for a worker.
+        So it is where servers hold what a run has come to, and nobody waits for a worker; and where those who are left
+        regroup, since each of them holds it.
         """
+        if self.regroups(workers):
+            return True
         free = not (self.regroups(workers) or self.in_step(workers))
         return self.goes_on(workers) and self.server_count > 0 and free
 

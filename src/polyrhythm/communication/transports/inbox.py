@@ -46,6 +46,7 @@ class Inbox:
         self._losses: dict[int, int] = {}
         self._told: dict[tuple[int, int | None, int], int] = {}
         self._revoked: set[int] = set()
+        self._needs: dict[int, tuple[int, int]] = {}
 
     def put(self, context: int, source: int, message: Message) -> None:
         """Adds a message from global rank `source`."""
@@ -77,8 +78,21 @@ class Inbox:
         """Notes that nobody may use a communicator any more; gives whether that is news."""
         news = context not in self._revoked
         self._revoked.add(context)
+        self._needs.pop(context, None)
         self.quiet = False
         return news
+
+    def need(self, context: int, rank: int, incarnation: int) -> None:
+        """Notes that a communicator is of no use any more once so many have had a rank's number, and one more."""
+        self._needs[context] = rank, incarnation
+
+    def useless(self) -> list[int]:
+        """Gives the communicators that need who is gone."""
+        return [
+            context
+            for context, (rank, incarnation) in self._needs.items()
+            if self._losses.get(rank, 0) > incarnation
+        ]
 
     def is_revoked(self, lineage: tuple[int, ...]) -> bool:
         """Tells whether a communicator may not be used any more, or one that it is a part of."""

@@ -54,6 +54,19 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
     return Kill(rank=random.choice(ranks), at_s=_rounded(length_s * random.uniform(0.001, 1)))
 
 
+def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bool:
+    """Whether worker 0 may be lost beside what these faults kill.
+
+    Args:
+        faults: that have been drawn.
+        spares: how many workers may be missing at once.
+        to_hand_on: whether one of the others must hold what its successor goes on with, and so must never be lost.
+    """
+    kills = [fault for fault in faults if isinstance(fault, Kill)]
+    endless = any(kill.every_s is not None for kill in kills)
+    return len(kills) < spares and not (to_hand_on and endless)
+
+
 def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault, ...]:
     """Draws, for every other seed, after which step worker 0 dies, and when its successor comes.
 

@@ -1,7 +1,8 @@
 """Local models: each is what its worker's own gradients make of the last mean, and each mean is of those that count.
 
 w_i(s) = w_i(s-1) - g_i(s)                          between two meetings
-w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a meeting; who came during the round brings nothing
+w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a meeting; who came during the round brings nothing, unless
+                                                    nobody else is left
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ class LocalModels(Invariant):
             }
         there = event.regrouped or dict.fromkeys(self._workers, 0)
         brought = [self._brought[member] for member in there.items() if member in self._brought]
+        if event.regrouped is not None and not brought:  # all have come since, with models of who is lost
+            self._outcome = event.vector.clone()
+            return
         wholes = [
             brought + list(some)
             for many in range(len(there) if event.regrouped is not None else 1)

@@ -36,6 +36,7 @@ class SimulatedRank:
         alive: whether it has not been killed.
         bytes_sent: by this rank, through all its communicators.
         peers: the other ends of its links, by their number.
+        met: how many had had each rank's number when this one came; no news of them concerns it.
     """
 
     def __init__(self, cluster: Ranks, rank: int, incarnation: int = 0) -> None:
@@ -47,6 +48,7 @@ class SimulatedRank:
         self.inbox = Inbox()
         self._parked: list[tuple[Want, Task]] = []
         self.peers: dict[int, SimulatedRank] = {}
+        self.met: dict[int, int] = {}
         self._broken: set[SimulatedRank] = set()
 
     def peer(self, context: int, rank: int) -> SimulatedRank:
@@ -62,7 +64,9 @@ class SimulatedRank:
             found = self.cluster.ranks[rank]
             if not found.alive:
                 raise PeerLost(rank, "opening a link to it")
-            self.peers[rank] = found
+            self.hears(found)
+            if self.inbox.is_lost_to(context, rank):
+                raise PeerLost(rank, "opening a link to it")
         return found
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
@@ -85,13 +89,17 @@ class SimulatedRank:
 
     def hears(self, source: SimulatedRank) -> bool:
         """Whether there is a link from this rank; a successor's first message opens one."""
-        known = self.peers.setdefault(source.rank, source)
+        known = self.peers.get(source.rank)
         if known is source:
             return source not in self._broken
-        if known.incarnation > source.incarnation:
+        before = self.met.get(source.rank, 0) if known is None else known.incarnation
+        if before > source.incarnation:
             return False
         self.peers[source.rank] = source
+        if known is None and before == source.incarnation:  # none came before that it could have heard of
+            return source not in self._broken
         self.inbox.regain(source.rank, source.incarnation)
+        self.revoke_useless()
         self._look_again()
         return True
 
@@ -106,10 +114,16 @@ class SimulatedRank:
         if self.inbox.revoke(context):
             self._look_again()
 
+    def revoke_useless(self) -> None:
+        """Ends the use of communicators that need who is gone."""
+        for context in self.inbox.useless():
+            self.revoke(context)
+
     def hear_of_loss(self, gone: SimulatedRank) -> None:
         """Notes that a peer is gone, unless its successor has been heard already."""
         if self.alive and self.peers.setdefault(gone.rank, gone) is gone:
             self.inbox.lose(gone.rank, gone.incarnation)
+            self.revoke_useless()
             self._look_again()
 
     def break_link(self, peer: SimulatedRank) -> None:

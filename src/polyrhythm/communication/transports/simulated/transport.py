@@ -103,6 +103,7 @@ class SimulatedCluster:
         """Gives a killed rank a successor, whose links are new."""
         successor = SimulatedRank(self, rank, self.ranks[rank].incarnation + 1)
         self.ranks[rank] = successor
+        successor.met = {other.rank: other.incarnation for other in self.ranks}
         for other in self.ranks:
             if not other.alive:
                 successor.hear_of_loss(other)
@@ -248,6 +249,12 @@ class SimulatedCommunicator:
                 with suppress(PeerLost):
                     self._carry(to, Message(Kind.REVOKE))
         self._home.revoke(self._context)
+
+    def revoke_without(self, rank: int) -> None:
+        """Ends the use of this communicator on this rank once another is lost."""
+        member = self._members[rank]
+        self._home.inbox.need(self._context, member, self._incarnations.get(member, 0))
+        self._home.revoke_useless()
 
     def shared_vector(self, name: str, like: Tensor) -> Tensor:
         """Makes a vector that all ranks read and write; it is there at once."""

@@ -153,6 +153,18 @@ class Rank:
         if news:
             self._collectives.revoke(context, self.background.submit)
 
+    def need(self, context: int, peer: Peer) -> None:
+        """Has a communicator revoked on this rank once a peer is gone."""
+        with self._news:
+            self._inbox.need(context, *peer)
+        self._revoke_useless()
+
+    def _revoke_useless(self) -> None:
+        with self._news:
+            useless = self._inbox.useless()
+        for context in useless:
+            self.revoke(context)
+
     def close(self) -> None:
         """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
         deadline = self.clock.now() + _CLOSING_PATIENCE_S
@@ -229,6 +241,7 @@ class Rank:
                 self._inbox.regain(*peer)
                 self._early.forget(peer.rank)
                 self._news.notify_all()
+        self._revoke_useless()
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
         """A message has come over a link.
@@ -262,4 +275,5 @@ class Rank:
                 return
             self._inbox.lose(*peer)
             self._news.notify_all()
+        self._revoke_useless()
         self._collectives.lose(peer)

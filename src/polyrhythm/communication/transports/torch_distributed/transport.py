@@ -173,6 +173,11 @@ class TorchDistributedCommunicator:
                     self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
         self._home.revoke(self._context)
 
+    def revoke_without(self, rank: int) -> None:
+        """Ends the use of this communicator on this rank once another is lost."""
+        member = self._members[rank]
+        self._home.need(self._context, Peer(member, self._incarnations.get(member, 0)))
+
     def shared_vector(self, name: str, like: Tensor) -> Tensor:
         """Makes a vector that all ranks read and write."""
         if like.is_cuda:

@@ -6,6 +6,8 @@ others it broke. They tell each other, and whoever missed something leaves it ou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from polyrhythm.communication.communicator import Communicator
@@ -14,6 +16,18 @@ from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.training.flat_parameters import FlatParameters
 
 _NEVER = -1
+
+
+class Agreed(NamedTuple):
+    """What those who regroup know together.
+
+    Attributes:
+        stops: whether any has heard that it must stop.
+        counted: how many models count in the next mean.
+    """
+
+    stops: bool
+    counted: float
 
 
 class MeetingPlaces:
@@ -47,27 +61,27 @@ class MeetingPlaces:
         if self.group is not None:
             self.group.prepare()
 
-    def move(self, workers: Communicator, members: tuple[int, ...], *, heard: bool) -> bool:
-        """Meets others from now on, who all call it; gives whether any has heard that it must stop.
+    def move(self, workers: Communicator, members: tuple[int, ...], own: Agreed) -> Agreed:
+        """Meets others from now on, who all call it.
 
         Args:
             workers: as at first.
             members: as at first.
-            heard: whether this worker has.
+            own: what this worker knows, and brings.
         """
         self._meet(workers, members)
-        told = torch.zeros(2 * workers.size + 1, dtype=torch.float64, device=self._flat.vector.device)
+        told = torch.zeros(2 * workers.size + 2, dtype=torch.float64, device=self._flat.vector.device)
         told[workers.rank] = self.presented - _NEVER
         told[workers.size + workers.rank] = self.group_met - _NEVER
-        told[-1] = float(heard)
+        told[-2:] = told.new_tensor([float(own.stops), own.counted])
         workers.all_reduce(told)
-        latest = [int(value) + _NEVER for value in told[:-1].tolist()]
+        latest = [int(value) + _NEVER for value in told[:-2].tolist()]
         self._presented_to_all = max(latest[: workers.size])
         self._group_met_by_any = max(
             latest[workers.size :][place] for place in self._group_of(workers, members)
         )
         self.prepare()
-        return bool(told[-1] > 0)
+        return Agreed(stops=bool(told[-2] > 0), counted=float(told[-1]))
 
     def presents(self, done: int) -> bool:
         """Whether all meet for a presentation after so many steps; else some have had it already."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.local_optimizer import LocalOptimizer
-from polyrhythm.strategies.averaging.rounds.meeting_places import MeetingPlaces
+from polyrhythm.strategies.averaging.rounds.meeting_places import Agreed, MeetingPlaces
 from polyrhythm.strategies.averaging.rounds.model_mean import Mean
 from polyrhythm.strategies.averaging.rounds.outer import Outer
 from polyrhythm.strategies.averaging.rounds.preconditioner import Preconditioner
@@ -117,8 +117,11 @@ class RoundsWorker(WorkerPart):
         return self._rounds.meetings(step)
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Meets others from now on."""
-        self._heard = self._places.move(workers, members, heard=self._heard)
+        """Meets others from now on. If all who began the round are lost, the models of those who came later count."""
+        agreed = self._places.move(workers, members, Agreed(self._heard, self._weight))
+        self._heard = agreed.stops
+        if not agreed.counted:
+            self._weight = 1.0
 
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Begins as the newest is, or hears of the mean that it has missed, and goes on behind it."""
