@@ -1,13 +1,15 @@
-"""Worker 0 of workers in step is killed in virtual time; its successor musters the others and takes up the lead."""
+"""Worker 0 of workers that go in step is killed in virtual time; its successor musters the others, and leads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_norm
+from polyrhythm.errors import RunError
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
@@ -19,14 +21,26 @@ from polyrhythm.events import (
 )
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job
+from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
+from polyrhythm.simulation.trials import try_seeds
+from simulation.trying import trial
 from unit.simulation.clusters import cluster
 
 WORKERS, EPOCHS, LENGTH = 3, 3, 4
 """Of 48 images in batches of four, every worker takes four steps an epoch; a step takes a second."""
 
 STEPS = EPOCHS * LENGTH
+IN_ROUNDS = [
+    "local_sgd(steps=3)",
+    "post_local_sgd(steps=2)",
+    "slowmo(steps=5)",
+    "diloco(steps=4)",
+    "bmuf",
+    "parallel_sgd",
+]
+IN_TURNS = ["d_psgd", "sgp", "slowmo(steps=3, base=sgp)"]
 
 
 def job_of(spec: str, folder: Path | None = None, model: Any = perceptron, **learning: Any) -> Job:
@@ -49,17 +63,106 @@ def of(kind: type[Event], events: list[Event]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-@pytest.mark.parametrize("moment", [0.4, 2.5, 3.999, 4.0001, 4.00005, 7.3, 11.2, 11.99, 12.00005, 12.0002])
-def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(moment: float, tmp_path: Path) -> None:
-    undisturbed = events_of(job_of("synchronous", tmp_path / "undisturbed"))
-    job = job_of("synchronous", tmp_path / "lost")
+def epochs_tested(events: list[Event]) -> list[tuple[int, float]]:
+    return [(event.epoch, event.test_loss) for event in of(Evaluated, events)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    return events_of(job_of("synchronous", tmp_path_factory.mktemp("undisturbed")))
+
+
+@pytest.mark.parametrize("moment", [0.4, 3.99, 4.0001, 7.3, 11.99, 12.00005, 12.0002])
+def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(
+    moment: float, undisturbed: list[Event], tmp_path: Path
+) -> None:
+    job = job_of("synchronous", tmp_path)
     events = events_of(job, f"kill(rank=0, at_s={moment}, restart_after_s=0.7)")
     found, expected = result_of(events), result_of(undisturbed)
     assert (found["workers_lost"], found["workers_joined"]) == (1, 1)
     assert (found["steps"], found["images_not_seen"]) == (STEPS, 0)
     assert found["parameters_sha256"] == expected["parameters_sha256"]
     assert len(of(RunStarted, events)) == len(of(RunEnded, events)) == 1
-    tests = [(event.epoch, event.test_loss) for event in of(Evaluated, events)]
-    assert tests == [(event.epoch, event.test_loss) for event in of(Evaluated, undisturbed)]
+    assert epochs_tested(events) == epochs_tested(undisturbed)
     assert [event.epoch for event in of(CheckpointSaved, events)] == [1, 2, 3]
     assert Archive(job).load().step == STEPS
+
+
+def test_worker_0_its_successors_and_others_die(undisturbed: list[Event], tmp_path: Path) -> None:
+    faults = [
+        "kill(rank=1, at_s=3.30001, restart_after_s=0.1)",
+        "kill(rank=0, at_s=3.3, restart_after_s=1)",  # whose successor musters one other, and a newcomer
+        "kill(rank=0, at_s=4.30003, restart_after_s=0.5)",  # in the middle of mustering
+        "kill(rank=0, at_s=7, restart_after_s=0)",
+        "kill(rank=1, at_s=7.5, restart_after_s=0)",
+    ]
+    events = events_of(job_of("synchronous", tmp_path), *faults)
+    found = result_of(events)
+    assert (found["workers_lost"], found["workers_joined"], found["images_not_seen"]) == (5, 5, 0)
+    assert sorted(event.worker for event in of(WorkerLost, events)) == [0, 0, 0, 1, 1]
+    assert sorted(event.worker for event in of(WorkerJoined, events)) == [0, 0, 0, 1, 1]
+    expected = dict(epochs_tested(undisturbed))  # but for rounding, since others took shares of the lost ones
+    assert dict(epochs_tested(events)) == pytest.approx(expected, rel=1e-4)
+    assert [event.epoch for event in of(CheckpointSaved, events)] == [1, 2, 3]
+
+
+def test_what_a_worker_missed_stays_known_when_the_leader_is_lost() -> None:
+    """With rescaled steps the four images a step of worker 2 are not seen, whoever leads."""
+    job = job_of("synchronous")
+    job = replace(job, losses=replace(job.losses, rescale=True))
+    events = events_of(job, "kill(rank=2, at_s=2.5)", "kill(rank=0, at_s=5.5, restart_after_s=0.2)")
+    assert result_of(events)["images_not_seen"] == 4 * (STEPS - 2)
+
+
+@pytest.mark.parametrize("spec", [*IN_ROUNDS, *IN_TURNS, "lazy_synchronous"])
+def test_every_epoch_is_tested_once_whatever_workers_exchange(spec: str, tmp_path: Path) -> None:
+    for number, moment in enumerate([2.5, 4.00002, 12.00001]):
+        job = job_of(spec, tmp_path / str(number))
+        events = events_of(job, f"kill(rank=0, at_s={moment}, restart_after_s={0.7 * number})")
+        found = result_of(events)
+        assert (found["workers_lost"], found["workers_joined"], found["steps"]) == (1, 1, STEPS)
+        assert len(of(RunStarted, events)) == len(of(RunEnded, events)) == 1
+        assert [event.epoch for event in of(Evaluated, events)] == [1, 2, 3]
+        saved = [event.epoch for event in of(CheckpointSaved, events)]
+        assert saved == [1, 2, 3] or (saved == [2, 3] and number == 1)  # others had gone on since
+        assert Archive(job).load().epoch == EPOCHS
+
+
+def test_what_nobody_trains_comes_from_a_worker(tmp_path: Path) -> None:
+    undisturbed = events_of(job_of("synchronous", tmp_path / "a", with_batch_norm))
+    events = events_of(
+        job_of("synchronous", tmp_path / "b", with_batch_norm), "kill(rank=0, at_s=6.5, restart_after_s=0.2)"
+    )
+    assert result_of(events)["parameters_sha256"] == result_of(undisturbed)["parameters_sha256"]
+    found, expected = epochs_tested(events), epochs_tested(undisturbed)
+    assert found[0] == expected[0]
+    assert found[-1] != expected[-1], "one worker's statistics of the first steps are another's"
+    assert found[-1][1] == pytest.approx(expected[-1][1], rel=0.2)
+
+
+def test_if_all_are_lost_the_run_ends_with_the_cause() -> None:
+    faults = [f"kill(rank={rank}, at_s=5.5, restart_after_s=0.1)" for rank in range(WORKERS)]
+    with pytest.raises(
+        RunError, match=r"^worker 0 was killed .* all workers that held the parameters are lost"
+    ):
+        events_of(job_of("synchronous"), *faults)
+
+
+ALSO = {
+    "": (),
+    "its successor": ((0, 0.004),),
+    "another a moment later": ((1, 0.001),),
+    "another at once": ((2, 0.0),),
+}
+
+
+@pytest.mark.parametrize("also", ALSO)
+@pytest.mark.parametrize("spec", ["synchronous", "local_sgd(steps=3)", "d_psgd", "lazy_synchronous"])
+def test_worker_0_may_die_at_any_time_with_others(spec: str, also: str) -> None:
+    for seed in range(3):
+        at_s = 0.02 + 0.0251 * seed
+        deaths = [(0, 0.0), *ALSO[also]]
+        faults = tuple(
+            Kill(rank=rank, at_s=at_s + later_s, restart_after_s=0.003 * seed) for rank, later_s in deaths
+        )
+        assert try_seeds(trial(spec, steps=8, faults=faults), [seed]).failures == ()

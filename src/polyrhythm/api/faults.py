@@ -14,6 +14,9 @@ REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
 SENDING_IN_STEP = ("d_psgd", "parameter_server(consistency=synchronous)")
 """Tried too where a host is cut off: all of them send to the one that is, and none may wait until it has taken that."""
 
+IN_TURNS = ("d_psgd",)
+"""Tried too where worker 0 is lost: no step of theirs joins all, and yet all must muster."""
+
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, replicas=2)",
@@ -80,6 +83,8 @@ def is_tested(strategy: str, fault: Fault) -> bool:
     """Whether the test suite lets this fault happen to real processes of a strategy, by its name or spec."""
     if fault is Fault.CUT_OFF:
         return strategy in REPRESENTATIVES + SENDING_IN_STEP
-    if fault in (Fault.DISK_FULL, Fault.DAMAGED, Fault.LEADER_KILLED):
+    if fault is Fault.LEADER_KILLED:
+        return strategy in REPRESENTATIVES + IN_TURNS
+    if fault in (Fault.DISK_FULL, Fault.DAMAGED):
         return strategy in REPRESENTATIVES
     return True

@@ -1,4 +1,4 @@
-"""When a lost worker gets a successor."""
+"""When a lost rank gets a successor."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ class Succession:
         self._last: dict[int, tuple[float, float]] = {}
         self._due: list[tuple[float, Peer]] = []
 
-    def lose(self, peer: Peer, now_s: float) -> float | None:
-        """Notes a loss; gives the seconds until a successor starts, or None if there will be none."""
+    def lose(self, peer: Peer, now_s: float, *, awaited: bool = False) -> float | None:
+        """Notes a loss; gives the seconds until a successor starts, or None if there will be none.
+
+        Args:
+            peer: who is lost.
+            now_s: when.
+            awaited: whether all others wait for the successor: the first one starts at once.
+        """
         if not self.left:
             return None
         self.left -= 1
-        pause_s = self._pause_s(peer.rank, now_s)
+        pause_s = 0.0 if awaited and peer.rank not in self._last else self._pause_s(peer.rank, now_s)
         self._last[peer.rank] = pause_s, now_s + pause_s
         self._due.append((now_s + pause_s, Peer(peer.rank, peer.incarnation + 1)))
         return pause_s

@@ -205,9 +205,13 @@ class Watch:
 
     def _bear_the_loss(self, child: Child, store: Any) -> None:
         self._tell_of_loss(child.peer, store)
-        pause_s = None if self._stop.wished else self._succession.lose(child.peer, time.monotonic())
+        awaited = child.rank == LEADER and self._job.strategy.regroups(self._job.workers)
+        pause_s = None
+        if not self._stop.wished:
+            pause_s = self._succession.lose(child.peer, time.monotonic(), awaited=awaited)
         used = f"{self._job.losses.restarts - self._succession.left} of {self._job.losses.restarts}"
-        then = "" if pause_s is None else f", and it is started again in {pause_s:g} s (restart {used})"
+        when = f"in {pause_s:g} s" if pause_s else "at once"
+        then = "" if pause_s is None else f", and it is started again {when} (restart {used})"
         if child.rank in self._cast.servers:
             held = "who has its shards as well goes on with them"
             self._say(f"{self._ranks.name(child.rank)} {child.death}; {held}{then}")
@@ -215,7 +219,8 @@ class Watch:
         if pause_s is None and self._guests is not None:
             self._guests.door.vacate(child.peer)
             then = ", and its place is vacant for who joins"
-        self._say(f"{self._ranks.name(child.rank)} {child.death}; the others go on{then}")
+        others = "the others wait for its successor" if awaited else "the others go on"
+        self._say(f"{self._ranks.name(child.rank)} {child.death}; {others}{then}")
         living = sum(other.open and other.rank in self._cast.workers for other in self._ranks.children)
         living += 0 if self._guests is None else len(self._guests.present)
         if (
@@ -241,9 +246,7 @@ class Watch:
     def _leader_returns(self) -> bool:
         """Whether a successor of the leader would find all that it needs."""
         holders = self._cast.servers or self._cast.workers
-        others = [
-            child for child in self._ranks.children if child.rank in holders and child.rank != LEADER
-        ]
+        others = [child for child in self._ranks.children if child.rank in holders and child.rank != LEADER]
         all_there = all(child.open or child.failed for child in others)  # not one has been let go
         return self._ledger.began and all_there and self._succession.left > 0 and not self._stop.wished
 

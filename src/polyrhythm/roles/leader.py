@@ -148,7 +148,9 @@ class Leader:
             if not (missing.at_its_end and self.job.strategy.agrees(self.job.workers)):
                 self._emit(Notice(time_s=0, text=missing.text))
             self._evaluate(missing.epochs, presented)
-        if missing.save and (missing.at_its_end or not self._regroups):  # else they have states of several steps
+        if missing.save and (
+            missing.at_its_end or not self._regroups
+        ):  # else they have states of several steps
             top1 = self._found.top1 if missing.test and self._found is not None else None
             self._save(missing.epochs, state.account.step, top1, presented)
         if not self._regroups:  # who go in step wait meanwhile

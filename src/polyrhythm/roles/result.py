@@ -126,7 +126,9 @@ def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -
     )
 
 
-def images_of_broken_rounds(job: Job, missed: Sequence[tuple[int, int]], exchanges: Callable[[int], int]) -> int:
+def images_of_broken_rounds(
+    job: Job, missed: Sequence[tuple[int, int]], exchanges: Callable[[int], int]
+) -> int:
     """Counts the training images of what lost workers had done since others had last been given it, or would have.
 
     Args:

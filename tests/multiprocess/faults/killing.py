@@ -55,11 +55,11 @@ class Death:
         self.at_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
 
-    def borne(self, text: str) -> Seen:
-        """Gives what was seen, where the others went on."""
+    def borne(self, text: str, *, waited: bool) -> Seen:
+        """Gives what was seen, where the others went on, maybe with a successor that they had to wait for."""
         times = [step_times(self._steps, process) for process in self._others]
         step_s = median_step_s(times, self.at_s)
-        return Seen(Outcome.GOES_ON, text, going_on_s(times, self.at_s), step_s)
+        return Seen(Outcome.GOES_ON, text, going_on_s(times, self.at_s), step_s, waited)
 
 
 def paced(job: Job, steps: Path) -> Job:
@@ -88,7 +88,7 @@ def killed(spec: str, rank: int, folder: Path) -> Seen:
         text = str(error)
     else:
         _was_asked_to_stop(events)
-        return death.borne(_first(words, events))
+        return death.borne(_first(words, events), waited=rank == 0 and job.strategy.regroups(WORKERS))
     assert re.search(rf"{words}; continue with --resume", text), text
     return Seen(Outcome.STOPS, text)
 
