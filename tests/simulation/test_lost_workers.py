@@ -197,7 +197,7 @@ def test_a_worker_may_die_while_a_run_is_resumed(at_s, tmp_path):
         ("parameter_server(servers=2)", 0),
         ("parameter_server(servers=2)", 3),
         *(("parameter_server(consistency=synchronous, servers=2)", rank) for rank in (0, 3)),
-        *(("mixed(replicas=2)", rank) for rank in (0, 1, 2, 3)),
+        *(("mixed(replicas=2, consistency=synchronous)", rank) for rank in (0, 1, 2, 3)),
         ("synchronous", 0),
     ],
 )

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from polyrhythm.data.begun import Stretch, images_left, left_of
@@ -15,7 +16,7 @@ from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.shard_split import Streamed
-from polyrhythm.data.sharding import dealt, dealt_in_steps, epoch_order, steps_per_epoch
+from polyrhythm.data.sharding import StandIn, dealt, dealt_in_steps, epoch_order, steps_per_epoch
 from polyrhythm.data.windows import Uncut
 from polyrhythm.errors import RequestError
 
@@ -42,6 +43,7 @@ class Share:
         seed: of the shuffles and of the transform.
         together: images of all workers' batches of a step; 0: a full batch each.
         begun: stretches in which others began the epoch; see `begun`.
+        stand_in: whose images it sees beside its own; None: nobody's.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -53,6 +55,14 @@ class Share:
     seed: int
     together: int = 0
     begun: tuple[Stretch, ...] = ()
+    stand_in: StandIn | None = None
+
+    def dealt(self, order: Tensor, step: int) -> Tensor:
+        """Gives the images of a step, (B,) int64, of an epoch's order, (n,) int64."""
+        own = dealt(order, step, self.worker, self.workers, self.step_images)
+        if self.stand_in is None:
+            return own
+        return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.step_images)])
 
     @property
     def step_images(self) -> int:
@@ -134,7 +144,8 @@ class Loader:
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
         share = self.share
-        if self._kept is not None and self.transform is None and share.step_images % share.workers == 0:
+        even = share.step_images % share.workers == 0 and share.stand_in is None
+        if self._kept is not None and self.transform is None and even:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
 
@@ -149,7 +160,7 @@ class Loader:
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         share = self.share
-        indices = dealt(order, step, share.worker, share.workers, share.step_images)
+        indices = share.dealt(order, step)
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
         elif self._uncut is not None:

@@ -13,6 +13,7 @@ of size N b, and in a ragged last step their sizes differ by at most one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +56,26 @@ def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) ->
     So a step stays what it is when a worker is lost, and no image is left out. See `batch_indices`.
     """
     return order[step * together : (step + 1) * together][worker::workers]
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Whose images a worker sees beside its own, since they are not there: a part of them, as others see the rest.
+
+    Attributes:
+        absent: indices of these workers among all.
+        place: of this worker among those who share them out, from 0.
+        present: how many do.
+    """
+
+    absent: tuple[int, ...]
+    place: int
+    present: int
+
+    def dealt(self, order: Tensor, step: int, workers: int, together: int) -> Tensor:
+        """Gives the images that it sees for them; see `dealt`."""
+        theirs = [dealt(order, step, worker, workers, together) for worker in self.absent]
+        return torch.cat([order[:0], *theirs])[self.place :: self.present]
 
 
 def dealt_in_steps(order: Tensor, steps: range, worker: int, workers: int, together: int) -> Tensor:

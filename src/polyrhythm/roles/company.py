@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost
+from polyrhythm.roles.group_regroup import GroupRegroup
 from polyrhythm.roles.regroup import Member, Regroup, Side
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
@@ -42,9 +43,18 @@ class Company:
         self._world = world
         self._part = member.part
         self._regroup: Regroup | None = None
+        self._apart: GroupRegroup | None = None
         if strategy.regroups(workers.size):
             self._regroup = Regroup(world, desk.side, member, workers)
             desk.wait_with(self._regroup)
+        elif strategy.regroups_apart(workers.size):
+            self._apart = GroupRegroup(world, strategy, member)
+        self._either = self._regroup or self._apart
+
+    @property
+    def regroups(self) -> bool:
+        """Whether those who are left of this worker's company go on with each other."""
+        return self._either is not None
 
     @property
     def let_in(self) -> bool:
@@ -54,18 +64,18 @@ class Company:
     @property
     def over(self) -> bool:
         """Whether the others have ended, so that nothing is left to do."""
-        return self._regroup is not None and self._regroup.over
+        return self._either is not None and self._either.over
 
     @property
     def step(self) -> int:
         """Steps that this worker has done, of which one may have been another's."""
-        assert self._regroup is not None, "kept only where workers regroup"
-        return self._regroup.step
+        assert self._either is not None, "kept only where workers regroup"
+        return self._either.step
 
     @step.setter
     def step(self, step: int) -> None:
-        if self._regroup is not None:
-            self._regroup.step = step
+        if self._either is not None:
+            self._either.step = step
 
     def start(self, step: int) -> int:
         """Starts the part with the others', or lets a successor in; gives the step to begin with.
@@ -73,10 +83,10 @@ class Company:
         Args:
             step: where it would start.
         """
-        if self._regroup is None:
+        if self._either is None:
             return self._part.start(step)
         if self._world.rejoins:
-            self._regroup.enter()
+            self._either.enter()
             return self.step
         if self._world.leads:  # its parameters are those that the others get
             self.step = step
@@ -93,10 +103,10 @@ class Company:
         """
         try:
             return act()
-        except PeerLost:
-            if self._regroup is None:
+        except PeerLost as loss:
+            if self._either is None or not self._either.bears(loss):
                 raise
-        self._regroup.mend()  # out here, where the error no longer holds what was under way
+        self._either.mend()  # out here, where the error no longer holds what was under way
         return None
 
     def look(self, step: int) -> None:
@@ -108,8 +118,8 @@ class Company:
         Raises:
             PeerLost: so it is.
         """
-        if self._regroup is not None:
-            self._regroup.look(step)
+        if self._either is not None:
+            self._either.look(step)
 
     def end(self) -> None:
         """Ends the part; with those who are left, if some are lost meanwhile."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import seed_for
+from polyrhythm.data.sharding import StandIn
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
@@ -72,6 +73,7 @@ class Learner:
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not scales, steps=steps)
         self.worker = self.replica.workers.rank
         self._place, self._present = self.worker, job.workers
+        self._stand_in: StandIn | None = None
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(placed(job.dataset.train, job.device), share, learning.transform, job.ahead)
         self._first_share = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
@@ -94,8 +96,8 @@ class Learner:
         """Gives this worker's batches of an epoch, from step `start` of it on."""
         size = self._job.calendar.batch_size(epoch)
         together = self._job.workers * size
-        begun = self._job.begun.epochs.get(epoch, ())
-        self._loader.share = Share(self._place, self._present, size, self._job.learning.seed, together, begun)
+        begun, seed = self._job.begun.epochs.get(epoch, ()), self._job.learning.seed
+        self._loader.share = Share(self._place, self._present, size, seed, together, begun, self._stand_in)
         learning, image_size = self._job.learning, min(self._job.dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.epochs, image_size)
         self._loader.side = None if side == image_size else side
@@ -120,6 +122,19 @@ class Learner:
             self._rescaled = present / self._job.workers
         else:
             self._place, self._present = place, present
+
+    def stand_in(self, absent: tuple[int, ...], place: int, present: int) -> None:
+        """Goes on in its group without some of it: shares their batches out, or lowers the learning rate.
+
+        Args:
+            absent: indices of the group's workers that are not there.
+            place: of this worker among those of the group who are there.
+            present: how many are.
+        """
+        if self._job.losses.rescale:
+            self._rescaled = present / (present + len(absent))
+        else:
+            self._stand_in = StandIn(absent, place, present) if absent else None
 
     def _objective(self, epoch: int) -> Objective:
         learning = self._job.learning

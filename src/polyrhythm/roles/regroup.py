@@ -66,12 +66,15 @@ class Member:
         part: its side of the strategy.
         flat: its parameters and gradients.
         takes_place: called with this worker's place among those who go in step now, and their number.
+        stands_in: called with the workers of this one's group that are not there, its place among those who are, and
+            their number.
     """
 
     worker: int
     part: WorkerPart
     flat: FlatParameters
     takes_place: Callable[[int, int], None]
+    stands_in: Callable[[tuple[int, ...], int, int], None]
 
 
 class Regroup:
@@ -119,6 +122,10 @@ class Regroup:
         self._in_vain = 0
         if self._member.part.lets_in(step) and self._side.due:
             raise PeerLost(self._world.network.rank, "letting a worker in")
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Whether there is a way on; it shows only when others are asked."""
+        return True
 
     def mend(self) -> None:
         """Goes on with whoever is there; returns when all have met equally often.

@@ -29,6 +29,10 @@ def _stay(place: int, present: int) -> None:
     """Goes on with the same batches among others: who is lost does not make a step longer."""
 
 
+def _stay_alone(absent: tuple[int, ...], place: int, present: int) -> None:
+    """Does the same where others of a group are lost."""
+
+
 def rehearse(rehearsal: Rehearsal, world: World) -> None:
     """Takes all steps of one worker, or fewer if someone wants to stop.
 
@@ -62,6 +66,7 @@ class _Rehearser:
             rehearsal.sizes.head,
             rehearsal.batch_size,
             world.rejoins,
+            world.incarnation,
         )
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1
@@ -69,9 +74,9 @@ class _Rehearser:
         self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
         self._desk = rehearsal_desk(rehearsal, world)
-        member = Member(self._worker, self._part, self._flat, _stay)
+        member = Member(self._worker, self._part, self._flat, _stay, _stay_alone)
         self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
-        self._regroups = rehearsal.strategy.regroups(workers.size)
+        self._regroups = self._company.regroups
         self._bytes_sent = 0
         # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
         self._network, self._pace, self._stop = world.network, world.pace, world.stop

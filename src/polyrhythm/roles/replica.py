@@ -51,7 +51,14 @@ class Replica:
         self.flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
         self.plan = OptimizerPlan.of(optimizer, self.flat)
         setting = WorkerSetting(
-            world.network, self.workers, world.cast, self.flat, self.plan, steps, succeeds=world.rejoins
+            world.network,
+            self.workers,
+            world.cast,
+            self.flat,
+            self.plan,
+            steps,
+            succeeds=world.rejoins,
+            incarnation=world.incarnation,
         )
         self.part = strategy.worker(setting)
         self.bytes_sent = 0

@@ -108,6 +108,25 @@ def images_not_applied(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> i
     return round(images / max(1, job.strategy.shard_count))
 
 
+def images_of_absent(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> int:
+    """Counts the training images, over all epochs, of workers that were not there when their groups took a step.
+
+    Args:
+        job: that is over.
+        cast: of its ranks.
+        reports: the servers', one of which has kept the groups' lists.
+    """
+    if not job.losses.rescale:  # the others of the group have shared them out
+        return 0
+    return sum(
+        job.calendar.images(step, cast.workers.index(int(rank)))
+        for report in reports
+        for rank, stretches in report["absent"].items()
+        for first, after in stretches
+        for step in range(first, min(after, job.calendar.total_steps))
+    )
+
+
 def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -> int:
     """Counts the training images, over all epochs, of the shares of workers that did not take part in a step.
 

@@ -124,7 +124,8 @@ class RunFigures:
             return lost + result.images_left_out(self.job, formation.absences)
         reports = list(self._others.reports.values())
         not_applied = result.images_not_applied(self.job, self._world.cast, reports)
-        return result.images_not_seen(self.job, self._steps_done()) + not_applied
+        not_there = result.images_of_absent(self.job, self._world.cast, reports)
+        return result.images_not_seen(self.job, self._steps_done()) + not_applied + not_there
 
     def _steps_done(self) -> dict[int, int]:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""

@@ -32,8 +32,13 @@ from polyrhythm.strategies.strategy import Strategy
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
 """A message that is there within this time is taken to have been waiting."""
-_OUTSIDE_STEPS = frozenset([Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE])
-"""What a run or a successor begins with, and a run ends with; workers do not count those bytes either."""
+_OUTSIDE_STEPS = frozenset(
+    [
+        *(Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE),
+        *(Kind.BROKEN, Kind.REPORT),
+    ]
+)
+"""What a run or a successor begins with, a run ends with, and losses cost; workers do not count those bytes either."""
 _CHECKPOINT, _STATE = Kind.CHECKPOINT, Kind.STATE  # an enum is slow to ask for its members
 
 
@@ -112,6 +117,7 @@ def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
         "ejected": getattr(part, "ejected", 0),
         "dropped": getattr(part, "dropped", 0),
         "left_out": getattr(part, "left_out", {}),
+        "absent": getattr(part, "absent", {}),
     }
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 

@@ -80,7 +80,7 @@ def work(job: Job, world: World) -> None:
     job = desk.job
     learner.go_on(job)
     replica = learner.replica
-    member = Member(learner.worker, replica.part, replica.flat, learner.deal)
+    member = Member(learner.worker, replica.part, replica.flat, learner.deal, learner.stand_in)
     company = Company(world, job.strategy, replica.workers, member, desk)
     shift = _Shift(job, world, learner, desk, company)
     step, stopped = shift.run(company.start(start), elapsed_s)

@@ -20,7 +20,7 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Reassembled, WorkerPart, WorkerSetting
 
 
 class Watch:
@@ -153,6 +153,18 @@ class _WatchedWorker(_Wrapped):
         steps = {rank: self._watch.steps.get(rank, 0) for rank in there}
         rank, vector = self._setting.network.rank, self._setting.flat.vector
         self._watch.regrouped(Regrouped(self._watch.now_s, rank, vector, there, steps))
+
+    def reassemble(self, *, enters: bool) -> Reassembled:
+        found: Reassembled = self._inner.reassemble(enters=enters)
+        if not found.over:
+            self._regrouped = tuple(self._setting.cast.workers[member] for member in found.there)
+            self._formation = found.round
+            there = {rank: self._watch.incarnation(rank) for rank in self._regrouped}
+            rank, vector = self._setting.network.rank, self._setting.flat.vector
+            self._watch.steps[rank] = found.step
+            steps = dict.fromkeys(there, found.step)
+            self._watch.regrouped(Regrouped(self._watch.now_s, rank, vector, there, steps))
+        return found
 
     def take_over(self, newest: State, done: int, step: int) -> int:
         taken: int = self._inner.take_over(newest, done, step)

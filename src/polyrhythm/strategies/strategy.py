@@ -195,6 +195,13 @@ class Strategy(Config):
         """
         return False
 
+    def regroups_apart(self, workers: int) -> bool:
+        """Whether workers of a group go on by regrouping among themselves (`WorkerPart.reassemble`), apart from others.
+
+        Such a strategy `goes_on`, and its servers say who is in a group.
+        """
+        return False
+
     def leaves_out_not_finite(self, workers: int) -> bool:
         """Whether a gradient that is not finite is left out, and the run goes on without it."""
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -33,6 +33,7 @@ class WorkerSetting:
         head: in a rehearsal of a strategy that cuts the network, `ModelSizes.head`.
         batch_size: of a step of weight 1, in a rehearsal.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
+        incarnation: how many have had this worker's rank before it.
     """
 
     network: Communicator
@@ -45,6 +46,25 @@ class WorkerSetting:
     head: tuple[int, ...] = ()
     batch_size: int = 0
     succeeds: bool = False
+    incarnation: int = 0
+
+
+class Reassembled(NamedTuple):
+    """How a member of a group goes on after somebody of it was lost, or came.
+
+    Attributes:
+        step: steps that all of the group have done now.
+        over: whether nothing is left but to leave.
+        there: the group's workers that are there, by their indices, in their order.
+        absent: those of the group that are not.
+        round: how many times the group has regrouped.
+    """
+
+    step: int
+    over: bool
+    there: tuple[int, ...]
+    absent: tuple[int, ...]
+    round: int
 
 
 class WorkerPart:
@@ -158,6 +178,24 @@ class WorkerPart:
 
         Raises:
             PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+        """
+        raise NotImplementedError
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody waits to be let into this worker's group, where the strategy `regroups_apart`."""
+        return False
+
+    def reassemble(self, *, enters: bool) -> Reassembled:
+        """Goes on with those of this worker's group who are there, where the strategy `regroups_apart`.
+
+        What was under way in the group is given up, and a step that servers have not taken is begun again by all.
+
+        Args:
+            enters: whether this worker is a successor, which has not been in the group.
+
+        Raises:
+            PeerLost: another of the group is lost meanwhile, and then it is called again; or a server is.
         """
         raise NotImplementedError
 

@@ -56,7 +56,7 @@ def _delivered(
 
 
 def test_a_ledger_adds_up_what_was_taken() -> None:
-    ledger = Ledger(_conditions(), lambda rank: (rank,))
+    ledger = Ledger(_conditions(), lambda _server, rank, _step: (rank,))
     ledger.handled(_push(0, 0, (0, 1), [-2.0, -4.0]))
     ledger.handled(_push(1, 0, (1, 2), [-6.0, -12.0]))
     ledger.handled(_push(1, 0, (2, 2), [-6.0, -12.0]))  # it comes again, and is answered only
@@ -66,7 +66,7 @@ def test_a_ledger_adds_up_what_was_taken() -> None:
 
 
 def test_a_ledger_takes_the_mean_of_an_update() -> None:
-    ledger = Ledger(_conditions(), lambda rank: (rank,))
+    ledger = Ledger(_conditions(), lambda _server, rank, _step: (rank,))
     ledger.handled(_push(0, 0, (0, 0)))
     ledger.handled(_push(1, 0, (0, 1), [-3.0, -6.0]))
 
@@ -83,13 +83,13 @@ def test_a_ledger_takes_the_mean_of_an_update() -> None:
     ],
 )
 def test_a_ledger_finds_what_is_lost_or_doubled(answer: list[float], complaint: str) -> None:
-    ledger = Ledger(_conditions(), lambda rank: (rank,))
+    ledger = Ledger(_conditions(), lambda _server, rank, _step: (rank,))
     with pytest.raises(Violation, match=complaint):
         ledger.handled(_push(0, 0, (0, 1), answer))
 
 
 def test_a_step_that_comes_before_the_one_ahead_of_it_is_found() -> None:
-    ledger = Ledger(_conditions(), lambda rank: (rank,))
+    ledger = Ledger(_conditions(), lambda _server, rank, _step: (rank,))
     with pytest.raises(Violation, match="a gradient of rank 0: expected step 0, found step 1"):
         ledger.handled(_push(0, 1, (0, 1)))
 

@@ -3,8 +3,10 @@
 import re
 
 import pytest
+import torch
 
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.message import Kind, Message, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
@@ -179,4 +181,6 @@ def test_servers_of_mixed_listen_to_the_groups_leaders_only():
     assert made.groups(5) == 3
     server = made.server(ServerSetting(0, Cast((0, 1, 2, 3, 4), (5, 6))))
     assert isinstance(server, ShardServer)
-    assert tuple(server.steps) == (0, 2, 4)
+    assert server.steps == dict.fromkeys(range(5), 0)
+    with pytest.raises(RefusedMessage, match="PUSH from rank 1, which speaks for no group"):
+        server.on_message(1, Message(Kind.PUSH, torch.zeros(1)))

@@ -104,6 +104,8 @@ class Inbox:
             self.quiet = False
             self._lost.add(rank)
             self._losses[rank] = max(self._losses.get(rank, 0), incarnation) + 1
+        elif incarnation >= self._losses[rank]:  # a successor that was never heard
+            self._losses[rank] = incarnation + 1
 
     def regain(self, rank: int, incarnation: int = 1) -> None:
         """Notes that a successor of a global rank is there; what is left of the former one's messages is dropped."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from polyrhythm.strategies.invariant import Ended, Invariant, Stepped, Violation
+from polyrhythm.strategies.invariant import Ended, Invariant, Regrouped, Stepped, Violation
 
 
 class EveryStep(Invariant):
@@ -23,6 +23,8 @@ class EveryStep(Invariant):
         leaves_out: whether a worker may leave steps out to be where the others are.
         regroups: whether workers regroup.
         again: whether those who regroup may take their latest step again, whose update was not whole.
+        apart: whether groups regroup: who does is told how far its group has come, and the very last step may be over
+            though none of those who are left has said so.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class EveryStep(Invariant):
         leaves_out: bool = False,
         regroups: bool = False,
         again: bool = False,
+        apart: bool = False,
     ) -> None:
+        self._apart = apart
         self._again = again
         self._formations = dict.fromkeys(workers, 0)
         self._leaves_out = leaves_out
@@ -60,6 +64,21 @@ class EveryStep(Invariant):
         self._incarnations[event.rank] = event.incarnation
         self._reached[event.rank] = event.step + 1
 
+    def regrouped(self, event: Regrouped) -> None:
+        """Goes on where its group has come to, which is never behind what it had done itself."""
+        if not self._apart:
+            return
+        told, lost = event.steps[event.rank], event.members[event.rank] - self._incarnations[event.rank]
+        if told < self._reached[event.rank] and not (lost or self._leaves_out):
+            raise Violation(
+                "steps that a group has done",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"at least {self._reached[event.rank]}",
+                found=told,
+            )
+        self._reached[event.rank], self._incarnations[event.rank] = told, event.members[event.rank]
+
     def ended(self, event: Ended) -> None:
         """All who have left had taken their last step, or one of them where they regroup."""
         if self._leaves_out:
@@ -69,7 +88,7 @@ class EveryStep(Invariant):
             missed = {rank: min(missed.values()) for rank in event.survivors}
         for rank, count in missed.items():
             lost = event.incarnations.get(rank, 0) - self._incarnations[rank]
-            if not 0 <= count <= lost:
+            if not 0 <= count <= lost + self._apart:
                 raise Violation(
                     "steps at the end",
                     rank=rank,

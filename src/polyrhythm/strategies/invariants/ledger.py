@@ -15,19 +15,20 @@ from polyrhythm.strategies.invariant import Conditions, Ended, Handled, Invarian
 from polyrhythm.strategies.invariants.pushes import Pushes
 from polyrhythm.training.flat_parameters import shards
 
+Behind = Callable[[int, int, int], tuple[int, ...]]
+
 
 class Ledger(Invariant):
     """Every gradient that was taken is applied exactly once, on all shards.
 
     Args:
         conditions: with gradients that are known.
-        behind: gives the indices of the workers whose mean a pusher's gradient is.
+        behind: gives the indices of the workers whose mean a gradient is, from the server that has it, its pusher and
+            its step.
         drops: whether late gradients are dropped, so that not all come to be applied.
     """
 
-    def __init__(
-        self, conditions: Conditions, behind: Callable[[int], tuple[int, ...]], *, drops: bool = False
-    ) -> None:
+    def __init__(self, conditions: Conditions, behind: Behind, *, drops: bool = False) -> None:
         assert conditions.gradient is not None, "a ledger is kept of gradients that are known"
         servers = conditions.cast.servers
         self._gradient = conditions.gradient
@@ -43,7 +44,11 @@ class Ledger(Invariant):
         """Books an update, and compares what is answered."""
         applied = self._pushes.follow(event)
         if applied:
-            members = [(w, push.message.step) for push in applied for w in self._behind(push.source)]
+            members = [
+                (worker, push.message.step)
+                for push in applied
+                for worker in self._behind(event.server, push.source, push.message.step)
+            ]
             shard = self._shards[event.server]
             total = sum(
                 (self._gradient(*member)[shard] for member in members[1:]), self._gradient(*members[0])[shard]
@@ -78,7 +83,7 @@ class Ledger(Invariant):
         for server in self._shards:
             for source in event.survivors:
                 pushed = self._pushes.come(server, source)
-                if self._behind(source) and pushed != event.steps:
+                if self._behind(server, source, 0) and pushed != event.steps:
                     raise Violation(
                         f"steps of rank {source} at the end",
                         rank=server,

@@ -16,6 +16,7 @@ optimiser, and w' = w + (its model - what it had read).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -30,12 +31,16 @@ from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.groups.circle import Circle
 from polyrhythm.strategies.parameter_server.groups.gradients import Gradients
+from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
+from polyrhythm.strategies.parameter_server.groups.group_watch import Means, OfGroups, OfMembers
 from polyrhythm.strategies.parameter_server.groups.inside_check import check_inside
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
 from polyrhythm.strategies.parameter_server.groups.models import Models
@@ -52,7 +57,6 @@ from polyrhythm.strategies.parameter_server.serving.served import (
     check_rules,
 )
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.resharding import Resharding
@@ -83,6 +87,10 @@ class Mixed(Strategy):
         bytes_per_step="3M(R-1)/R + 2M/R",
         staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
+        when_a_worker_dies=(
+            "its group regroups and pushes on, and a successor joins it; other groups take no notice (where groups "
+            "free-run, and average gradients inside)"
+        ),
     )
 
     replicas: int = Field(default=2, ge=1)
@@ -181,22 +189,48 @@ class Mixed(Strategy):
         """Where late gradients are dropped."""
         return self.consistency.drops and not self.in_step(workers)
 
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping inside."""
+        return self.regroups_apart(workers)
+
+    def regroups_apart(self, workers: int) -> bool:
+        """Where groups do not wait for each other, and average gradients inside as workers can that regroup."""
+        gradients = self.inside.offers is Offer.GRADIENTS and self.inside.regroups(2)
+        return gradients and workers > 1 and not self.in_step(workers)
+
+    def spares(self, workers: int) -> int:
+        """Almost all, or so many as cannot be more whole groups than the consistency can do without."""
+        if not self.goes_on(workers):
+            return 0
+        groups = self.groups(workers)
+        return min(workers - 1, self.consistency.spares(groups) if self.consistency.drops else workers)
+
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Those of servers, a group's leader pushing what it has; and equal replicas inside each group."""
-        workers, steps = conditions.cast.workers, self.round_steps(len(conditions.cast.workers))
-        starts = range(0, len(workers), self.replicas)
-        groups = [workers[start : start + self.replicas] for start in starts]
-        pushers = self.contributors(conditions.cast)
-        if not self.inside.keeps_sums():
-            conditions = replace(conditions, gradient=None)
-        in_step, handling = self.in_step(len(workers)), Handling(self.merge)
+        """Those of servers, a group pushing what it has; and equal replicas inside each group."""
+        cast, steps = conditions.cast, self.round_steps(len(conditions.cast.workers))
+        in_step, handling, groups = self.in_step(len(cast.workers)), Handling(self.merge), self._ranks(cast)
+        apart = self.regroups_apart(len(cast.workers))
+        exact = conditions if self.inside.keeps_sums() else replace(conditions, gradient=None)
+        means = Means(cast, groups, drops=self.leaves_steps_out(len(cast.workers)))
         serving = serving_invariants(
-            of_rounds(conditions, steps), pushers, self.consistency, handling, in_step=in_step
+            of_rounds(exact, steps),
+            self.contributors(cast),
+            self.consistency,
+            handling,
+            in_step=in_step,
+            behind=means.behind,
         )
-        replicas = Replicas(conditions, groups, alone=len(groups) == 1 and adds_up(handling))
+        replicas = Replicas(exact, groups, alone=len(groups) == 1 and adds_up(handling))
+        every_step = {
+            "leaves_out": self.leaves_steps_out(len(cast.workers)),
+            "regroups": apart,
+            "apart": apart,
+        }
         return [
-            *super().invariants(conditions),
-            *(InRounds(invariant, steps) for invariant in serving),
+            *(found for found in super().invariants(conditions) if not isinstance(found, EveryStep)),
+            *(OfMembers(EveryStep(ranks, **every_step), ranks) for ranks in groups),
+            means,
+            *(OfGroups(InRounds(invariant, steps), cast, groups) for invariant in serving),
             Meetings(replicas, every(steps)),
         ]
 
@@ -204,15 +238,18 @@ class Mixed(Strategy):
         """Makes the part of one worker."""
         number = setting.workers.rank // self.replicas
         members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
-        group = setting.workers.subgroup(f"replicas {number}", members)
+        circle = Circle(setting, number, members)
         if self.inside.offers is Offer.GRADIENTS:
-            mean = self.inside.gradient_mean(group, setting.flat)
-            return MixedWorker(setting, group, Gradients(mean, setting.plan))
-        return MixedWorker(setting, group, Models(setting, group, self.inside))
+            mean_of = partial(self.inside.gradient_mean, flat=setting.flat)
+            return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting.plan))
+        return MixedWorker(setting, circle, Models(setting, circle.group, self.inside))
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server, to which only the groups' leaders talk."""
-        leaders = setting.cast.workers[:: self.replicas]
-        return ShardServer(
-            leaders, self.consistency, Handling(self.merge), setting.cast.servers, setting.index
-        )
+        """Makes the part of one server, to which groups talk through one member each."""
+        groups = self._ranks(setting.cast)
+        return GroupServer(groups, self.consistency, Handling(self.merge), setting)
+
+    def _ranks(self, cast: Cast) -> list[tuple[int, ...]]:
+        """Gives the ranks of every group's workers."""
+        starts = range(0, len(cast.workers), self.replicas)
+        return [cast.workers[start : start + self.replicas] for start in starts]

@@ -121,7 +121,8 @@ class SimulatedRank:
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
         """Notes that a peer is gone, unless its successor has been heard already."""
-        if self.alive and self.peers.setdefault(gone.rank, gone) is gone:
+        if self.alive and self.peers.setdefault(gone.rank, gone).incarnation <= gone.incarnation:
+            self.peers[gone.rank] = gone
             self.inbox.lose(gone.rank, gone.incarnation)
             self.revoke_useless()
             self._look_again()

@@ -238,7 +238,8 @@ class Rank:
         with self._news:
             if peer.incarnation > self.incarnation(peer.rank):
                 self._incarnations[peer.rank] = peer.incarnation
-                self._inbox.regain(*peer)
+                if self._inbox.losses(peer.rank) <= peer.incarnation:  # else it is gone as well
+                    self._inbox.regain(*peer)
                 self._early.forget(peer.rank)
                 self._news.notify_all()
         self._revoke_useless()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.groups.inside_part import Contribution
 from polyrhythm.strategies.state import State
@@ -15,15 +18,19 @@ class Gradients:
     """One member's side; see `InsidePart`. Every step is a contribution.
 
     Args:
-        mean: of the group's gradients.
+        mean_of: makes the mean of a group's gradients.
+        group: whose member it is.
         plan: the user's optimiser.
     """
 
-    def __init__(self, mean: GradientMean, plan: OptimizerPlan) -> None:
+    def __init__(
+        self, mean_of: Callable[[Communicator], GradientMean], group: Communicator, plan: OptimizerPlan
+    ) -> None:
         self.plan = plan
         self.steps = 1
         self.apart = False
-        self._mean = mean
+        self._mean_of = mean_of
+        self._mean = mean_of(group)
 
     def start(self, step: int) -> None:
         """Readies the mean."""
@@ -48,6 +55,14 @@ class Gradients:
 
     def refresh(self) -> None:
         """Nothing to do."""
+
+    def break_off(self) -> None:
+        """Gives up the sums under way."""
+        self._mean.break_off()
+
+    def regroup(self, group: Communicator) -> None:
+        """Averages over others from now on."""
+        self._mean = self._mean_of(group)
 
     def rest(self) -> None:
         """Nothing is left."""

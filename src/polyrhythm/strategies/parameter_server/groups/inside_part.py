@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -56,6 +57,12 @@ class InsidePart(Protocol):
 
     def refresh(self) -> None:
         """The flat vector holds the servers' parameters."""
+
+    def break_off(self) -> None:
+        """The group's communicator has been revoked: gives up whatever is under way on it."""
+
+    def regroup(self, group: Communicator) -> None:
+        """Goes on with those who are there; `start` follows, with the servers' parameters."""
 
     @property
     def apart(self) -> bool:

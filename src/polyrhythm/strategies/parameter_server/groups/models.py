@@ -90,6 +90,14 @@ class Models:
         self._read.copy_(self._flat.vector)
         self.apart = False
 
+    def break_off(self) -> None:
+        """Gives up what its part has under way."""
+        self._part.break_off()
+
+    def regroup(self, group: Communicator) -> None:
+        """Never yet."""
+        raise NotImplementedError
+
     def rest(self) -> Contribution | None:
         """Ends the round under way."""
         if not self.apart:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.ledger import Ledger
+from polyrhythm.strategies.invariants.ledger import Behind, Ledger
 from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.shards_together import ShardsTogether
 from polyrhythm.strategies.invariants.staleness import Staleness
@@ -21,6 +21,7 @@ def serving_invariants(
     handling: Handling,
     *,
     in_step: bool,
+    behind: Behind | None = None,
 ) -> list[Invariant]:
     """Makes the invariants of servers that own the optimiser.
 
@@ -30,13 +31,15 @@ def serving_invariants(
         consistency: of the servers.
         handling: of gradients.
         in_step: whether all workers are at the same step at all times.
+        behind: as in `Ledger`, where it is not always the same for a pusher.
     """
     drops = consistency.drops and not consistency.in_step()
     staleness = Staleness(drops=drops, doubts=handling.aggregator.whole and in_step)
     found: list[Invariant] = [Answers(conditions.cast), staleness]
     found += consistency.invariants(conditions, pushers)
     if conditions.gradient is not None and adds_up(handling):
-        found.append(Ledger(conditions, lambda rank: pushers.get(rank, ()), drops=drops))
+        behind = behind or (lambda server, rank, step: pushers.get(rank, ()))
+        found.append(Ledger(conditions, behind, drops=drops))
     if in_step:
         found.append(Undisturbed(ShardsTogether()))
     return found

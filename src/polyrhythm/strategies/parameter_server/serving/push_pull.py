@@ -23,16 +23,18 @@ class PushPull:
     Args:
         setting: the worker's.
         plan: of the servers' optimiser; default: the user's.
+        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
 
     Attributes:
         reached: the step with which the servers last let this worker go on.
     """
 
-    def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None) -> None:
+    def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         self._network = setting.network
         self._servers = setting.cast.servers
         self._still = setting.still
         self._plan = setting.plan if plan is None else plan
+        self._pushes = pushes
         self._shards = shards(setting.flat.size, len(self._servers))
         self.reached = 0
         self._under_way: list[Handle] = []
@@ -151,7 +153,7 @@ class PushPull:
         shard = self._shards[position]
         plan = self._plan.part(shard.start, shard.stop).to_json()
         return [
-            Message(Kind.CONFIGURE, pack_json(plan)),
+            Message(Kind.CONFIGURE, pack_json(plan), step=self._pushes),
             Message(Kind.PARAMETERS, self._parameters[position]),
         ]
 

@@ -1,0 +1,267 @@
+"""The server of groups: each pushes under one name, whoever of its members speaks for it.
+
+    speaker ── PUSH ─▶ under the group's name: shard, gate ─▶ answer ─▶ whoever speaks now
+    speaker lost            the gate waits for it no more, as for a lost pusher
+    another's PULL          the same pusher goes on: after what had been taken of it, and with nothing twice
+    all of a group lost     the pusher is lost
+
+A new speaker's pull waits until the old one's loss is known here, behind which nothing of the old one can come. The
+first server also says who goes on together (`roster`). A group that is through with its run has nothing to regroup for:
+who asks is told so. Its last step may be on one shard and not on another, if its speaker died meanwhile; so once
+somebody is lost, the other servers tell the first how many steps they have of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.groups.roster import WORD_TAG, Roster
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.server_part import ServerSetting
+
+_PUSH, _PULL, _LEAVE = Kind.PUSH, Kind.PULL, Kind.LEAVE
+_NOBODY = -1
+
+
+class GroupServer(ShardServer):
+    """One server; see `ShardServer`. A group goes by the rank of the member that is its first at the beginning.
+
+    Args:
+        groups: ranks of the members of each.
+        consistency: makes the gate, whose pushers are groups.
+        handling: of their gradients.
+        setting: this server's.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, ...]],
+        consistency: Consistency,
+        handling: Handling,
+        setting: ServerSetting,
+    ) -> None:
+        servers = setting.cast.servers
+        super().__init__(tuple(ranks[0] for ranks in groups), consistency, handling, servers, setting.index)
+        self._servers = servers
+        self._is_first = setting.index == 0
+        self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
+        self._speakers = {ranks[0]: ranks[0] for ranks in groups}
+        self._rosters = {ranks[0]: Roster(ranks) for ranks in groups}
+        self._undisturbed = True
+        self._silent: set[int] = set()
+        self._through: set[int] = set()
+        """Groups that have left, or were told to stop."""
+        self._have_left: set[int] = set()
+        self._pulls_ahead: dict[int, int] = {}
+        """Who has pulled for a group whose speaker is not known to be lost."""
+        self._contributions = 0
+        self._heard: dict[tuple[int, int], int] = {}
+        """How many steps another server has told of a group."""
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each worker's group need not be pushed again."""
+        named = super().steps
+        return {rank: named[name] for rank, name in self._name_of.items()}
+
+    @property
+    def absent(self) -> dict[int, list[list[int]]]:
+        """For each rank, the stretches of its group's steps, `[first, one past the last]`, taken without it."""
+        steps, found = self.steps, {}
+        for roster in self._rosters.values():
+            for rank, stretches in roster.absent.items():
+                found[rank] = [
+                    [first or 0, steps[rank] if after is None else after] for first, after in stretches
+                ]
+        return found
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a rank and gives the replies.
+
+        Raises:
+            RefusedMessage: a message that nobody of ours sends now.
+        """
+        name, kind = self._name_of.get(source), message.kind
+        if name is None:
+            return self._hear_other(source, message)
+        if self._speakers[name] == source:
+            return self._hear_speaker(name, message)
+        if self._is_last_word(source, message):
+            return self._addressed(super().on_message(source, message))
+        if kind is _PULL and not message.stop:
+            admit_bare(message)
+            return self._hear_next_speaker(name, source)
+        if kind in (Kind.BROKEN, Kind.JOIN):
+            return self._hear_member(name, source, message)
+        raise RefusedMessage(
+            Reason.SENDER, f"a server heard {kind.name} from rank {source}, which speaks for no group"
+        )
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forgets a group that nobody is left of; else lets it be silent until another speaks for it.
+
+        Raises:
+            RunError: more groups are lost than the consistency can spare.
+        """
+        name = self._name_of.get(rank)
+        if name is None:
+            return []
+        self._undisturbed = False
+        if self._presence.final == rank:  # its successor will ask again
+            self._presence.final = None
+        roster, speaks = self._rosters[name], self._speakers[name] == rank
+        roster.lose(rank)
+        replies = self._lose_speaker(name) if speaks else []
+        replies += self._told_the_first(name)
+        if roster.is_empty or (speaks and self._is_through(name)):
+            replies += self._lose_group(name)
+        if self._pulls_ahead.get(name) == rank:
+            del self._pulls_ahead[name]
+        elif speaks and name in self._pulls_ahead:
+            replies += self._begin_to_speak(name, self._pulls_ahead.pop(name))
+        return self._addressed(replies) + self._settle(name)
+
+    def _hear_speaker(self, name: int, message: Message) -> list[Reply]:
+        kind = message.kind
+        if kind is Kind.BROKEN or kind is Kind.JOIN:
+            return self._hear_member(name, self._speakers[name], message)
+        if kind is Kind.CONFIGURE:
+            self._contributions = max(0, message.step)
+        before = kind is _LEAVE and not self._presence.is_there(name)
+        replies = [] if before and self._presence.final != name else super().on_message(name, message)
+        if self._stop and kind is _PUSH:
+            self._through.update(to for to, reply in replies if reply.stop)
+        if kind is _LEAVE:
+            self._through.add(name)
+            self._have_left.add(name)
+            return self._addressed(replies) + self._settle(name)
+        if self._undisturbed:
+            return replies
+        told = self._told_the_first(name) if kind is _PUSH and self._has_all(name) else []
+        return self._addressed(replies) + told + (self._settle(name) if kind is _PUSH else [])
+
+    def _is_last_word(self, source: int, message: Message) -> bool:
+        """Whether worker 0, which may not be its group's speaker, asks for the final parameters, or ends the run."""
+        if source != self._presence.pushers[0]:
+            return False
+        ends = message.kind is _LEAVE and self._presence.final == source
+        return ends or (message.kind is _PULL and message.stop)
+
+    def _hear_next_speaker(self, name: int, source: int) -> list[Reply]:
+        if self._speakers[name] == _NOBODY:
+            return self._addressed(self._begin_to_speak(name, source))
+        self._pulls_ahead[name] = source
+        return []
+
+    def _lose_speaker(self, name: int) -> list[Reply]:
+        """Lets nobody wait for a group."""
+        number = self._numbers[name]
+        self._speakers[name] = _NOBODY
+        if name in self._have_left:
+            return []
+        self._silent.add(name)
+        self._readings.forget(number)
+        if name in self._presence.asking:
+            self._presence.asking.remove(name)
+        return self._carry_out(self._gate.leave(number))
+
+    def _told_the_first(self, name: int) -> list[Reply]:
+        """Tells the first server how many steps of a group are here."""
+        if self._is_first:
+            return []
+        return [
+            (self._servers[0], Message(Kind.REPORT, version=name, step=self._held.steps[self._numbers[name]]))
+        ]
+
+    def _lose_group(self, name: int) -> list[Reply]:
+        """Forgets a group that nobody is left of, or that was through with its run when its speaker was lost."""
+        if not self._presence.is_there(name):
+            return []
+        if not self._is_through(name):
+            self._losses.lose(name)
+            self._losses.check()
+        self._presence.leave(name)
+        return self._let_go_on_without(name)
+
+    def _begin_to_speak(self, name: int, source: int) -> list[Reply]:
+        """Another member pulls, and goes on after what had been taken of its group."""
+        self._speakers[name] = source
+        if not self._is_first:
+            self._rosters[name].gone.discard(source)
+        if not self._presence.is_there(name) and self._presence.final is not None and self._has_all(name):
+            return [self._answer(name)]  # a step of it may be missing on another shard
+        if self._presence.is_there(name) and name in self._silent:
+            self._gate.join(self._numbers[name])
+        self._silent.discard(name)
+        return super().on_message(name, Message(_PULL))
+
+    def _addressed(self, replies: list[Reply]) -> list[Reply]:
+        """Sends what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""
+        found: list[Reply] = []
+        for to, reply in replies:
+            if to in self._speakers and not self._is_final(to):
+                to = self._speakers[to]
+            if to != _NOBODY:
+                found.append((to, reply))
+        return found
+
+    def _is_final(self, to: int) -> bool:
+        return self._presence.final == to and not self._presence.is_there(to)
+
+    def _has_all(self, name: int) -> bool:
+        return 0 < self._contributions <= self._held.steps[self._numbers[name]]
+
+    def _is_through(self, name: int) -> bool:
+        return name in self._through or self._has_all(name)
+
+    def _hear_other(self, source: int, message: Message) -> list[Reply]:
+        if not self._is_first or source not in self._servers or message.kind is not Kind.REPORT:
+            return super().on_message(source, message)
+        name = self._name_of.get(message.version)
+        if message.tensor is not None or name is None:
+            raise RefusedMessage(
+                Reason.NUMBERS, f"a server told of rank {message.version}, which is no worker"
+            )
+        self._heard[source, message.version] = message.step
+        return self._settle(name)
+
+    def _hear_member(self, name: int, source: int, message: Message) -> list[Reply]:
+        """A member has broken off, or a successor has come."""
+        roster = self._rosters[name]
+        if not self._is_first or message.tensor is not None:
+            raise RefusedMessage(
+                Reason.KIND, f"{message.kind.name} from rank {source} is not for this server"
+            )
+        if message.kind is Kind.BROKEN:
+            roster.hear(source, message.version)
+        elif roster.may_enter(source):
+            roster.enter(source, message.version)
+        else:
+            raise RefusedMessage(Reason.ORDER, f"rank {source} asked to be let in, and is there")
+        return self._settle(name)
+
+    def _settle(self, name: int) -> list[Reply]:
+        """Tells those who wait in a group what becomes of them, if that is settled."""
+        if not self._is_first:
+            return []
+        roster = self._rosters[name]
+        if self._is_over(name):
+            steps, stop = self._held.steps[self._numbers[name]], not self._has_all(name)
+            word = Message(_LEAVE, step=steps, stop=stop, tag=WORD_TAG)
+            return [(rank, word) for rank in roster.dismiss()]
+        if roster.is_complete:
+            formation = roster.form(self._held.steps[self._numbers[name]])
+            return [(rank, formation.message()) for rank in formation.ranks]
+        called = roster.to_call()
+        return [] if called is None else [(called, Message(Kind.JOIN, version=roster.round, tag=WORD_TAG))]
+
+    def _is_over(self, name: int) -> bool:
+        """Whether a group takes no step any more, on any shard, nor has one to take again."""
+        if name in self._through:
+            return True
+        told = [self._heard.get((server, name), 0) for server in self._servers[1:]]
+        return self._has_all(name) and all(steps >= self._contributions for steps in told)

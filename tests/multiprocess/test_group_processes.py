@@ -1,0 +1,29 @@
+"""Groups of mixed mode as real processes: who speaks for a group is killed, its group goes on, and it comes back."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from conformance.jobs import result_of
+from multiprocess.faults.play import ask_to_stop, job_of, nothing, of, played, progress, send, steps_of
+from polyrhythm.events import WorkerJoined, WorkerLost
+
+
+def test_a_group_goes_on_without_its_speaker_and_without_worker_0_and_with_their_successors(
+    tmp_path: Path,
+) -> None:
+    """Worker 0 speaks for its group and for the run; worker 1 pushes for both until it is killed as well."""
+    job = job_of("mixed(replicas=2, servers=2)", tmp_path, restarts=3)
+    events = played(
+        job,
+        *progress((1,), reports=1),
+        (steps_of(0), send(0, signal.SIGKILL)),
+        (of(WorkerJoined), send(1, signal.SIGKILL)),
+        (of(WorkerJoined), nothing),
+        *progress((0, 1)),
+        (steps_of(2), ask_to_stop),
+    )
+    result = result_of(events)
+    assert [event.worker for event in events if isinstance(event, WorkerLost)] == [0, 1]
+    assert (result["workers_lost"], result["workers_joined"]) == (2, 2)
