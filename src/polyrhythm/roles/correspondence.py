@@ -81,13 +81,23 @@ class Correspondence:
         self.mend: Callable[[], None] | None = None
         self.untrained: dict[str, Tensor] | None = None
 
-    def hand_out(self, workers: dict[int, WorkerState], servers: list[State]) -> None:
-        """Sends every other rank the state that it resumes from."""
+    def hand_out(
+        self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
+    ) -> None:
+        """Sends every other rank the state that it resumes from.
+
+        Args:
+            workers: every other's state.
+            servers: the state of every shard.
+            behind: workers that have done fewer steps than the leader.
+        """
+        self._behind.update(behind)
         for server, rank in enumerate(self._world.cast.servers):
             for shard in self._strategy.holds(server):
                 self._control.send(rank, Message(Kind.STATE, pack_tensors(*servers[shard])))
         for worker, state in workers.items():
-            self._send(self._world.cast.workers[worker], state.message())
+            message = state.message()._replace(step=int(worker in behind))
+            self._send(self._world.cast.workers[worker], message)
 
     def take_over(self) -> None:
         """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
@@ -128,9 +138,10 @@ class Correspondence:
     def wait_for_step(self, step: int) -> None:
         """Waits until every worker has handed in its state of this step, or was stopped before it.
 
-        A successor that servers let go on where its predecessor was is behind those who wait, and for them.
+        A successor that servers let go on where its predecessor was may be behind who waits here, and wait for it.
         """
-        behind = self._behind if self._strategy.in_step(len(self._world.cast.workers)) else set()
+        waits = self._strategy.in_step(len(self._world.cast.workers)) and not self._regroups
+        behind = self._behind if waits else set()
         self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
 
     def wait_for_stop(self) -> None:
@@ -251,7 +262,9 @@ class Correspondence:
             self._enter(source, message.version)
             return
         if message.kind is Kind.LEAD:
-            self._see(source, message.version)
+            worker = self._see(source, message.version)
+            if message.version or message.step:
+                self._behind.add(worker)
             assert message.tensor is not None, "a worker says what it holds"
             self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
             return

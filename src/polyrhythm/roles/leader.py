@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from polyrhythm.errors import RunError
+from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
     CacheUsed,
     Evaluated,
@@ -74,6 +74,10 @@ class Leader:
         """Lets workers regroup while this one waits for their states."""
         self._others.mend = regroup.mend
 
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: this is the leader."""
+        return False
+
     def restore(self) -> WorkerState | None:
         """Reads the newest checkpoint, hands every rank its part, and gives this worker's."""
         if not self.job.keeping.resume:
@@ -86,7 +90,8 @@ class Leader:
             self._presentation.average.load_state_dict(snapshot.average)
         replicated = self._replica.part.replicated
         others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self.job.workers)}
-        self._others.hand_out(others, self.job.strategy.recut(snapshot.servers, self._replica.plan))
+        servers = self.job.strategy.recut(snapshot.servers, self._replica.plan)
+        self._others.hand_out(others, servers, snapshot.behind(self.job.workers))
         self._earlier_s = snapshot.seconds
         return snapshot.worker(0, replicated)
 
@@ -176,7 +181,10 @@ class Leader:
         self._others.read()
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
-        """Evaluates and saves, with the other workers' states: all where they go in step, else the latest."""
+        """Evaluates and saves, with the other workers' states: all where they go in step, else the latest.
+
+        What the lost leader did is not done again, though its successor may have had to take steps again before it.
+        """
         last = epoch + 1 == self.job.learning.epochs
         self._others.states[LEADER] = state
         self._others.read()
@@ -185,10 +193,11 @@ class Leader:
         paused_at = self._world.clock.now()
         if self._in_step:
             self._others.wait_for_step(state.account.step)
-        if not last:  # the final model is tested when all have left
+        if not last and epoch >= self._ledger.tested_epochs:  # the final model is tested when all have left
             self._evaluate(epoch + 1, presented)
         top1 = None if last or self._found is None else self._found.top1
-        self._save(epoch + 1, state.account.step, top1, presented)
+        if epoch >= self._ledger.saved_epochs:
+            self._save(epoch + 1, state.account.step, top1, presented)
         self._paused_s += self._world.clock.now() - paused_at
 
     def interrupted(self, state: WorkerState) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
 from polyrhythm.data.begun import Begun
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.line import Line
@@ -36,6 +37,7 @@ class Mail:
         self._world = world
         self._replica = replica
         self._newest: Message | None = None
+        self._behind = 0
         self._regroup: Regroup | None = None
         self.side = MemberSide(self._line, world.incarnation)
 
@@ -44,11 +46,17 @@ class Mail:
         self._regroup = regroup
         self._line.first = self._introduction
 
+    def bears(self, loss: PeerLost) -> bool:
+        """Waits until another leads, where that is borne."""
+        return self._line.bears_loss(loss)
+
     def restore(self) -> WorkerState | None:
         """Waits for what the leader read from the checkpoint."""
         if not self.job.keeping.resume:
             return None
-        state = WorkerState.from_message(self._line.control.receive(LEADER)[1])
+        message = self._line.control.receive(LEADER)[1]
+        self._behind = message.step
+        state = WorkerState.from_message(message)
         self.job = self.job.going_on(Begun.from_json(state.begun))
         return state
 
@@ -56,6 +64,7 @@ class Mail:
         """Asks the leader to let this worker, a successor, take part."""
         welcome = join(self._world, self._replica, self._line)
         self.job = self.job.going_on(welcome.begun)
+        self._line.first = self._introduction
         return welcome.time_s
 
     def begin(self, epoch: int) -> None:
@@ -101,5 +110,6 @@ class Mail:
         self._line.send(message)
 
     def _introduction(self) -> list[Message]:
-        here = Message(Kind.LEAD, pack_tensors(self._replica.untrained, {}), version=self._world.incarnation)
+        untrained = pack_tensors(self._replica.untrained, {})
+        here = Message(Kind.LEAD, untrained, self._world.incarnation, self._behind)
         return [here] if self._newest is None else [here, self._newest]

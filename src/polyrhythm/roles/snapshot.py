@@ -51,6 +51,14 @@ class Snapshot:
         own = replace(self.workers.get(index, leader), begun=self.begun.to_json())
         return replace(own, part=leader.part, part_facts=leader.part_facts) if replicated else own
 
+    def behind(self, workers: int) -> set[int]:
+        """Gives those of so many workers that had done fewer steps than the leader, or had said nothing."""
+        return {
+            index
+            for index in range(workers)
+            if index not in self.workers or self.workers[index].account.step < self.step
+        }
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
         named = {"parameters": self.parameters}

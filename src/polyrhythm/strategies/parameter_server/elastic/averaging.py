@@ -97,6 +97,10 @@ class ElasticAveraging(Strategy):
         """Always."""
         return True
 
+    def spares_leader(self, workers: int) -> bool:
+        """Wherever they go on: the centre is what a run has come to."""
+        return self.goes_on(workers)
+
     def gradients_per_step(self, workers: int) -> int:
         """All: the centre hears of each once, in the difference that it first went into."""
         return workers

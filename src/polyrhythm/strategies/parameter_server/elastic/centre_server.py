@@ -136,6 +136,8 @@ class CentreServer:
         succeeds = not self._presence.is_there(source)
         if not self._presence.enter(source):
             return [(source, Message(Kind.LEAVE))]
+        if succeeds:  # it takes its predecessor's last steps again, if they still wait for the others'
+            self._forget(number)
         if succeeds and self._rule.together:
             self._rounds.invite(number, later=False)
             return [(source, Message(Kind.JOIN, step=self._rounds.number))]

@@ -111,6 +111,10 @@ class Served(Strategy):
         """Where the consistency can spare someone."""
         return self.spares(workers) > 0
 
+    def spares_leader(self, workers: int) -> bool:
+        """Wherever they go on: servers hold all that a run has come to, also where workers go in step."""
+        return self.goes_on(workers)
+
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it."""
         return self.rules()[0].updates_per_step(workers)

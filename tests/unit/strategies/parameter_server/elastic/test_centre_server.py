@@ -230,3 +230,18 @@ def test_the_centre_is_given_once_and_first():
     with pytest.raises(RefusedMessage) as twice:
         made.on_message(2, offer([0.0, 0.0, 0.0]))
     assert [each.value.reason for each in (early, again, twice)] == ["order"] * 3
+
+
+def test_together_a_successor_takes_the_place_of_one_that_left_before_the_others_came():
+    made = centre(QUARTER_TOGETHER, workers=(0, 2))
+    assert made.on_message(0, Message(Kind.LEAVE, torch.full((3,), 100.0), step=4)) == []
+    made.on_loss(0)
+    assert pulled(made).step == 0
+    assert made.on_message(0, offer([1.0, -2.0, 8.0])) == []
+    replies = made.on_message(2, offer([1.0, -2.0, 0.0]))
+    assert [(to, reply.tensor.tolist()) for to, reply in replies] == [
+        (0, [0.0, 0.0, 1.0]),
+        (2, [0.0, 0.0, -1.0]),
+    ]
+    assert made.steps == {0: 0, 2: 0}
+    assert pulled(made).tensor.tolist() == START.tolist()
