@@ -17,6 +17,9 @@ SENDING_IN_STEP = ("d_psgd", "parameter_server(consistency=synchronous)")
 IN_TURNS = ("d_psgd",)
 """Tried too where worker 0 is lost: no step of theirs joins all, and yet all must muster."""
 
+WAITING_IN_STEP = ("parameter_server(consistency=synchronous)",)
+"""Tried too where worker 0 is killed: others wait for it in lock-step, and what it waits for must not wait for it."""
+
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, replicas=2)",
@@ -84,7 +87,7 @@ def is_tested(strategy: str, fault: Fault) -> bool:
     if fault is Fault.CUT_OFF:
         return strategy in REPRESENTATIVES + SENDING_IN_STEP
     if fault is Fault.LEADER_KILLED:
-        return strategy in REPRESENTATIVES + IN_TURNS
+        return strategy in REPRESENTATIVES + IN_TURNS + WAITING_IN_STEP
     if fault in (Fault.DISK_FULL, Fault.DAMAGED):
         return strategy in REPRESENTATIVES
     return True

@@ -25,6 +25,9 @@ class Reception(Protocol):
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for others there."""
 
+    def bears(self, loss: PeerLost) -> bool:
+        """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
+
 
 class Company:
     """One worker's.
@@ -42,6 +45,7 @@ class Company:
     ) -> None:
         self._world = world
         self._part = member.part
+        self._desk = desk
         self._regroup: Regroup | None = None
         self._apart: GroupRegroup | None = None
         if strategy.regroups(workers.size):
@@ -84,7 +88,7 @@ class Company:
             step: where it would start.
         """
         if self._either is None:
-            return self._part.start(step)
+            return self._with_whoever_leads(lambda: self._part.start(step))
         if self._world.rejoins:
             self._either.enter()
             return self.step
@@ -109,6 +113,15 @@ class Company:
         self._either.mend()  # out here, where the error no longer holds what was under way
         return None
 
+    def _with_whoever_leads(self, act: Callable[[], _Result]) -> _Result:
+        """Does what needs the leader's word; again, if it is lost before it has said it."""
+        while True:
+            try:
+                return act()
+            except PeerLost as loss:
+                if not self._desk.bears(loss):
+                    raise
+
     def look(self, step: int) -> None:
         """Breaks off if somebody waits to be let in; called before a step.
 
@@ -124,7 +137,7 @@ class Company:
     def end(self) -> None:
         """Ends the part; with those who are left, if some are lost meanwhile."""
         if self._regroup is None:
-            self._part.end()
+            self._with_whoever_leads(self._part.end)
             return
         while not self._regroup.over:
             try:

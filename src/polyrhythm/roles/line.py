@@ -101,6 +101,14 @@ class Line:
         while self.away:
             self._hear()
 
+    def bears_loss(self, loss: PeerLost) -> bool:
+        """Waits for a new leader, if it is the leader that is lost, and that is borne; gives whether it is."""
+        if not self.bears or loss.rank != LEADER:
+            return False
+        self.look()
+        self.await_leader()
+        return True
+
     def await_leave(self, on_lead: Callable[[], None] = lambda: None) -> None:
         """Waits until the leader needs nothing any more of this rank; at once where its loss is not borne.
 

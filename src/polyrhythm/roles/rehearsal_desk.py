@@ -46,6 +46,9 @@ class RehearsalDesk(Protocol):
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for others here."""
 
+    def bears(self, loss: PeerLost) -> bool:
+        """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
+
     def ask_to_enter(self) -> None:
         """It is a successor among workers that go in step, or leads them."""
 
@@ -79,6 +82,9 @@ class _Mail:
     def wait_with(self, regroup: Regroup) -> None:
         self._regroup = regroup
         self._line.first = self._introduction
+
+    def bears(self, loss: PeerLost) -> bool:
+        return self._line.bears_loss(loss)
 
     def ask_to_enter(self) -> None:
         self._control.send(LEADER, Message(Kind.JOIN, version=self._incarnation))
@@ -134,6 +140,10 @@ class _Leader:
 
     def wait_with(self, regroup: Regroup) -> None:
         self._mend = regroup.mend
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: this is the leader."""
+        return False
 
     def ask_to_enter(self) -> None:
         assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"

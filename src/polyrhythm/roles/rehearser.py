@@ -67,6 +67,7 @@ class _Rehearser:
             rehearsal.batch_size,
             world.rejoins,
             world.incarnation,
+            world.leader_returns,
         )
         self._part = rehearsal.strategy.worker(setting)
         self._announces = self._part.hears_buckets and workers.size > 1
@@ -99,6 +100,7 @@ class _Rehearser:
         step, stopped = self._steps(start)
         self._company.end()
         self._desk.end(self._account(step, stopped), self._part.let_go)
+        self._part.close()
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""

@@ -59,6 +59,7 @@ class Replica:
             steps,
             succeeds=world.rejoins,
             incarnation=world.incarnation,
+            leader_returns=world.leader_returns,
         )
         self.part = strategy.worker(setting)
         self.bytes_sent = 0

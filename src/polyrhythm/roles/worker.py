@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
@@ -35,6 +36,9 @@ class Desk(Protocol):
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for others here."""
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
 
     def restore(self) -> WorkerState | None:
         """Gives the state to resume from, if the run is resumed."""
@@ -88,6 +92,7 @@ def work(job: Job, world: World) -> None:
         desk.interrupted(shift.state(step, stopped=True))
     company.end()
     desk.end(shift.state(step, stopped=stopped, final=True))
+    replica.part.close()
 
 
 def _begin(job: Job, world: World, learner: Learner, desk: Desk) -> tuple[int, float]:

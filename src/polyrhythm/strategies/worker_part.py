@@ -34,6 +34,7 @@ class WorkerSetting:
         batch_size: of a step of weight 1, in a rehearsal.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
         incarnation: how many have had this worker's rank before it.
+        leader_returns: whether worker 0 gets a successor when it is lost.
     """
 
     network: Communicator
@@ -47,6 +48,7 @@ class WorkerSetting:
     batch_size: int = 0
     succeeds: bool = False
     incarnation: int = 0
+    leader_returns: bool = False
 
 
 class Reassembled(NamedTuple):
@@ -73,7 +75,7 @@ class WorkerPart:
     The training loop calls it in this order:
 
         start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
-              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go
+              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go ─▶ close
 
     Attributes:
         staleness: how many gradients were applied at which staleness, where this side knows it.
@@ -274,7 +276,10 @@ class WorkerPart:
         """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
 
     def let_go(self) -> None:
-        """All workers have left: lets the servers go. Called on worker 0 only, last of all."""
+        """All workers have left: lets the servers go. Called on worker 0 only."""
+
+    def close(self) -> None:
+        """Nobody will need this worker again: ends what it does in the background. Last of all."""
 
     def state(self) -> State:
         """Gives what a resumed worker needs beside the parameters."""

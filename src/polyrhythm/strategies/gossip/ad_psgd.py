@@ -27,9 +27,12 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
 from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
-from polyrhythm.strategies.gossip.pairing.company import KINDS, Host, Member
+from polyrhythm.strategies.gossip.pairing.company import KINDS, Company
 from polyrhythm.strategies.gossip.pairing.exchanges import Exchanges
+from polyrhythm.strategies.gossip.pairing.heir import Heir
+from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper
+from polyrhythm.strategies.gossip.pairing.member import Member
 from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.gossip.pairing.serving import serve
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -83,6 +86,10 @@ class ADPSGD(Strategy):
         """Always: neighbours of a lost worker average with others, or with nobody."""
         return workers > 1
 
+    def spares_leader(self, workers: int) -> bool:
+        """Always: its successor learns from those who live who is there, and lets them in and out."""
+        return self.goes_on(workers)
+
     def reads_every_step(self, workers: int) -> bool:
         """Only alone: others also ask a worker after its last step."""
         return workers == 1
@@ -114,20 +121,26 @@ class ADPSGDWorker(WorkerPart):
         self._place = place_of(topology, setting.cast.workers, setting.workers.rank)
         self._keeper = Keeper(self._place, setting)
         self._keeper.staleness = self.staleness
-        self._company: Host | Member = Host(self._keeper, setting.flat)
+        self._bears = setting.leader_returns
+        self._member: Member | None = None
+        self._succeeds = setting.succeeds
+        self._company: Company = (
+            Heir(self._keeper, setting.flat) if setting.succeeds else Host(self._keeper, setting.flat)
+        )
         self._serving: Handle | None = None
-        self._resumed = self._training = False
+        self._resumed = self._training = self._stays = False
+        if setting.succeeds and not self._place.leads:  # a new worker 0 waits for a word of all who live
+            self._join_in()
 
     def start(self, step: int) -> int:
         """Begins with all others; a successor takes its partners' parameters.
 
         Raises:
-            PeerLost: this is a successor, and the run that it would join is ending.
+            PeerLost: worker 0 is lost; to be called again when there is a new one. Or this is a successor, and the
+                run that it would join is ending.
         """
-        if not self._place.leads:
-            self._company = Member(self._keeper, self._flat, resumed=self._resumed)
-        if self._place.others:
-            self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._company))
+        if self._serving is None:
+            self._join_in()
         step = self._ask(Message(Kind.JOIN, step=step)).step
         self._training = True
         return step
@@ -149,15 +162,29 @@ class ADPSGDWorker(WorkerPart):
         self._ask(Message(Kind.PULL))
 
     def end(self) -> None:
-        """Waits for all others; on worker 0 the vector then holds the mean of all."""
+        """Waits for all others; on worker 0 the vector then holds the mean of all.
+
+        Raises:
+            PeerLost: worker 0 is lost; to be called again when there is a new one.
+        """
         self._ask(Message(Kind.LEAVE))
         self._training = False
-        if self._serving is not None and not self._place.leads:
+        if self._serving is not None and self._member is not None:
             self._serving.wait()
+            if self._bears:  # worker 0 may be lost with the model that it has just been given
+                self._member.stay()
+                self._stays = True
+                self._serve()
 
     def let_go(self) -> None:
         """Ends worker 0's keeper, which has told late successors to leave until now."""
         if self._serving is not None:
+            self._network.send(self._place.rank, Message(Kind.LEAVE))
+            self._serving.wait()
+
+    def close(self) -> None:
+        """Ends the keeper, which nobody needs any more."""
+        if self._stays and self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
             self._serving.wait()
 
@@ -173,6 +200,19 @@ class ADPSGDWorker(WorkerPart):
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
 
+    def _join_in(self) -> None:
+        """Takes this worker's side of the company."""
+        if not self._place.leads:
+            member = Member(
+                self._keeper, self._flat, resumed=self._resumed, succeeds=self._succeeds, bears=self._bears
+            )
+            self._company = self._member = member
+        if self._place.others:
+            self._serve()
+
+    def _serve(self) -> None:
+        self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._company))
+
     def _ask(self, message: Message) -> Message:
         """Says something to the keeper and waits for its answer."""
         own = self._place.rank
@@ -181,6 +221,8 @@ class ADPSGDWorker(WorkerPart):
             return side.on_message(own, message)[-1][1]
         self._network.send(own, message)
         answer = self._network.receive(own, ANSWER)[1]
+        if answer.kind is Kind.LEAD:
+            raise PeerLost(self._place.workers[0], "waiting for its word")
         if answer.kind is Kind.LEAVE:
             self._serving.wait()  # raises what went wrong
             raise PeerLost(self._place.workers[0], "joining a run that is ending")

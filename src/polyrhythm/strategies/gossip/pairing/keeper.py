@@ -63,6 +63,11 @@ class Keeper:
         self._asked: int | None = None
         self._push: Message | None = None
 
+    @property
+    def step(self) -> int:
+        """The step that its worker is in."""
+        return self._step
+
     def make_ready(self, step: int) -> None:
         """Begins at a step with the parameters of the flat vector."""
         self.values.copy_(self._flat.vector)

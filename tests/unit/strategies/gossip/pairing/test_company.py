@@ -7,8 +7,9 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.company import Host, Member
+from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
+from polyrhythm.strategies.gossip.pairing.member import Member
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.test_keeper import asked, keeper
 
@@ -124,6 +125,7 @@ def test_a_member_begins_with_worker_0s_parameters_or_its_own(resumed: bool) -> 
 
 def test_a_successor_begins_with_the_mean_of_its_partners_at_the_last_step_that_one_heard() -> None:
     company, held, flat = member(3)  # of a ring of four: partners 0 and 2
+    company.on_message(3, Message(Kind.JOIN))
     ((to, message),) = company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
     assert (to, message.kind) == (2, Kind.JOIN)
     assert not held.ready
@@ -134,11 +136,13 @@ def test_a_successor_begins_with_the_mean_of_its_partners_at_the_last_step_that_
 
 def test_a_successor_does_without_partners_that_are_lost_or_not_ready() -> None:
     company, _, flat = member(1)
+    company.on_message(1, Message(Kind.JOIN))
     company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
     ((own, answer),) = company.on_loss(2)
     assert (own, answer.step) == (1, 4)
     assert flat.vector.tolist() == [9.0]
     company, _, flat = member(1)
+    company.on_message(1, Message(Kind.JOIN))
     company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
     company.on_message(2, Message(Kind.PARAMETERS, step=8))
     assert flat.vector.tolist() == [9.0]
