@@ -111,7 +111,7 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     length_s = rehearsal.steps * _step_s(trial.layout)
     drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
     bears = rehearsal.strategy.spares_leader(rehearsal.workers)
-    if bears and leaves_some(drawn, spares, to_hand_on=not rehearsal.strategy.server_count):
+    if bears and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
     if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
         drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s)

@@ -236,7 +236,9 @@ def test_together_a_successor_takes_the_place_of_one_that_left_before_the_others
     made = centre(QUARTER_TOGETHER, workers=(0, 2))
     assert made.on_message(0, Message(Kind.LEAVE, torch.full((3,), 100.0), step=4)) == []
     made.on_loss(0)
-    assert pulled(made).step == 0
+    ((_, invited),) = made.on_message(0, Message(Kind.PULL))
+    ((to, answer),) = made.on_message(0, Message(Kind.JOIN, step=invited.step))
+    assert (to, answer.kind, answer.step) == (0, Kind.PARAMETERS, 0)
     assert made.on_message(0, offer([1.0, -2.0, 8.0])) == []
     replies = made.on_message(2, offer([1.0, -2.0, 0.0]))
     assert [(to, reply.tensor.tolist()) for to, reply in replies] == [
