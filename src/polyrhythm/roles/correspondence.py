@@ -254,6 +254,14 @@ class Correspondence:
             self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
         return worker
 
+    def _meet(self, source: int, message: Message) -> None:
+        """Hears a worker introduce itself."""
+        worker = self._see(source, message.version)
+        if message.version or message.step:
+            self._behind.add(worker)
+        assert message.tensor is not None, "a worker says what it holds"
+        self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
+
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
             self._enter_server(source)
@@ -262,11 +270,7 @@ class Correspondence:
             self._enter(source, message.version)
             return
         if message.kind is Kind.LEAD:
-            worker = self._see(source, message.version)
-            if message.version or message.step:
-                self._behind.add(worker)
-            assert message.tensor is not None, "a worker says what it holds"
-            self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
+            self._meet(source, message)
             return
         assert message.tensor is not None, "every other control message carries a payload"
         if message.kind is Kind.BROKEN:
