@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -240,8 +241,14 @@ def test_workers_and_servers_change_together(tmp_path, spec, others):
     assert sum(said.startswith("resumed with ") for said in notices(events)) == 2
 
 
-@pytest.mark.parametrize("spec", ["parameter_server", "easgd(tau=1)", "downpour", "softsync"])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("spec", "lost"),
+    [
+        *product(["parameter_server", "easgd(tau=1)", "downpour", "softsync"], [0, 1]),
+        ("synchronous", 1),
+        ("ad_psgd", 1),
+    ],
+)
 def test_successors_know_what_others_did_of_an_epoch(tmp_path, spec, lost):
     """Worker 0's successor has it from what the run has said, and another's from the leader."""
     simulate(job_of(3, tmp_path, spec), Surroundings(step_s=uneven, stop_at_s=0.03))
