@@ -22,7 +22,7 @@ def _child(folder: Path, options: dict[str, Any], resume: bool, pipe: Connection
         os.dup2(words.fileno(), 1)
         os.dup2(words.fileno(), 2)
     try:
-        given: dict[str, Any] = {"resume": folder} if resume else {"out": folder, **options}
+        given: dict[str, Any] = {"resume" if resume else "out": folder, **options}
         run = train(start_method="fork", **given)
         assert run is not None
         pipe.send(("done", run.figures))
@@ -31,12 +31,27 @@ def _child(folder: Path, options: dict[str, Any], resume: bool, pipe: Connection
 
 
 class Attempt:
-    """A run, or a resumption of it, in a process of its own."""
+    """A run, or a resumption of it, in a process of its own.
 
-    def __init__(self, folder: Path, options: dict[str, Any], *, resume: bool = False) -> None:
+    Args:
+        folder: of the run.
+        options: of a new one.
+        resume: whether it is a resumption.
+        changed: what is other than before then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, Any],
+        *,
+        resume: bool = False,
+        changed: dict[str, Any] | None = None,
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_child, args=(folder, options, resume, theirs))
+        asked = (changed or {}) if resume else options
+        self.process = context.Process(target=_child, args=(folder, asked, resume, theirs))
         self.process.start()
         theirs.close()
 

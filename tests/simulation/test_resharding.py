@@ -241,6 +241,35 @@ def test_workers_and_servers_change_together(tmp_path, spec, others):
     assert sum(said.startswith("resumed with ") for said in notices(events)) == 2
 
 
+@pytest.mark.parametrize("stop_s", [0.045, 0.11])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "backup_workers",
+        "parameter_server(servers=2, consistency=backup(spare=2))",
+        "softsync",
+        "parameter_server(consistency=bounded_staleness(s=1, cached_reads=true))",
+        "dc_asgd(servers=2)",
+        "parameter_server(consistency=synchronous)",
+    ],
+)
+def test_servers_apply_each_image_once_or_say_how_many_they_left_out(tmp_path, spec, stop_s):
+    """With batches of one image a gradient is an image; the number of workers changes twice."""
+    for workers, until_s in [(3, stop_s), (5, 0.05), (4, None)]:
+        job = replace(job_of(workers, tmp_path, spec), learning=learning_of(job_of(workers, tmp_path, spec)))
+        events = simulate(
+            resumed(job) if workers != 3 else job, Surroundings(step_s=uneven, stop_at_s=until_s)
+        )
+    result = result_of(events)
+    applied = sum(result["staleness"]["histogram"].values()) / job.strategy.shard_count
+    assert applied + result["images_not_seen"] == 2 * IMAGES
+    assert (result["images_not_seen"] > 0) == job.strategy.leaves_steps_out(4)
+
+
+def learning_of(job):
+    return replace(job.learning, batch_size=1)
+
+
 @pytest.mark.parametrize(
     ("spec", "lost"),
     [
