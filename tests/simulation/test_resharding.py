@@ -274,6 +274,7 @@ def learning_of(job):
     ("spec", "lost"),
     [
         *product(["parameter_server", "easgd(tau=1)", "downpour", "softsync"], [0, 1]),
+        ("synchronous", 0),
         ("synchronous", 1),
         ("ad_psgd", 1),
     ],
