@@ -147,3 +147,31 @@ def test_a_link_that_cannot_be_opened_yet_holds_up_no_other() -> None:
         ranks.say(2, "join")
         assert ranks.hear(2) == [9]
         ranks.wait_for_end(range(3))
+
+
+def _wait_for_one_who_lives(seat: Seat) -> None:
+    home, network = seat.connect()
+    crew = network.subgroup("crew", range(3))
+    crew.revoke_without(0)
+    if seat.rank == 0:  # a rank hears of a loss where it has a link, or from the launcher
+        network.send(2, Message(Kind.PULL))
+    if seat.rank == 2:
+        network.receive(0)
+    seat.tell("met")
+    if seat.rank == 2:
+        try:
+            crew.receive(1)
+        except PeerLost as error:
+            seat.tell(str(error))
+    seat.wait_for_word()
+    home.close()
+
+
+def test_who_waits_for_another_hears_that_a_member_is_lost_whom_all_need() -> None:
+    with RankProcesses(_wait_for_one_who_lives, 3) as ranks:
+        assert [ranks.hear(rank) for rank in range(3)] == ["met"] * 3
+        ranks.kill(0)
+        assert ranks.hear(2) == "a collective broke, so a rank is gone: another rank has given it up"
+        for rank in (1, 2):
+            ranks.say(rank, "leave")
+        ranks.wait_for_end([1, 2])

@@ -171,3 +171,16 @@ def test_a_revoked_communicator_is_so_with_all_its_parts():
     assert inbox.is_revoked((7, 9))
     assert not inbox.is_revoked((3, 9))
     assert not inbox.is_revoked(())
+
+
+def test_who_needs_a_rank_is_useless_once_that_one_is_gone():
+    inbox = Inbox()
+    inbox.need(7, rank=0, incarnation=0)
+    inbox.need(8, rank=0, incarnation=1)
+    assert inbox.useless() == []
+    inbox.regain(0, 1)
+    assert inbox.useless() == [7]
+    inbox.revoke(7)
+    assert inbox.useless() == []
+    inbox.lose(0, 1)
+    assert inbox.useless() == [8]
