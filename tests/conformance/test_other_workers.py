@@ -35,8 +35,6 @@ from polyrhythm.training.checkpoint import latest_checkpoint
 
 WORKERS, IMAGES, EPOCHS = 3, 53, 2
 UNEVEN = Surroundings(step_s=uneven)
-NEED_AS_MANY = {"hybrid", "mixed(replicas=2, inside=local_sgd(steps=2))"}
-"""What refuses other numbers of workers."""
 
 
 class Seen:
@@ -90,13 +88,6 @@ def test_a_run_goes_on_with_others_and_sees_what_is_left_once(
     if simulated(job, stop_at(stop_s)).events[-1].outcome == "done":
         return
     going = resumed(job_of(spec, after, tmp_path, second))
-    if spec in NEED_AS_MANY:
-        with pytest.raises(
-            RequestError, match=rf"resume with --workers {WORKERS}, or begin a new run"
-        ) as refused:
-            simulated(going)
-        assert "\n" not in str(refused.value)
-        return
     expected = left(going)
     found = simulated(going, UNEVEN)
     result = found.result
@@ -117,7 +108,7 @@ def test_a_run_goes_on_with_others_and_sees_what_is_left_once(
     assert text.endswith(f"; a step now has {4 * after} images")
 
 
-@pytest.mark.parametrize("spec", [spec for spec in strategies() if spec not in NEED_AS_MANY])
+@pytest.mark.parametrize("spec", strategies())
 def test_the_number_changes_twice_in_an_epoch(spec: str, tmp_path: Path) -> None:
     others = next(workers for workers in (4, 2, 6) if allowed(spec, workers))
     simulated(job_of(spec, WORKERS, tmp_path, Seen()), stop_at(0.011))
@@ -137,7 +128,7 @@ def test_the_number_changes_twice_in_an_epoch(spec: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("leader_s", [0.004, 0.03])
-@pytest.mark.parametrize("spec", [spec for spec in out_of_step(WORKERS) if spec not in NEED_AS_MANY])
+@pytest.mark.parametrize("spec", out_of_step(WORKERS))
 def test_out_of_step_others_go_on_from_a_checkpoint_that_a_killed_run_left(
     spec: str, leader_s: float, tmp_path: Path
 ) -> None:

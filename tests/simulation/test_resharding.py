@@ -107,6 +107,8 @@ def test_a_run_goes_on_with_more_or_fewer_workers(tmp_path, before, after):
         ("parameter_server(servers=2, consistency=synchronous)", "sgd(lr=0.1, momentum=0.9)"),
         ("mixed(replicas=2, consistency=synchronous)", "adam"),
         ("hierarchical", "sgd(lr=0.1, momentum=0.9)"),
+        ("hybrid", "sgd(lr=0.1, momentum=0.9)"),
+        ("hybrid", "adam"),
     ],
 )
 def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chain, spec, optimizer):
@@ -216,12 +218,13 @@ def test_schedules_follow_the_images_that_were_seen(tmp_path, schedule):
     assert started.start_step - 1 <= seen / (2 * BATCH_SIZE) <= started.start_step + 1
 
 
-def test_layers_that_were_cut_are_not_cut_anew(tmp_path):
-    simulate(job_of(2, tmp_path, "hybrid", epochs=1))
+def test_sites_without_workers_would_owe_the_others_for_ever(tmp_path):
+    simulate(job_of(3, tmp_path, "gaia", epochs=1))
     with pytest.raises(
-        RequestError, match=r"^hybrid goes on with as many workers as it had: resume with --workers 2"
+        RequestError,
+        match=r"^gaia goes on with as many workers as it had: resume with --workers 3, or begin a new run",
     ):
-        Archive(resumed(job_of(3, tmp_path, "hybrid"))).load()
+        Archive(resumed(job_of(1, tmp_path, "gaia"))).load()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from polyrhythm.partition.ownership import Ownership
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_kinds import LAYERWISE
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.recut_optimizer import recut_optimizer
 
 
 class HybridUpdate:
@@ -55,6 +56,7 @@ class HybridUpdate:
                 "every number alike, such as sgd or adam"
             )
         self._flat = flat
+        self._plan = plan
         self._activations = Activations(group, "slices")
         self._sum = AllReduce(collective, group, "trunk")
         self._ownership = ownership
@@ -88,20 +90,27 @@ class HybridUpdate:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Gives the state of this worker's optimisers, as named tensors and JSON-able facts."""
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"pieces": [[piece.start, piece.stop] for piece in self._pieces]}
         for number, optimizer in enumerate(self._optimizers):
             named, facts[str(number)] = optimizer.state()
             tensors |= {f"{number}.{name}": value for name, value in named.items()}
         return tensors, facts
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Takes back what `state` gave, or what others gave of all their pieces, which are `slices` of the vector."""
+        if "slices" in facts:
+            self._take_from(tensors, facts["slices"])
+            return
         for number, optimizer in enumerate(self._optimizers):
-            prefix = f"{number}."
-            named = {
-                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
-            }
-            optimizer.load_state(named, facts[str(number)])
+            optimizer.load_state(_below(f"{number}.", tensors), facts[str(number)])
+
+    def _take_from(self, tensors: dict[str, Tensor], slices: list[tuple[int, int, dict[str, Any]]]) -> None:
+        given = sorted((start, stop, number, told) for number, (start, stop, told) in enumerate(slices))
+        packed = [(_below(f"{number}.", tensors), told) for _, _, number, told in given]
+        before = [slice(start, stop) for start, stop, _, _ in given]
+        for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
+            if piece.start < piece.stop:
+                optimizer.load_state(*recut_optimizer(packed, self._plan, before, piece))
 
     def gather(self) -> None:
         """Makes the network whole on all workers."""
@@ -122,6 +131,10 @@ class HybridUpdate:
         gradients.copy_(summed[:-2])
         whole, wishes = summed[-2:].tolist()
         return whole, wishes > 0
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _pair(like: Tensor, first: float, second: float) -> Tensor:

@@ -15,12 +15,14 @@ from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
+from polyrhythm.strategies.parameter_server.groups.resharding import OfGroupsOfRounds
 from polyrhythm.strategies.parameter_server.hogwild import OfSharedVector
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
 from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
 from polyrhythm.strategies.resharding import Held, SameForAll
+from polyrhythm.strategies.slices_resharding import OfSlices
 from polyrhythm.strategies.state import State
 from polyrhythm.training.mean_optimizer import mean_optimizer
 
@@ -92,6 +94,46 @@ def test_gates_begin_at_one_step(consistency: Consistency, pushers: int, state: 
     decision = gate.ask(0, 5)
     assert decision.answer == (0,)
     assert decision.step in (None, 5)
+
+
+def test_groups_in_rounds_begin_with_what_servers_have() -> None:
+    inner = {"vector": VECTOR, "optimizer.state.0.momentum_buffer": VECTOR}
+    facts = {"apart": True, "rate": 0.1, "worker": 0, "weight": 1.0, "updated": 3, "optimizer": SGD}
+    parts: dict[int, State] = {
+        worker: (
+            {f"part.{name}": value * (worker + 1) for name, value in inner.items()} | {"read": VECTOR},
+            {"part": facts, "apart": True},
+        )
+        for worker in range(3)
+    }
+    shards = [
+        ({"values": VECTOR[:1] * 10}, server([3, 2])[1]),
+        ({"values": VECTOR[1:] * 10}, server([3, 2])[1]),
+    ]
+    known = held((8, 8, 5), parts, shards)
+    rule = OfGroupsOfRounds(OfServers(Asynchronous(), [(0, 1), (2,)], 2), OfRounds(), 2)
+    assert rule.counted(known) == [6, 6, 4]
+    found = rule.merged(known, 4, 5).held
+    assert [facts["steps"] for _, facts in found.servers] == [[2, 2]] * 2  # rounds of two steps
+    for worker in range(4):
+        tensors, told = found.workers[worker]
+        for name in ("vector", "read", "part.vector"):
+            assert torch.equal(tensors[name], VECTOR * 10)
+        assert torch.equal(tensors["part.optimizer.state.0.momentum_buffer"], VECTOR * 2)
+        assert (told["apart"], told["part"]["apart"], told["part"]["worker"]) == (True, False, worker)
+
+
+def test_slices_are_handed_on_with_their_places() -> None:
+    def part(pieces: list[list[int]], value: float) -> State:
+        tensors = {f"{number}.state.0.momentum_buffer": VECTOR * value for number in range(len(pieces))}
+        return tensors, {"pieces": pieces, **{str(number): {"n": value} for number in range(len(pieces))}}
+
+    known = held((4, 4), {0: part([[0, 4], [4, 6]], 1.0), 1: part([[0, 4], [6, 8]], 2.0)})
+    assert OfSlices().counted(known) == [4, 4]
+    tensors, facts = OfSlices().merged(known, 3, 2).held.workers[2]
+    assert facts == {"slices": [[0, 4, {"n": 1.0}], [4, 6, {"n": 1.0}], [6, 8, {"n": 2.0}]]}
+    assert torch.equal(tensors["2.state.0.momentum_buffer"], VECTOR * 2)
+    assert set(tensors) == {f"{number}.state.0.momentum_buffer" for number in range(3)}
 
 
 def test_at_the_centre_who_is_new_or_out_of_date_begins_anew() -> None:

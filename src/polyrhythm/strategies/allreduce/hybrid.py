@@ -29,6 +29,8 @@ from polyrhythm.partition.scheme import Scheme
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.slices_resharding import OfSlices
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
@@ -72,6 +74,10 @@ class Hybrid(Strategy):
     def updates_per_step(self, workers: int) -> int:
         """One: that of the mean gradient."""
         return 1
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        """Layers are cut anew."""
+        return OfSlices()
 
     def slices(self, workers: int) -> int:
         """One a worker."""

@@ -44,6 +44,7 @@ from polyrhythm.strategies.parameter_server.groups.group_watch import Means, OfG
 from polyrhythm.strategies.parameter_server.groups.inside_check import check_inside
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
 from polyrhythm.strategies.parameter_server.groups.models import Models
+from polyrhythm.strategies.parameter_server.groups.resharding import OfGroupsOfRounds
 from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -135,11 +136,15 @@ class Mixed(Strategy):
         return self.groups(workers) == 1 or self.consistency.in_step()
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Where groups push gradients, servers count other groups."""
-        if self.inside.offers is not Offer.GRADIENTS:
-            raise self.needs_as_many(before)
+        """The servers count other groups, whose gradients they get or whose rounds."""
         groups = [*self.contributors(cast_in_order(before, self.servers)).values()]
-        return OfServers(self.consistency, groups, self.groups(after))
+        servers = OfServers(self.consistency, groups, self.groups(after))
+        if self.inside.offers is Offer.GRADIENTS:
+            return servers
+        if self.round_steps(before) != self.round_steps(after):
+            raise self.needs_as_many(before)
+        inside = self.inside.resharding(before, after)
+        return OfGroupsOfRounds(servers, inside, self.round_steps(after))
 
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it, of groups."""
