@@ -131,6 +131,7 @@ class RunFigures:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
         done = {state.account.worker: state.account.step for state in self.states}
         for worker, rank in enumerate(self._world.cast.workers):
-            held = [report["steps"].get(str(rank), 0) for report in self._others.reports.values()]
+            told = [report["steps"] for report in self._others.reports.values()]
+            held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
             done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
         return done

@@ -11,7 +11,7 @@ paper's mirror clock). A packet of more than `barrier` of a shard's bytes is ann
 before it, and readers of that shard wait for it (the selective barrier). At w_j = 0 every change is significant.
 Departures: readers read whole shards, so an announcement names the shard and not its numbers; the paper announces where
 a network cannot keep up, here the size decides; what is unsent when a site's workers leave is sent then, so that the
-final model, that of worker 0's site, holds all updates.
+final model, that of worker 0's site, holds all updates; a site whose workers are lost counts on from the slowest.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Gaia(Strategy):
         bytes_per_step="2M + at most MG(G-1)/N, G sites",
         staleness="what other sites send meanwhile: at most G-1 updates a round",
         use_it="several sites with a slow network between them",
+        when_a_worker_dies="its site and the others go on, and a successor takes over the steps that are left",
     )
 
     sites: Count = 2
@@ -100,6 +101,14 @@ class Gaia(Strategy):
             for workers in (before, after)
         )
         return OfSites(old, new, self.servers)
+
+    def goes_on(self, workers: int) -> bool:
+        """Always; a site whose workers are all lost is not waited for."""
+        return True
+
+    def spares_leader(self, workers: int) -> bool:
+        """No: worker 0's site ends the others."""
+        return False
 
     def updates_per_step(self, workers: int) -> int:
         """One a site."""

@@ -31,8 +31,6 @@ class Batches(Invariant):
             gone.add(event.source)
         elif message.kind is Kind.PUSH and message.step >= self._steps[server, event.source]:
             held[event.source] = message
-        elif message.kind is Kind.PUSH and answered.keys() != {event.source}:  # another server lacks it
-            held[event.source] = message._replace(weight=0.0)
         over = {rank for rank in held.keys() - gone if rank in answered}
         if over or event.version != event.version_before:
             self._check(event, over, held, gone)

@@ -3,13 +3,14 @@
 all workers ── PUSH(mean of portions) ─▶ the batch's gradient ─▶ scalar products ── VECTOR ─▶ all other servers
             ◀─ PARAMETERS ── a step along the line, or along the next ◀── their sum ──
 
-Where a worker is lost, a batch is of those who are left, and what it had pushed goes along. Its successor comes in at
-the same batch on all servers. What only lost ones had pushed comes again.
+Where a worker is lost, a batch is of those who are left, and of what it had pushed, if all servers have that; else that
+comes again. Its successor comes in at the same batch on all servers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -19,14 +20,13 @@ from polyrhythm.strategies.parameter_server.batches.curvature import Curvature, 
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
-from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
-_NOTHING = torch.zeros(0, 0, dtype=torch.float64)
 
 
 class BatchServer:
@@ -160,10 +160,7 @@ class BatchServer:
         admit_push(message, self._shard.values, self.version, message.step)  # a batch may end at any step
         self._stop |= message.stop
         if message.step < self._steps[worker]:
-            if not self._rounds.is_next(worker, message.step):
-                return self._answer_if_begun([worker])
-            message = message._replace(weight=0.0)  # another server may lack it
-        self._rounds.take(worker, message.step)
+            return self._answer_if_begun([worker])
         self._held[worker] = message
         return self._gather()
 
@@ -195,42 +192,59 @@ class BatchServer:
         entered = self._rounds.let_in(alone=True)
         skipped = self._rounds.number - number
         self._void += skipped
-        told = [reply for _ in range(skipped) for reply in self._parts.offer(_NOTHING)]
+        told = [reply for _ in range(skipped) for reply in self._parts.offer(_names(()))]
         return told + self._answer_if_begun(entered) + self._decide()
 
     def _multiply(self) -> list[Reply]:
+        """Tells the others this shard's part of all products; or, if a worker is missing, first who is not."""
+        whole = len(self._batch) == len(self._steps) and self._weighs
+        return self._parts.offer(self._products() if whole else _names(self._batch)) + self._decide()
+
+    @property
+    def _weighs(self) -> bool:
+        return any(message.weight > 0 for message in self._batch.values())
+
+    def _products(self) -> Tensor:
         """Makes the batch's gradient, and this shard's part of all products."""
         weights = [message.weight for message in self._batch.values()]
-        if not sum(weights) > 0:
-            return self._parts.offer(_NOTHING) + self._decide()
         gradient = mean([payload(message) for message in self._batch.values()], weights)
-        return self._parts.offer(self._curvature.products(gradient)) + self._decide()
+        return self._curvature.products(gradient)
 
     def _decide(self) -> list[Reply]:
         """Steps, once all servers' products are there."""
         while self._void or self._batch:
-            gram = self._parts.whole()
-            if gram is None:
+            parts = self._parts.all()
+            if parts is None:
                 return []
-            if not self._void:
-                return self._step(gram)
-            self._void -= 1
+            if self._void:  # nobody makes anything of it
+                self._void -= 1
+            elif all(part.dim() == 2 for part in parts):
+                return self._step(summed(parts))
+            else:
+                return self._agree([part.tolist() for part in parts if part.dim() == 1])
         return []
 
+    def _agree(self, named: list[list[int]]) -> list[Reply]:
+        """Takes the gradients that all servers have; of a lost worker's, others come again."""
+        self._batch = {n: held for n, held in self._batch.items() if all(n in names for names in named)}
+        if not self._weighs:
+            return self._end_batch()
+        return self._parts.offer(self._products()) + self._decide()
+
     def _step(self, gram: Tensor) -> list[Reply]:
-        """Ends the batch: unless there are no products, which is where some server has nothing of it but empty ones."""
+        self._curvature.advance(gram, max(message.learning_rate for message in self._batch.values()))
+        for number, message in self._batch.items():
+            if message.weight > 0:
+                self.staleness[self.version - message.version] += message.step + 1 - self._steps[number]
+        self.version += 1
+        return self._end_batch()
+
+    def _end_batch(self) -> list[Reply]:
         batch, self._batch = self._batch, {}
-        if len(gram):
-            self._curvature.advance(gram, max(message.learning_rate for message in batch.values()))
-            for number, message in batch.items():
-                if message.weight > 0:
-                    self.staleness[self.version - message.version] += message.step + 1 - self._steps[number]
-            self.version += 1
         for number, message in batch.items():
-            if len(gram) or not message.weight > 0:
-                self._steps[number] = max(self._steps[number], message.step + 1)
+            self._steps[number] = message.step + 1
         owed, self._owed = sorted(self._owed), set()
-        return self._answer_if_begun(owed) + self._gather()
+        return self._answer_if_begun(owed) + self._gather() + self._answer_final()
 
     def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
         """Answers with the parameters; as soon as there are some."""
@@ -242,9 +256,14 @@ class BatchServer:
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
-        return [] if final is None or not self._shard.ready else [self._answer(final)]
+        due = final is not None and self._shard.ready and not self._batch
+        return [self._answer(final)] if due and final is not None else []
 
     def _answer(self, source: int) -> Reply:
         step = self._steps[self._presence.numbers[source]]
         values = self._shard.shown()
         return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+
+
+def _names(workers: Iterable[int]) -> Tensor:
+    return torch.tensor(list(workers), dtype=torch.int64)

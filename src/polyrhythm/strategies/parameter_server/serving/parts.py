@@ -3,12 +3,13 @@
 server 0 ── part ──▶ all others        every one waits for all parts, and adds them up in the order of the servers:
 server 1 ── part ──▶ all others        the same bits, and so the same choice, on all
 
-A part is a square of numbers; with one row more, where it says of which gradients it is. An empty one says that a
-server has nothing in this round.
+A part is a square of numbers; with one row more, where it says of which gradients it is. In its place a server may send
+names alone, to find out first whose gradients all of them have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import payload
+
+_NAMES = 1
 
 
 class Parts:
@@ -33,6 +36,7 @@ class Parts:
         self._servers = servers or (-1,)
         self._own = self._servers[index]
         self._round = 0
+        self._offered = 0
         self._heard: dict[tuple[int, int], Tensor] = {}
 
     def knows(self, rank: int) -> bool:
@@ -40,10 +44,14 @@ class Parts:
         return rank in self._servers and rank != self._own
 
     def offer(self, part: Tensor) -> list[tuple[int, Message]]:
-        """Takes this server's part, `(k, k)` or `(k + 1, k)`, float64; gives the messages that tell the others."""
-        self._heard[self._round, self._own] = part
+        """Takes this server's part, `(k, k)` or `(k + 1, k)`, float64; gives the messages that tell the others.
+
+        Names in its place are `(k,)`, int64.
+        """
+        self._heard[self._offered, self._own] = part
         raw = part.flatten().view(torch.uint8)  # as it is, whatever a parameter of the model stands for
-        message = Message(Kind.VECTOR, raw, step=self._round)
+        message = Message(Kind.VECTOR, raw, version=_NAMES if part.dim() == 1 else 0, step=self._offered)
+        self._offered += 1  # the round may be over for this server before others have said what they have
         return [(rank, message) for rank in self._servers if rank != self._own]
 
     def hear(self, source: int, message: Message) -> None:
@@ -52,37 +60,33 @@ class Parts:
         Raises:
             RefusedMessage: it is no square of numbers, of another round, or there already.
         """
+        part = self._named(message) if message.version == _NAMES else self._square(message)
+        if not 0 <= message.step - self._round <= 1 or (message.step, source) in self._heard:
+            raise RefusedMessage(
+                Reason.STEP, f"a part of round {message.step} came from rank {source} in round {self._round}"
+            )
+        self._heard[message.step, source] = part
+
+    def _named(self, message: Message) -> Tensor:
         raw = payload(message)
-        numbers = raw.numel() // 8
-        size = isqrt(numbers)
+        if raw.dtype != torch.uint8 or raw.numel() % 8 or self._unnamed is not None:
+            raise RefusedMessage(Reason.PAYLOAD, f"{raw.numel()} numbers, {raw.dtype}, are no names")
+        return raw.view(torch.int64)
+
+    def _square(self, message: Message) -> Tensor:
+        raw = payload(message)
+        size = isqrt(raw.numel() // 8)
         rows = size if self._unnamed in (None, size) or not size else size + 1
         if raw.dtype != torch.uint8 or raw.numel() != 8 * rows * size:
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
             )
         own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
-        alike = own is None or not (size and len(own)) or len(own) == size
-        if message.step == self._round and not alike:
+        if message.step == self._round and own is not None and own.dim() == 2 and len(own) != size:
             raise RefusedMessage(
-                Reason.PAYLOAD, f"a part of {size} gradients came, and others are of another number"
+                Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
             )
-        if not 0 <= message.step - self._round <= 1 or (message.step, source) in self._heard:
-            raise RefusedMessage(
-                Reason.STEP, f"a part of round {message.step} came from rank {source} in round {self._round}"
-            )
-        self._heard[message.step, source] = raw.view(torch.float64).view(rows, size)
-
-    def whole(self) -> Tensor | None:
-        """Gives the sum of all parts once they are there, empty if one of them is; then the next round begins."""
-        found = self.all()
-        if found is None:
-            return None
-        if not all(map(len, found)):
-            return torch.zeros(0, 0, dtype=torch.float64)
-        total = torch.zeros_like(found[0])
-        for part in found:
-            total += part
-        return total
+        return raw.view(torch.float64).view(rows, size)
 
     def all(self) -> list[Tensor] | None:
         """Gives all parts, in the servers' order, once they are there; then the next round begins."""
@@ -94,3 +98,11 @@ class Parts:
             del self._heard[self._round, rank]
         self._round += 1
         return found
+
+
+def summed(parts: Sequence[Tensor]) -> Tensor:
+    """Gives the sum of all servers' parts, `(k, k)`, in their order."""
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    return total

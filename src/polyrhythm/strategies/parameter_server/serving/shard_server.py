@@ -337,6 +337,8 @@ class ShardServer:
         replies: list[Reply] = []
         while self._comparison is not None and (agreed := self._comparison.next()) is not None:
             replies += self._apply_and_answer(*agreed)
+            if agreed.taken:
+                replies += self._answer_final()
         return replies
 
     def _apply_and_answer(
@@ -367,7 +369,8 @@ class ShardServer:
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
-        return [] if final is None or self._shard is None else [self._answer(final)]
+        waits = self._comparison is not None and self._comparison.busy
+        return [] if final is None or self._shard is None or waits else [self._answer(final)]
 
     def _answer(self, source: int) -> Reply:
         assert self._shard is not None, "nobody is answered before there are parameters"

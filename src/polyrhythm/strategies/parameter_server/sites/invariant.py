@@ -5,7 +5,7 @@ w = 0 - sum over sites and rounds of the mean of a site's gradients      steps o
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 from torch import Tensor
@@ -36,43 +36,97 @@ class Sites(Invariant):
             for site, ranks in enumerate(sites.servers)
             for rank, cut in zip(ranks, cuts, strict=True)
         }
-        self._rounds: Counter[int] = Counter()
-        self._left: Counter[int] = Counter()
+        self._clocks: Counter[int] = Counter()
+        self._present = {rank: set(sites.members[site]) for rank, (site, _) in self._place.items()}
+        self._asleep: set[int] = set()
+        self._unawaited: set[tuple[int, int]] = set()
+        """Which server has heard that all workers of which other are lost, and nothing since."""
+        self._let_on: Counter[int] = Counter()
+        """Up to which round a server's workers did not have to wait for another, all of whose workers were lost."""
+        self._come: Counter[tuple[int, int]] = Counter()
+        self._held: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """For every server, whose gradients of which steps it has not applied yet."""
         self._sum = torch.zeros(conditions.numbers)
         self._shown: dict[int, Tensor] = {}
 
     def handled(self, event: Handled) -> None:
-        """Books a round, and keeps what is answered."""
-        message = event.message
-        if message is not None and message.kind is Kind.LEAVE and not message.stop:
-            self._left[event.server] += event.source in self._workers
-        if message is not None and message.kind is Kind.PUSH and event.version != event.version_before:
-            self._book(event, message.step)
-        for _, reply in event.replies:
-            if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
-                self._shown[event.server] = reply.tensor
+        """Follows who is there and what is pushed, books a round, and keeps what is answered."""
+        server = event.server
+        if event.source not in self._workers:
+            self._hear(event)
+        else:
+            self._follow(event)
+            if event.version != event.version_before:
+                self._book(server)
+        told = [
+            reply.version
+            for to, reply in event.replies
+            if to in self._place and reply.kind is Kind.DIFFERENCE
+        ]
+        if told and event.source in self._workers:
+            self._tick(event, told[0])
+        for to, reply in event.replies:
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None and to in self._workers:
+                self._shown[server] = reply.tensor
+                self._present[server].add(to)
 
-    def _book(self, event: Handled, step: int) -> None:
-        site, cut = self._place[event.server]
-        self._rounds[event.server] += 1
-        if self._gradient is not None:
-            members = self._sites.members[site]
-            gradients = [self._gradient(self._workers.index(rank), step)[cut] for rank in members]
-            self._sum[cut] -= torch.stack(gradients).sum(0) / len(members)
-        others = [rank for rank, (_, where) in self._place.items() if where == cut and self._trains(rank)]
-        slowest = min((self._rounds[rank] for rank in others), default=self._rounds[event.server])
-        if self._rounds[event.server] - slowest > self._lag + 1:
+    def _follow(self, event: Handled) -> None:
+        server, source, message = event.server, event.source, event.message
+        if message is None or (message.kind is Kind.LEAVE and not message.stop):
+            self._present[server].discard(source)
+            if not self._present[server]:
+                self._asleep.add(server)
+        elif message.kind is Kind.PUSH and message.step >= self._come[server, source]:
+            self._come[server, source] = message.step + 1
+            if message.weight > 0:
+                self._held[server].append((source, message.step))
+
+    def _hear(self, event: Handled) -> None:
+        message, pair = event.message, (event.server, event.source)
+        if message is not None and message.kind is Kind.ANNOUNCE and message.stop:
+            self._unawaited.add(pair)
+        elif message is not None and message.kind is Kind.DIFFERENCE and pair in self._unawaited:
+            self._unawaited.discard(pair)
+            self._let_on[event.server] = (
+                self._clocks[event.server] + 1
+            )  # its workers may be under way already
+
+    def _book(self, server: int) -> None:
+        held = self._held.pop(server, [])
+        if self._gradient is not None and held:
+            cut = self._place[server][1]
+            gradients = [self._gradient(self._workers.index(rank), step)[cut] for rank, step in held]
+            self._sum[cut] -= torch.stack(gradients).sum(0) / len(gradients)
+
+    def _tick(self, event: Handled, clock: int) -> None:
+        """A site has made a round; one that was asleep may leave some out, since nobody waited for them."""
+        server = event.server
+        site, cut = self._place[server]
+        left_out = clock - self._clocks[server] - 1
+        if left_out < 0 or (left_out and server not in self._asleep):
+            raise Violation(
+                f"the round of site {site}",
+                rank=server,
+                time_s=event.time_s,
+                expected=self._clocks[server] + 1,
+                found=clock,
+            )
+        self._clocks[server] = clock
+        self._asleep.discard(server)
+        same = [rank for rank, (_, where) in self._place.items() if where == cut and self._trains(rank)]
+        others = [rank for rank in same if (server, rank) not in self._unawaited]
+        slowest = min((self._clocks[rank] for rank in others), default=clock)
+        if clock - slowest > self._lag + 1 and clock > self._let_on[server]:
             raise Violation(
                 f"rounds of site {site}",
-                rank=event.server,
+                rank=server,
                 time_s=event.time_s,
                 expected=f"at most {self._lag + 1} more than the slowest site's {slowest}",
-                found=self._rounds[event.server],
+                found=clock,
             )
 
     def _trains(self, server: int) -> bool:
-        members = self._sites.members[self._place[server][0]]
-        return self._left[server] < len(members)
+        return bool(self._present[server])
 
     def ended(self, event: Ended) -> None:
         """Worker 0 was given the sum of everything."""

@@ -3,6 +3,7 @@
     site ── ANNOUNCE(round) ─▶                                  all other sites, before a large packet
          ── DIFFERENCE(packet or nothing, round, the newest round of yours that I have) ─▶       every round
          ── LEAVE(packet, round, …) ─▶                                                    after its last
+         ── ANNOUNCE(round, stop) ─▶                          that round will not come for now: all workers are lost
 
 A packet is kept until all others have said that they have it, so that a checkpoint holds what is on its way. Rounds
 that a resumed site makes again are not heard a second time.
@@ -35,6 +36,8 @@ class Post:
         self._heard = dict.fromkeys(peers, 0)
         self._acknowledged = dict.fromkeys(peers, 0)
         self._gone: set[int] = set()
+        self._asleep: set[int] = set()
+        self._sleeps = False
         self._announced: dict[int, int] = {}
         self._kept: dict[int, Tensor] = {}
 
@@ -46,9 +49,25 @@ class Post:
     @property
     def slowest(self) -> int:
         """The least clock of the sites that are still training, as far as is known; this site's own if it is alone."""
-        return min(
-            (clock for peer, clock in self._heard.items() if peer not in self._gone), default=self.clock
-        )
+        away = self._gone | self._asleep
+        return min((clock for peer, clock in self._heard.items() if peer not in away), default=self.clock)
+
+    @property
+    def asleep(self) -> tuple[int, ...]:
+        """Ranks of other sites' servers whose workers are lost, all of them, until they make another round."""
+        return tuple(sorted(self._asleep - self._gone))
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether this site has told others not to wait for its next round."""
+        return self._sleeps
+
+    def sleep(self) -> list[tuple[int, Message]]:
+        """All workers of this site are lost; gives what tells the other sites not to wait for it."""
+        if self._sleeps:
+            return []
+        self._sleeps = True
+        return [(peer, Message(Kind.ANNOUNCE, version=self.clock + 1, stop=True)) for peer in self._heard]
 
     @property
     def awaits(self) -> bool:
@@ -71,6 +90,9 @@ class Post:
             large: whether the packet is to be announced.
             last: whether this site's workers have left.
         """
+        if self._sleeps:  # nobody waits for the rounds that it has not made
+            self._sleeps = False
+            self.clock = max(self.clock, self.slowest)
         self.clock += 1
         if packet is not None and self._heard:
             self._kept[self.clock] = packet
@@ -91,7 +113,9 @@ class Post:
 
     def expect(self, peer: int, message: Message) -> None:
         """Takes another site's announcement."""
-        if message.version > self._heard[peer]:
+        if message.stop:
+            self._asleep.add(peer)
+        elif message.version > self._heard[peer]:
             self._announced[peer] = message.version
 
     def hear(self, peer: int, message: Message) -> Tensor | None:
@@ -106,6 +130,7 @@ class Post:
         if message.version <= self._heard[peer]:
             return None
         self._heard[peer] = message.version
+        self._asleep.discard(peer)
         return message.tensor
 
     def state(self) -> State:

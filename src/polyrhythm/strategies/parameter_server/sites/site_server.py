@@ -3,6 +3,10 @@
 workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
 other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
 workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind, or has announced a large packet
+
+Without a lost worker its site goes on with those who are left, as servers in lock-step do. A site whose workers are all
+lost is not waited for; when one of them has a successor, its rounds count on from the slowest site's. In the end such a
+site is asked for its last, after which it lets nobody in.
 """
 
 from __future__ import annotations
@@ -14,14 +18,19 @@ from math import sqrt
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_announcement,
+    admit_bare,
     admit_push,
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.aggregator import mean
+from polyrhythm.strategies.parameter_server.serving.gate import Decision
+from polyrhythm.strategies.parameter_server.serving.held import Held
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.sites.post import Post
 from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
 from polyrhythm.strategies.state import State
@@ -80,17 +89,19 @@ class SiteServer:
         self._rule = rule
         self._shard = OptimizedShard()
         self._unsent: Significance | None = None
-        self._held: dict[int, Message] = {}
+        self._gate = SynchronousGate(len(members))
+        self._held = Held(len(members))
+        self._lost: set[int] = set()
+        self._ending = self._through = False
         self._waiting: list[int] = []
         self._reading: list[int] = []
-        self._steps = dict.fromkeys(members, 0)
         self._stop = False
         self._resumed: State | None = None
 
     @property
     def steps(self) -> dict[int, int]:
         """How many gradients of each worker of the site it holds."""
-        return self._steps
+        return dict(zip(self._presence.pushers, self._held.steps, strict=True))
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a worker of the site or from another site, and gives the replies.
@@ -106,11 +117,19 @@ class SiteServer:
             return self._pull(source, message)
         if message.kind is Kind.LEAVE:
             return self._leave(source)
+        if message.kind is Kind.JOIN:
+            admit_bare(message._replace(step=0))
+            return self._carry_out(self._gate.enter(self._presence.numbers[source], message.step))
         return self._begin(source, message, self._post.peers)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """No worker can be done without."""
-        return []
+        """Goes on without a worker of the site, until a successor pulls; what it has pushed still counts."""
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
+            return []
+        self._lost.add(rank)
+        self._waiting = [other for other in self._waiting if other != rank]
+        self._reading = [other for other in self._reading if other != rank]
+        return self._go_on_without(rank)
 
     def state(self) -> State:
         """Gives all that a resumed server needs: parameters, what is unsent, and what is on its way."""
@@ -120,7 +139,7 @@ class SiteServer:
         kept, clocks = self._post.state()
         return tensors | kept | {"retained": self._unsent.retained}, facts | {
             "version": self.version,
-            "steps": list(self._steps.values()),
+            "steps": list(self._held.steps),
             "staleness": {str(key): count for key, count in self.staleness.items()},
             "post": clocks,
         }
@@ -131,7 +150,7 @@ class SiteServer:
             return
         tensors, facts = state
         self.version = facts["version"]
-        self._steps = dict(zip(self._steps, facts["steps"], strict=True))
+        self._held.steps = list(facts["steps"])
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self._post.load_state(tensors, facts["post"])
         self._shard.load_state(state)
@@ -148,7 +167,12 @@ class SiteServer:
         if message.kind is Kind.ANNOUNCE:
             admit_announcement(message)
             self._post.expect(source, message)
-            return []
+            asked = self._presence.final is not None and message.stop
+            return self._let_on() + ([(source, Message(Kind.PULL, stop=True))] if asked else [])
+        if message.kind is Kind.PULL:
+            admit_bare(message)
+            self._ending = True
+            return self._send_the_last()
         if message.kind not in (Kind.DIFFERENCE, Kind.LEAVE):
             return self._begin(source, message, ())
         packet = self._post.hear(source, message)
@@ -179,8 +203,17 @@ class SiteServer:
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
         if message.stop:  # the final parameters
-            self._presence.final = source
-            return self._answer_final()
+            self._presence.final, self._ending = source, True
+            asked = [(peer, Message(Kind.PULL, stop=True)) for peer in self._post.asleep]
+            return self._send_the_last() + self._answer_final() + asked
+        number = self._presence.numbers[source]
+        if not self._presence.is_there(source):  # a successor
+            if self._ending:
+                return [(source, Message(Kind.LEAVE))]
+            self._presence.enter(source)
+            self._lost.discard(source)
+            self._gate.join(number)
+            return [(source, Message(Kind.JOIN, step=self._gate.rounds.invitation(number) or 0))]
         if self._unsent is None:
             self._presence.asking.append(source)
             return []
@@ -188,24 +221,34 @@ class SiteServer:
         return self._let_read()
 
     def _push(self, source: int, message: Message) -> list[Reply]:
-        admit_push(message, self._shard.values, self.version, self._steps[source])
+        worker = self._presence.numbers[source]
+        due = self._held.steps[worker]
+        admit_push(message, self._shard.values, self.version, due)
         self._stop |= message.stop
-        if message.step < self._steps[source]:  # a resumed worker repeats itself
-            return [self._answer(source)]
-        self._held[source] = message
-        if len(self._held) < self._presence.there:
-            return []
-        pushed = [(rank, self._held[rank]) for rank in self._presence.pushers if rank in self._held]
-        self._held = {}
-        self._waiting = [rank for rank, _ in pushed]
-        return self._update(pushed) + self._let_on()
+        if message.step < due:
+            if not self._gate.rounds.is_next(worker, message.step):
+                return [self._answer(source)]
+            message = message._replace(weight=0.0)  # the server of another shard may lack it
+        self._held.hold(Pushed(worker, message))
+        return self._carry_out(self._gate.arrive(worker, message.step))
 
-    def _update(self, pushed: list[tuple[int, Message]]) -> list[Reply]:
+    def _carry_out(self, decision: Decision) -> list[Reply]:
+        """Makes a round's update, if there is one; who is to be answered waits for the other sites."""
+        taken = [self._held.take(worker) for worker in decision.apply]
+        self._held.count(taken)
+        for worker in decision.answer:
+            self._held.settle(worker, None)
+        sources = [self._presence.pushers[worker] for worker in decision.answer]
+        if self._unsent is None:
+            self._presence.asking += sources
+            return []
+        self._waiting += sources
+        return (self._update([entry.message for entry in taken]) if taken else []) + self._let_on()
+
+    def _update(self, pushed: list[Message]) -> list[Reply]:
         """Makes a round's update, and tells the other sites what of all updates is significant."""
         assert self._unsent is not None, "nobody pushes before having pulled"
-        for rank, message in pushed:
-            self._steps[rank] = message.step + 1
-        weighty = [message for _, message in pushed if message.weight > 0]
+        weighty = [message for message in pushed if message.weight > 0]
         if weighty:
             before = self._shard.values.clone()
             gradient = mean(
@@ -239,9 +282,21 @@ class SiteServer:
         if not self._presence.leave(source):
             self.done = True
             return [(rank, Message(Kind.LEAVE, stop=True)) for rank in (*self._post.peers, *self._idle)]
-        if self._presence.there or self._unsent is None:
+        return self._go_on_without(source)
+
+    def _go_on_without(self, rank: int) -> list[Reply]:
+        replies = self._carry_out(self._gate.leave(self._presence.numbers[rank]))
+        if self._lost and not (self._presence.there or self._ending):
+            return replies + self._post.sleep()
+        return replies + self._send_the_last() + self._answer_final()
+
+    def _send_the_last(self) -> list[Reply]:
+        """Sends all that is unsent, if no worker of this site will push again."""
+        if self._presence.there or self._through:
             return []
-        return self._post.tell(self._unsent.take_all(), stop=False, last=True) + self._answer_final()
+        self._through = True
+        packet = None if self._unsent is None else self._unsent.take_all()
+        return self._post.tell(packet, stop=False, last=True)
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
@@ -253,5 +308,5 @@ class SiteServer:
     def _answer(self, rank: int) -> Reply:
         values: Tensor = self._shard.shown()
         return rank, Message(
-            Kind.PARAMETERS, values, version=self.version, step=self._steps[rank], stop=self._stop
+            Kind.PARAMETERS, values, version=self.version, step=self.steps[rank], stop=self._stop
         )

@@ -10,7 +10,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
-from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.training.flat_parameters import shards
@@ -44,11 +44,11 @@ def test_parts_are_summed_in_the_order_of_the_servers_whenever_they_come():
         ends = [Parts(SERVERS, index) for index in range(3)]
         sent = [(index, reply) for index in order for reply in ends[index].offer(parts[index])]
         for source, (to, message) in sent:
-            assert ends[SERVERS.index(to)].whole() is None
+            assert ends[SERVERS.index(to)].all() is None
             ends[SERVERS.index(to)].hear(SERVERS[source], message)
         for end in ends:
-            assert torch.equal(end.whole(), expected)
-            assert end.whole() is None  # the next round has begun
+            assert torch.equal(summed(end.all()), expected)
+            assert end.all() is None  # the next round has begun
 
 
 def test_a_part_of_the_next_round_waits():
@@ -58,11 +58,11 @@ def test_a_part_of_the_next_round_waits():
         [(_, message)] = one.offer(two * value)
         end.hear(6, message)
         one.hear(5, Message(Kind.VECTOR, two.flatten().view(torch.uint8), step=message.step))
-        one.whole()
+        one.all()
     end.offer(two)
-    assert end.whole().tolist() == [[3.0]]
+    assert summed(end.all()).tolist() == [[3.0]]
     end.offer(two)
-    assert end.whole().tolist() == [[31.0]]
+    assert summed(end.all()).tolist() == [[31.0]]
 
 
 def servers_of(count):
