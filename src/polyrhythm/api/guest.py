@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from polyrhythm.api.entering import facts_of
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import who_has_joined
+from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, own_address
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
@@ -121,7 +121,7 @@ class Guest:
             own_address(*self._address),
             incarnation=self._peer.incarnation,
             key=self._key,
-            met=who_has_joined(store, self._cast.size),
+            met=newest_incarnations(store, self._cast.size),
         )
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

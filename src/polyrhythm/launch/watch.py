@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import (
     Event,
@@ -191,6 +191,9 @@ class Watch:
 
     def _start_successors(self, store: Any) -> None:
         for peer in self._succession.take_due(time.monotonic()):
+            tell_of_start(store, peer)  # a guest that has not heard of this one must be heard of by it, and the reverse
+            if self._guests is not None:
+                self._guests.look()
             guests = () if self._guests is None else self._guests.present
             with held_back():  # by the child, until it knows what to do then
                 self._ranks.start(peer, guests, self._ledger if peer.rank == LEADER else None)

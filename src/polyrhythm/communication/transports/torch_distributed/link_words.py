@@ -63,14 +63,29 @@ def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
         return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
 
 
-def who_has_joined(store: Any, size: int) -> dict[int, int]:
-    """Gives the newest incarnation of every rank that has joined.
+def tell_of_start(store: Any, peer: Peer) -> None:
+    """Says that a process is about to be started, for who comes by itself before that one can be reached.
+
+    Args:
+        store: where the ranks meet.
+        peer: which rank, and how many have had it before.
+    """
+    store.set(_started(peer.rank), str(peer.incarnation))
+
+
+def newest_incarnations(store: Any, size: int) -> dict[int, int]:
+    """Gives the newest incarnation of every rank that has joined, or is about to.
 
     Args:
         store: where the ranks meet.
         size: how many ranks there are.
     """
-    return {rank: int(store.get(_joined(rank))) for rank in range(size) if store.check([_joined(rank)])}
+    found: dict[int, int] = {}
+    for rank in range(size):
+        told = [int(store.get(key)) for key in (_joined(rank), _started(rank)) if store.check([key])]
+        if told:
+            found[rank] = max(told)
+    return found
 
 
 def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
@@ -126,6 +141,10 @@ def _cards(peer: Peer) -> tuple[str, str]:
 
 def _joined(rank: int) -> str:
     return f"joined/{rank}"
+
+
+def _started(rank: int) -> str:
+    return f"started/{rank}"
 
 
 def _words(to: Peer) -> str:
