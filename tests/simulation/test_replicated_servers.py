@@ -216,3 +216,14 @@ def test_what_is_not_handed_over_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     seeds = [seed for seed in range(40) if deaths_of(spec, seed) == 2][:4]
     found = [failure.what for seed in seeds for failure in tried(spec, seed).failures]
     assert any("the replicas of shard" in what for what in found)
+
+
+def test_deaths_of_two_workers_and_a_server_on_slow_links_leave_nobody_waiting() -> None:
+    """The server dies while a successor asks for the first time, and what it was asked is late."""
+    faults = (
+        "delay(probability=0.157, seconds=0.0102); kill(rank=2, at_s=0.0209, restart_after_s=0.00095); "
+        "kill(rank=3, at_s=0.127, restart_after_s=0.0); kill(rank=5, at_s=0.014)"
+    )
+    for steps in (8, 20):
+        found = try_seeds(trial(SPECS[0], steps=steps, faults=faults), [38])
+        assert (found.seeds, found.failures) == (1, ())
