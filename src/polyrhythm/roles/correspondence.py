@@ -78,6 +78,7 @@ class Correspondence:
         self._regroups = strategy.regroups(len(world.cast.workers))
         self.assembly = Assembly(world, self)
         self._newcomers: set[int] = set()
+        self._introduced: dict[int, bool] = {}
         self.mend: Callable[[], None] | None = None
         self.untrained: dict[str, Tensor] | None = None
 
@@ -113,6 +114,17 @@ class Correspondence:
         others = self.attendance.present
         self.read_until(lambda: self.untrained is not None or others <= {LEADER} | self._newcomers)
         return self.untrained
+
+    def await_introductions(self) -> None:
+        """Waits until all who are there have said so to this new leader, and handed in again what they last had."""
+
+        def heard(worker: int) -> bool:
+            hands_in = self._introduced.get(worker)
+            return (
+                worker in self._newcomers or hands_in is False or (hands_in is True and worker in self.states)
+            )
+
+        self.read_until(lambda: all(map(heard, self.attendance.present - {LEADER})))
 
     def let_leave(self) -> None:
         """Lets everyone leave whose last words are here, and were kept by who said them until now."""
@@ -257,6 +269,7 @@ class Correspondence:
     def _meet(self, source: int, message: Message) -> None:
         """Hears a worker introduce itself."""
         worker = self._see(source, message.version)
+        self._introduced[worker] = message.weight > 0
         if message.version or message.step:
             self._behind.add(worker)
         assert message.tensor is not None, "a worker says what it holds"

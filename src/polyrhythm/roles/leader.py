@@ -28,7 +28,13 @@ from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.run_figures import RunFigures, Spent
 from polyrhythm.roles.snapshot import Snapshot
-from polyrhythm.roles.taking_over import inherit_average, inherit_untrained, tested_before, unfinished
+from polyrhythm.roles.taking_over import (
+    inherit_average,
+    inherit_untrained,
+    stock_of,
+    tested_before,
+    unfinished,
+)
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import LEADER, World
@@ -101,6 +107,9 @@ class Leader:
         self._started_at = self._ledger.began_at_s
         self._others.take_over()
         inherit_untrained(self._others, self._replica)
+        if self._has_stock:
+            self._others.await_introductions()
+            self._finish_with_stock()
         return self._world.clock.now() - self._started_at
 
     def begin(self, epoch: int) -> None:
@@ -143,6 +152,8 @@ class Leader:
         self._others.states[LEADER] = state
         if self._presentation.average is not None:
             inherit_average(self._presentation.average, self._archive, self._replica)
+        if self._has_stock:
+            self._finish_with_stock()
         missing = unfinished(self._ledger, self.job, state.account.step, saves=self._archivist is not None)
         if not (missing.test or missing.save):
             return
@@ -157,9 +168,32 @@ class Leader:
             missing.at_its_end or not self._regroups
         ):  # else they have states of several steps
             top1 = self._found.top1 if missing.test and self._found is not None else None
-            self._save(missing.epochs, state.account.step, top1, presented)
+            self._save(self._snapshot(missing.epochs, state.account.step, presented), top1)
         if not self._regroups:  # who go in step wait meanwhile
             self._replica.part.catch_up()
+
+    @property
+    def _has_stock(self) -> bool:
+        """Whether the others have handed in models of their own."""
+        agree = self.job.strategy.agrees(self.job.workers)
+        return self._regroups and not agree and self._presentation.average is None
+
+    def _finish_with_stock(self) -> None:
+        """Tests and saves what the others held when an epoch was over, if that is left undone: they have gone on."""
+        reached = [state.account.step for worker, state in self._others.states.items() if worker != LEADER]
+        step = max(reached, default=0)
+        missing = unfinished(self._ledger, self.job, step, saves=self._archivist is not None)
+        stock = stock_of(self._others.states, self._replica.part, step)
+        if stock is None or missing.is_last or not missing.at_its_end:
+            return
+        mean = stock.mean.to(self._replica.flat.vector.device)
+        if missing.test:
+            self._evaluate(missing.epochs, mean)
+            self._ledger.tested_epochs = missing.epochs
+        if missing.save and (snapshot := self._snapshot(missing.epochs, step, mean)) is not None:
+            top1 = self._found.top1 if missing.test and self._found is not None else None
+            self._save(replace(snapshot, parameters=stock.models[0], workers=stock.states), top1)
+            self._ledger.saved_epochs = missing.epochs
 
     def step_done(self) -> None:
         """Keeps the weight average, for which the step must be over, and lets successors in."""
@@ -197,7 +231,7 @@ class Leader:
             self._evaluate(epoch + 1, presented)
         top1 = None if last or self._found is None else self._found.top1
         if epoch >= self._ledger.saved_epochs:
-            self._save(epoch + 1, state.account.step, top1, presented)
+            self._save(self._snapshot(epoch + 1, state.account.step, presented), top1)
         self._paused_s += self._world.clock.now() - paused_at
 
     def interrupted(self, state: WorkerState) -> None:
@@ -207,7 +241,7 @@ class Leader:
             self._others.wait_for_step(state.account.step)
         else:
             self._others.wait_for_stop()
-        self._save(self.job.calendar.epoch_of(state.account.step), state.account.step)
+        self._save(self._snapshot(self.job.calendar.epoch_of(state.account.step), state.account.step))
         if self._archivist is not None:
             self._archivist.wait()
 
@@ -268,15 +302,18 @@ class Leader:
             return None
         return Archivist(self._archive, self._world.activity, self._emit, beside=self._world.pace.live)
 
-    def _save(
-        self, epoch: int, step: int, top1: float | None = None, presented: Tensor | None = None
-    ) -> None:
-        """Copies the run's state and has it written; what workers and servers hand in is a copy already."""
+    def _save(self, snapshot: Snapshot | None, top1: float | None = None) -> None:
+        """Has the run's state written."""
+        if self._archivist is not None and snapshot is not None:
+            self._archivist.begin(snapshot, top1)
+
+    def _snapshot(self, epoch: int, step: int, presented: Tensor | None = None) -> Snapshot | None:
+        """Copies the run's state, if it is kept; what workers and servers hand in is a copy already."""
         if self._archivist is None:
-            return
+            return None
         self._archivist.wait()  # before there is one more copy
         average = {} if self._presentation.average is None else self._presentation.average.state_dict()
-        snapshot = Snapshot(
+        return Snapshot(
             epoch=epoch,
             step=step,
             seconds=self._world.clock.now() - self._started_at + self._earlier_s,
@@ -287,7 +324,6 @@ class Leader:
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
             begun=self.job.begun,
         )
-        self._archivist.begin(snapshot, top1)
 
     def _emit(self, event: Event) -> None:
         """Stamps and emits an event of the leader's own."""

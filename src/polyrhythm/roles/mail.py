@@ -111,5 +111,8 @@ class Mail:
 
     def _introduction(self) -> list[Message]:
         untrained = pack_tensors(self._replica.untrained, {})
-        here = Message(Kind.LEAD, untrained, self._world.incarnation, self._behind)
-        return [here] if self._newest is None else [here, self._newest]
+        follows = [] if self._newest is None else [self._newest]
+        here = Message(
+            Kind.LEAD, untrained, self._world.incarnation, self._behind, weight=float(len(follows))
+        )
+        return [here, *follows]

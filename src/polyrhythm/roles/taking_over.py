@@ -2,13 +2,15 @@
 
 ledger    what has been said: nothing of it again         workers   batch-norm statistics, accounts, states
 archive   the moving average of the weights               servers   the parameters, and how many of its steps count
+                                                          states    the models of an epoch's end, where each has its own
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation
@@ -18,6 +20,9 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.worker_state import WorkerState
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.weight_average import WeightAverage
 
 
@@ -46,6 +51,43 @@ class Unfinished:
             f"worker 0 was lost before the model was tested after epoch {self.epochs}: its successor tests the "
             "parameters as they are now"
         )
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What the others held at the end of an epoch, as they handed it in to the lost leader, and again to its successor.
+
+    Attributes:
+        states: theirs, and that of one of them in place of worker 0's.
+        models: their own, `(size,)` each.
+    """
+
+    states: dict[int, WorkerState]
+    models: list[Tensor]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of their models, `(size,)`."""
+        return torch.stack(self.models).mean(0)
+
+
+def stock_of(states: dict[int, WorkerState], part: WorkerPart, step: int) -> Stock | None:
+    """Gives what is known of a step; None where nobody has handed in a model of its own after it.
+
+    Args:
+        states: the workers'.
+        part: of the leader, which knows what is in them.
+        step: at the end of an epoch.
+    """
+    found = {
+        worker: state for worker, state in sorted(states.items()) if worker and state.account.step == step
+    }
+    models = [part.model_in((state.part, state.part_facts)) for state in found.values() if state.part]
+    held = [model for model in models if model is not None]
+    if not held:
+        return None
+    first = next(iter(found.values()))
+    return Stock({LEADER: replace(first, account=replace(first.account, worker=LEADER))} | found, held)
 
 
 def unfinished(ledger: Ledger, job: Job, step: int, *, saves: bool) -> Unfinished:

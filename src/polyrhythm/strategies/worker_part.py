@@ -287,3 +287,11 @@ class WorkerPart:
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave; called before `start`."""
+
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives the model, `(size,)`, that a worker held when `state` gave this; None where its part does not hold it.
+
+        Args:
+            state: of any worker.
+        """
+        return None

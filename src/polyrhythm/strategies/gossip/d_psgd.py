@@ -184,6 +184,10 @@ class DPSGDWorker(TurnsWorker):
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
 
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives the worker's parameters."""
+        return state[0]["parameters"]
+
     def _mix(self, step: int) -> None:
         """Takes the neighbours' parameters in; until all have come, nothing changes."""
         shares = self._turns.shares(step)

@@ -200,6 +200,11 @@ class SGPWorker(TurnsWorker):
         torch.div(self._numerator, self._mass, out=self._flat.vector)
         self._resumed = True
 
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives x / a."""
+        tensors, facts = state
+        return tensors["numerator"].div(float(facts["mass"]))
+
     def _push_and_take(self, step: int) -> None:
         """Takes part in a turn; until nothing can break any more, x and a stay as they are."""
         self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation

@@ -132,6 +132,10 @@ class RoundsOverBase(WorkerPart):
         self._base.load_state(base)
         self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
 
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives the base's."""
+        return self._base.model_in(self._parts(state)[0])
+
     @staticmethod
     def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
         """Takes a state apart: that of the base, that of the outer rule, and all facts."""

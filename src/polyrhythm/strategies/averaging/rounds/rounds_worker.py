@@ -159,6 +159,11 @@ class RoundsWorker(WorkerPart):
         for prefix, rule in self._rules():
             rule.load_state((_above(prefix, tensors), facts[prefix]))
 
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives its own; none if that is another's."""
+        tensors, facts = state
+        return tensors["vector"] if facts["weight"] else None
+
     def _start_outer(self) -> None:
         if self._rounds.outer is not None:
             self._rounds.outer.start(self._flat.vector)
