@@ -114,9 +114,9 @@ def images_of_absent(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> int
     Args:
         job: that is over.
         cast: of its ranks.
-        reports: the servers', one of which has kept the groups' lists.
+        reports: the servers', some of which have kept the groups' lists.
     """
-    if not job.losses.rescale:  # the others of the group have shared them out
+    if job.strategy.regroups_apart(job.workers) and not job.losses.rescale:  # others have shared them out
         return 0
     return sum(
         job.calendar.images(step, cast.workers.index(int(rank)))

@@ -25,6 +25,7 @@ class EveryStep(Invariant):
         again: whether those who regroup may take their latest step again, whose update was not whole.
         apart: whether groups regroup: who does is told how far its group has come, and the very last step may be over
             though none of those who are left has said so.
+        skips: whether a successor begins where others are, and steps that they took without it are over.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class EveryStep(Invariant):
         regroups: bool = False,
         again: bool = False,
         apart: bool = False,
+        skips: bool = False,
     ) -> None:
         self._apart = apart
+        self._skips = skips
         self._again = again
         self._formations = dict.fromkeys(workers, 0)
         self._leaves_out = leaves_out
@@ -52,7 +55,7 @@ class EveryStep(Invariant):
         if self._again and event.formation != self._formations[event.rank]:
             first = min(first, expected - 1)
         self._formations[event.rank] = event.formation
-        bounded = not self._leaves_out and event.regrouped is None
+        bounded = not (self._leaves_out or (self._skips and lost)) and event.regrouped is None
         if event.step < first or (event.step > last and bounded):
             raise Violation(
                 "a step out of turn",
@@ -88,6 +91,8 @@ class EveryStep(Invariant):
             missed = {rank: min(missed.values()) for rank in event.survivors}
         for rank, count in missed.items():
             lost = event.incarnations.get(rank, 0) - self._incarnations[rank]
+            if self._skips and lost:
+                continue
             if not 0 <= count <= lost + self._apart:
                 raise Violation(
                     "steps at the end",

@@ -20,11 +20,14 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
+from polyrhythm.strategies.invariants.every_step import EveryStep
+from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
+from polyrhythm.strategies.parameter_server.levels.level_watch import AtRoots
 from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
@@ -61,6 +64,7 @@ class Hierarchical(Strategy):
         bytes_per_step="2M + 2MG/N, G groups",
         staleness="0 (G-1 if asynchronous)",
         use_it="many workers, whose gradients one server could not take in",
+        when_a_worker_dies="its leaf goes on without it, and a successor begins where its group is",
     )
 
     groups: Count = 2
@@ -121,6 +125,19 @@ class Hierarchical(Strategy):
         """One a root."""
         return self.servers
 
+    def goes_on(self, workers: int) -> bool:
+        """Where there are others: a leaf bears the loss of a worker."""
+        return self.spares(workers) > 0
+
+    def spares(self, workers: int) -> int:
+        """Almost all, or so many as cannot be more whole groups than the consistency can do without."""
+        busy = self._busy(workers)
+        return min(workers - 1, self.consistency.spares(busy) if self.consistency.drops else workers)
+
+    def spares_leader(self, workers: int) -> bool:
+        """Never: its leaf would have to take back, from all roots, that it had asked for the final parameters."""
+        return False
+
     def leaves_out_not_finite(self, workers: int) -> bool:
         """Where servers do not wait for all."""
         return not self.consistency.in_step()
@@ -130,12 +147,19 @@ class Hierarchical(Strategy):
         return self.consistency.drops and not self.in_step(workers)
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Equal replicas inside each group; where all go in step, of all, and the sum of all gradients."""
-        cast = conditions.cast
+        """Equal replicas inside each group; where all go in step, of all; and roots have the sum of all gradients."""
+        cast, levels = conditions.cast, Levels.of(conditions.cast, self.groups)
         in_step = self.in_step(len(cast.workers))
-        groups = [members for members in Levels.of(cast, self.groups).groups if members]
-        equal = [cast.workers] if in_step else groups
-        return [*super().invariants(conditions), Replicas(conditions, equal, alone=in_step)]
+        found = [each for each in super().invariants(conditions) if not isinstance(each, EveryStep)]
+        leaves_out, skips = self.leaves_steps_out(len(cast.workers)), self.goes_on(len(cast.workers))
+        found.append(EveryStep(cast.workers, leaves_out=leaves_out, skips=skips))
+        groups = [members for members in levels.groups if members]
+        found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))
+        if in_step:
+            found.append(Undisturbed(Replicas(conditions, [cast.workers], alone=True)))
+        return (
+            found if conditions.gradient is None else [*found, AtRoots(conditions, levels, drops=leaves_out)]
+        )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom its leaf is the only server."""

@@ -3,18 +3,26 @@
     workers ── PUSH ─▶ held until the group is complete ── PUSH(mean, samples) ─▶ roots, each its shard
             ◀─ PARAMETERS ── put together when all have answered ◀── VECTOR ────
 
-A pull goes the same way, once all of the group ask: so they go on with the same parameters.
+A pull goes the same way, once all of the group ask: so they go on with the same parameters. The leaf has one question
+at a time for the roots.
+
+A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor comes are not
+seen. That one begins at the step that the group is at, with the parameters that it has, or with the next ones where the
+lost one's part in the present step is here. A leaf that nobody is left at leaves the roots, and comes back with the
+first successor, as a lost worker's would.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
+from polyrhythm.strategies.parameter_server.levels.leaf_group import LeafGroup
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_bare,
     admit_push,
@@ -28,6 +36,12 @@ from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
+
+
+class _Question(Enum):
+    PUSH = auto()
+    PULL = auto()
+    FINAL = auto()
 
 
 class LeafServer:
@@ -47,24 +61,33 @@ class LeafServer:
         self.version = 0
         self.staleness: Counter[int] = Counter()
         self.done = False
-        self._members = levels.groups[index]
+        self._group = LeafGroup(levels.groups[index])
         self._roots = levels.roots
         self._others = tuple(leaf for leaf in levels.leaves if leaf != levels.leaves[index])
-        self._there = set(self._members)
-        self._steps = dict.fromkeys(self._members, 0)
+        self._leader = levels.groups[0][0]
         self._plan: OptimizerPlan | None = None
         self._begun = False
         self._like = torch.empty(0, device="meta")
-        self._held: dict[int, Message] = {}
-        self._asking: list[int] = []
+        self._question: _Question | None = None
         self._waiting: list[int] = []
+        """Who is answered when the roots have answered, beside those who enter then."""
+        self._asks_final = False
+        """Whether worker 0 has asked for the final parameters."""
+        self._is_in = True
+        """Whether the roots count on this leaf."""
+        self._last: Message | None = None
         self._answers: dict[int, Message] = {}
         self._versions = dict.fromkeys(self._roots, 0)
 
     @property
     def steps(self) -> dict[int, int]:
-        """With which step each worker was last let go on."""
-        return self._steps
+        """With which step each worker was last let go on; of a lost one, how many are taken."""
+        return self._group.steps
+
+    @property
+    def absent(self) -> dict[int, list[list[int]]]:
+        """For each rank, stretches of steps, `[first, one past the last]`, taken without it until a successor came."""
+        return self._group.absent
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a worker, a root or another leaf, and gives the replies.
@@ -72,11 +95,13 @@ class LeafServer:
         Raises:
             RefusedMessage: a message that none of them sends.
         """
-        if source not in self._members:
+        if source not in self._group.members:
             return self._hear_server(source, message)
         if message.kind is Kind.PUSH:
-            self._admit(source, message)
-            return self._push(source, message)
+            self._group.check_turn(source)
+            admit_push(message, self._like, self.version, self._group.steps[source])
+            self._group.hold(source, message)
+            return self._go_on()
         if message.kind in (Kind.PULL, Kind.LEAVE):
             admit_bare(message)
             return self._pull(source, message) if message.kind is Kind.PULL else self._leave(source)
@@ -94,8 +119,10 @@ class LeafServer:
         )
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """No worker can be done without."""
-        return []
+        """Waits for a worker no more; what it had pushed is taken with the others'."""
+        pushed_on = self._question is _Question.PUSH and rank in self._waiting
+        self._waiting = [waiting for waiting in self._waiting if waiting != rank]
+        return self._go_on() if self._group.lose(rank, pushed_on=pushed_on) else []
 
     def state(self) -> State:
         """Nothing: between steps nothing is held, and the roots know the rest."""
@@ -103,12 +130,6 @@ class LeafServer:
 
     def load_state(self, state: State) -> None:
         """Takes nothing."""
-
-    def _admit(self, source: int, message: Message) -> None:
-        """Lets in a gradient for the parameters that were answered last."""
-        if source in self._held or source not in self._there:
-            raise RefusedMessage(Reason.ORDER, f"rank {source} pushed a second time, or after it had left")
-        admit_push(message, self._like, self.version, self._steps[source])
 
     def _initialise(self, plan: OptimizerPlan, values: Tensor) -> list[Reply]:
         """Hands out the shards, each with its part of the plan."""
@@ -122,21 +143,58 @@ class LeafServer:
         return replies
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
-        if not message.stop:
-            self._asking.append(source)
-            if len(self._asking) < len(self._there):
-                return []
-        self._waiting = [source] if message.stop else self._asking
-        self._asking = []
-        return [(root, Message(Kind.PULL, stop=message.stop)) for root in self._roots]
+        if message.stop:
+            if source != self._leader:
+                raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
+            self._asks_final = True
+        elif source not in self._group.there:
+            return self._enter(source)
+        else:
+            self._group.asking.append(source)
+        return self._go_on()
 
-    def _push(self, source: int, message: Message) -> list[Reply]:
-        self._held[source] = message
-        if len(self._held) < len(self._there):
+    def _enter(self, source: int) -> list[Reply]:
+        """A successor comes: it begins with the group's parameters, or with the next ones if something is under way."""
+        group = self._group
+        if self._asks_final:
+            return [(source, Message(Kind.LEAVE))]
+        if self._question is not None or group.has_pushed(source) or not group.there:
+            group.entering.append(source)
+            return self._go_on()
+        group.let_in([source], group.steps[source] if self._last is None else self._last.step)
+        if self._last is not None:
+            return [(source, self._last)]
+        group.asking.append(source)
+        return self._go_on()
+
+    def _go_on(self) -> list[Reply]:
+        """Asks the roots what the group has come to, if all of it have, and nothing is asked yet."""
+        group = self._group
+        if self._question is None:
+            if group.all_have_pushed:
+                return self._push_mean()
+            if group.all_have_come:
+                return self._ask(_Question.PULL, group.take_asking())
+            if group.entering and not group.there:
+                self._is_in = True
+                return self._ask(_Question.PULL, [])
+            if self._asks_final:
+                return self._ask(_Question.FINAL, [self._leader]) + self._leave_roots()
+        return self._leave_roots() if self._question in (None, _Question.FINAL) else []
+
+    def _leave_roots(self) -> list[Reply]:
+        if self._group.there or not self._is_in:
             return []
-        held = [self._held[member] for member in self._members if member in self._held]
-        self._held = {}
-        self._waiting = list(self._members)
+        self._is_in = False
+        return [(root, Message(Kind.LEAVE)) for root in self._roots]
+
+    def _ask(self, question: _Question, waiting: list[int]) -> list[Reply]:
+        self._question, self._waiting = question, waiting
+        return [(root, Message(Kind.PULL, stop=question is _Question.FINAL)) for root in self._roots]
+
+    def _push_mean(self) -> list[Reply]:
+        self._question = _Question.PUSH
+        held, self._waiting = self._group.take_held()
         weights = [entry.weight for entry in held]
         weighty = [entry for entry in held if entry.weight > 0]
         whole = mean([payload(entry) for entry in held], weights) if weighty else payload(held[0])
@@ -147,9 +205,9 @@ class LeafServer:
                     Kind.PUSH,
                     whole[shard],
                     version=self._versions[root],
-                    step=message.step,
+                    step=held[0].step,
                     weight=sum(weights),
-                    learning_rate=message.learning_rate,
+                    learning_rate=held[0].learning_rate,
                     stop=any(entry.stop for entry in held),
                 ),
             )
@@ -165,30 +223,53 @@ class LeafServer:
                 f"a leaf heard {message.kind.name} from rank {source}, which is not of its group",
             )
         self.done = True
-        return []
+        return [(source, Message(Kind.LEAVE)) for source in self._group.take_entering()]
 
     def _hear_root(self, root: int, message: Message) -> list[Reply]:
-        """Takes a root's answer; hands all of them on, once they are there."""
+        """Takes a root's answer; goes on once all are there."""
         self._answers[root] = message
-        self._versions[root] = message.version
         if len(self._answers) < len(self._roots):
             return []
         answers = [self._answers[root] for root in self._roots]
         self._answers = {}
-        if message.kind is Kind.VECTOR:
+        if any(answer.kind is Kind.LEAVE for answer in answers):
+            return self._turned_away(answers)
+        if all(answer.kind is Kind.JOIN for answer in answers):  # it comes back among leaves that go in step
+            join = Message(Kind.JOIN, step=max(answer.step for answer in answers))
+            return [(root, join) for root in self._roots]
+        return self._hand_on(answers)
+
+    def _turned_away(self, answers: list[Message]) -> list[Reply]:
+        """The run is ending, as some roots know already: those who wait to be let in are told so, and other roots."""
+        self._question, self._is_in = None, False
+        turned = self._group.take_entering()
+        roots = [
+            root for root, answer in zip(self._roots, answers, strict=True) if answer.kind is not Kind.LEAVE
+        ]
+        return [(rank, Message(Kind.LEAVE)) for rank in (*turned, *roots)]
+
+    def _hand_on(self, answers: list[Message]) -> list[Reply]:
+        if self._question is _Question.PUSH:
             self.version += 1
+        self._question = None
+        self._versions = {root: answer.version for root, answer in zip(self._roots, answers, strict=True)}
         values = torch.cat([payload(answer) for answer in answers])
         self._like = values.to("meta")
         step = min(answer.step for answer in answers)
         stop = any(answer.stop for answer in answers)
-        self._steps.update(dict.fromkeys(self._waiting, step))
-        reply = Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=stop)
-        return [(rank, reply) for rank in self._waiting]
+        self._group.steps.update(dict.fromkeys(self._waiting, step))
+        entering = self._group.take_entering()
+        self._group.let_in(entering, step)
+        self._last = Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=stop)
+        answered, self._waiting = [*self._waiting, *entering], []
+        return [(rank, self._last) for rank in answered] + self._go_on()
 
     def _leave(self, source: int) -> list[Reply]:
         """A worker leaves; the last takes the leaf's leave with it. Worker 0's second leave lets all servers go."""
-        if source not in self._there:
-            self.done = True
-            return [(rank, Message(Kind.LEAVE)) for rank in (*self._others, *self._roots)]
-        self._there.remove(source)
-        return [] if self._there else [(root, Message(Kind.LEAVE)) for root in self._roots]
+        if source in self._group.there:
+            self._group.there.remove(source)
+            return self._go_on()
+        if source != self._leader:
+            raise RefusedMessage(Reason.ORDER, f"rank {source} left a second time")
+        self.done = True
+        return [(rank, Message(Kind.LEAVE)) for rank in (*self._others, *self._roots)]
