@@ -316,6 +316,7 @@ _KINDS: dict[str, type[Event]] = {
         RunEnded,
     )
 }
+_FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in _KINDS.values()}
 
 
 def from_json(record: dict[str, Any]) -> Event:
@@ -327,8 +328,7 @@ def from_json(record: dict[str, Any]) -> Event:
     kind = _KINDS.get(record.get("event", ""))
     if kind is None:
         raise ValueError(f"no such event: {record.get('event')!r}")
-    names = {each.name for each in fields(kind)}
-    values = {name: value for name, value in record.items() if name in names}
+    values = {name: value for name, value in record.items() if name in _FIELDS[kind]}
     if "staleness" in values:
         values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}
     try:

@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -135,6 +136,11 @@ class Message(NamedTuple):
             return self
         copy = (tensor.detach() if tensor.requires_grad else tensor).clone()
         return Message(self.kind, copy, *self[2:])
+
+
+message_of: Callable[[tuple[Kind, Tensor | None, int, int, float, float, bool, int]], Message]
+message_of = partial(tuple.__new__, Message)
+"""Makes a message of all its fields, in a quarter of the time that calling the class takes."""
 
 
 def _new(elements: int, dtype: torch.dtype) -> Tensor:

@@ -80,10 +80,9 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
                 _keep(part, index, line, (source, message))
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
+        before, began = network.bytes_sent, now()
         if of_a_step:
-            reporter.took(looked_at)
-        before = network.bytes_sent
-        began = now()
+            reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
             replies = part.on_message(source, message)
             reporter.updating_s += now() - began
@@ -92,7 +91,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             refusals.note(source, refusal)
         if of_a_step:
             bytes_sent += network.bytes_sent - before
-        if reporter.due:
+        if now() - reporter.said_at_s >= REPORT_EVERY_S:
             reporter.tell(line)
         if entry.due:
             entry.tell(line)
@@ -276,6 +275,7 @@ class _Reporter:
     """Says now and then what a server has done since it last said so.
 
     Attributes:
+        said_at_s: when it last did.
         updating_s: for how long its part has handled messages since then.
     """
 
@@ -283,35 +283,31 @@ class _Reporter:
         self._index = index
         self._part = part
         self._now = world.clock.now
-        self._started_at = self._said_at = self._now()
-        self._said = Counter(part.staleness)
+        self._started_at = self.said_at_s = self._now()
+        # Parts that may have thousands of pushers count themselves what is new, instead of comparing thousands of ages.
+        self._latest_staleness = getattr(part, "latest_staleness", None) or _Difference(part)
         self._begun = False
         self._wait_s = 0.0
         self._taken = 0
         self._waits = 0
         self.updating_s = 0.0
 
-    def took(self, looked_at_s: float) -> None:
+    def took(self, looked_at_s: float, now_s: float) -> None:
         """Counts a message that has just come, and how long the server has waited for it.
 
         Args:
             looked_at_s: when it began to wait.
+            now_s: the present time.
         """
-        now_s = self._now()
         if not self._begun:  # training starts with the first step; event times count from there
             self._begun = True
-            self._started_at = self._said_at = now_s
+            self._started_at = self.said_at_s = now_s
             self.updating_s = 0.0
         waited_s = now_s - looked_at_s
         self._taken += 1
         if waited_s > AT_ONCE_S:
             self._waits += 1
             self._wait_s += waited_s
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time to tell the leader."""
-        return self._now() - self._said_at >= REPORT_EVERY_S
 
     def tell(self, line: Line) -> None:
         """Tells the leader."""
@@ -325,20 +321,31 @@ class _Reporter:
     def _event(self) -> ServerProgress:
         """Gives what has been done since the last call, and starts anew."""
         now = self._now()
-        news = self._part.staleness - self._said
-        seconds = now - self._said_at
+        seconds = now - self.said_at_s
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
         event = ServerProgress(
             time_s=now - self._started_at,
             server=self._index,
             version=self._part.version,
-            staleness=dict(news),
+            staleness=self._latest_staleness(),
             seconds=seconds,
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
             queue=self._taken / max(1, self._waits),
             dropped=getattr(self._part, "dropped", 0),  # only some drop any
             updating_s=self.updating_s,
         )
-        self._said_at, self._said = now, Counter(self._part.staleness)
+        self.said_at_s = now
         self._wait_s, self._taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
         return event
+
+
+class _Difference:
+    """What a part's counts of staleness have gained since they were last asked for."""
+
+    def __init__(self, part: ServerPart) -> None:
+        self._part = part
+        self._said = Counter(part.staleness)
+
+    def __call__(self) -> dict[int, int]:
+        said, self._said = self._said, Counter(self._part.staleness)
+        return dict(self._said - said)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """One gradient of one worker, known before it is computed.
+
+    Nobody changes it; a frozen one takes four times as long to make, and every step makes one.
 
     Attributes:
         number: the worker's steps before this one.

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.gate import (
+    Consistency,
+    Decision,
+    Gate,
+    let_through,
+)
 
 
 class Asynchronous(Consistency):
@@ -33,19 +38,13 @@ class Asynchronous(Consistency):
 class AsynchronousGate:
     """Lets everything through."""
 
-    def __init__(self) -> None:
-        self._through: dict[int, Decision] = {}
-
     def ask(self, pusher: int, step: int) -> Decision:
         """Answers."""
         return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
         """Applies it and answers."""
-        decision = self._through.get(pusher)
-        if decision is None:
-            decision = self._through[pusher] = Decision(apply=(pusher,), answer=(pusher,))
-        return decision
+        return let_through(pusher)
 
     def leave(self, pusher: int) -> Decision:
         """Changes nothing."""

@@ -25,26 +25,23 @@ def admit_push(message: Message, values: Tensor, version: int, step: int) -> Non
     Raises:
         RefusedMessage: it does not fit.
     """
-    tensor = payload(message)
-    if tensor.shape != values.shape or tensor.dtype != values.dtype:
+    _, tensor, read, number, weight, rate, _, _ = message
+    if tensor is None:
+        raise _bare(message)
+    if tensor.numel() != values.numel() or tensor.dtype is not values.dtype:  # a payload has one dimension
         raise RefusedMessage(
             Reason.PAYLOAD,
             f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, came for {values.numel()} parameters, "
             f"{values.dtype}",
         )
-    if not (0 <= message.weight < inf and 0 <= message.learning_rate < inf):
+    if not (0 <= weight < inf and 0 <= rate < inf):
+        raise RefusedMessage(Reason.NUMBERS, f"a gradient came with weight {weight} and learning rate {rate}")
+    if not 0 <= read <= version:
         raise RefusedMessage(
-            Reason.NUMBERS,
-            f"a gradient came with weight {message.weight} and learning rate {message.learning_rate}",
+            Reason.NUMBERS, f"a gradient of version {read} came where {version} is the newest"
         )
-    if not 0 <= message.version <= version:
-        raise RefusedMessage(
-            Reason.NUMBERS, f"a gradient of version {message.version} came where {version} is the newest"
-        )
-    if not 0 <= message.step <= step:
-        raise RefusedMessage(
-            Reason.STEP, f"a gradient of step {message.step} came where step {step} is the next"
-        )
+    if not 0 <= number <= step:
+        raise RefusedMessage(Reason.STEP, f"a gradient of step {number} came where step {step} is the next")
 
 
 def admit_vector(message: Message, values: Tensor) -> None:
@@ -139,5 +136,9 @@ def payload(message: Message) -> Tensor:
         RefusedMessage: it has none.
     """
     if message.tensor is None:
-        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
+        raise _bare(message)
     return message.tensor
+
+
+def _bare(message: Message) -> RefusedMessage:
+    return RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")

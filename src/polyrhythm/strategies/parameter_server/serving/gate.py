@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from polyrhythm.errors import RequestError
@@ -29,6 +30,12 @@ class Decision(NamedTuple):
     acknowledge: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     step: int | None = None
+
+
+@cache
+def let_through(pusher: int) -> Decision:
+    """Gives the decision to apply a pusher's gradient at once, alone, and to answer it."""
+    return Decision(apply=(pusher,), answer=(pusher,))
 
 
 class Gate(Protocol):

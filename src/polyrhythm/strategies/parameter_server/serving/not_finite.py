@@ -22,22 +22,23 @@ class NotFinite:
     Args:
         pushers: how many there are.
         eject_after: in a row, after which a pusher is let go; 0: never.
-        looks: whether gradients may be other than finite.
+        looks: as kept.
 
     Attributes:
         total: gradients that were not finite.
+        looks: whether gradients may be other than finite, so that they are to be `screened`.
     """
 
     def __init__(self, pushers: int, eject_after: int, *, looks: bool = True) -> None:
         self.total = 0
         self._in_a_row = [0] * pushers
         self._eject_after = eject_after
-        self._looks = looks
+        self.looks = looks
 
     def screened(self, pusher: int, message: Message) -> Message:
         """Gives a push as it is, or one without weight in its place."""
         assert message.tensor is not None, "a push has been admitted"
-        if message.weight == 0 or not self._looks:
+        if message.weight == 0:
             return message
         if is_finite(message.tensor):
             self._in_a_row[pusher] = 0

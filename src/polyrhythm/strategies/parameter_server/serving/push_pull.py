@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message, pack_json
+from polyrhythm.communication.message import Kind, Message, message_of, pack_json
 from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
@@ -106,14 +106,11 @@ class PushPull:
             weight: samples behind the gradient, in units of a full batch.
             learning_rate: for the update.
         """
-        number, stop, versions = step.number, step.stop, self._versions
-        self._under_way = [
-            self._ask(
-                position,
-                Message(_PUSH, gradients, versions[position], number, weight, learning_rate, stop),
-            )
-            for position, gradients in enumerate(self._gradients())
-        ]
+        number, stop, versions, under_way = step.number, step.stop, self._versions, []
+        for position, gradients in enumerate(self._gradients()):
+            message = (_PUSH, gradients, versions[position], number, weight, learning_rate, stop, 0)
+            under_way.append(self._ask(position, message_of(message)))
+        self._under_way = under_way
 
     def take(self) -> bool:
         """Overwrites the flat vector with the answers to a push, but for the shards of which an answer is empty.

@@ -46,7 +46,8 @@ class ServedWorker(WorkerPart):
 
     def next_step(self, step: int) -> int:
         """Where the servers are, if they did not wait for this worker."""
-        return max(step + 1, self._servers.reached)
+        reached = self._servers.reached
+        return reached if reached > step else step + 1
 
     def catch_up(self) -> None:
         """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_bare,
     admit_push,
@@ -29,13 +29,12 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.parameter_server.serving.books import Books
 from polyrhythm.strategies.parameter_server.serving.comparison import Comparison
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate, let_through
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard, pushed_of
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
-_NOTHING_ELSE = Decision()[2:]
 _PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
 
 
@@ -65,6 +64,7 @@ class ShardServer:
     ) -> None:
         self.version = 0
         self.staleness: Counter[int] = Counter()
+        self._latest_staleness: Counter[int] = Counter()
         self.dropped = 0
         self._handling = handling or Handling()
         books = self._books = Books(pushers, consistency, self._handling)
@@ -72,9 +72,11 @@ class ShardServer:
         self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
         self._numbers = self._presence.numbers
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
+        self._looks = self._screens and self._not_finite.looks
         self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
-        whole = self._handling.aggregator.whole
-        self._comparison = Comparison(servers, index, len(pushers)) if whole else None
+        aggregator = self._handling.aggregator
+        self._comparison = Comparison(servers, index, len(pushers)) if aggregator.whole else None
+        self._takes_one = not (aggregator.robust or aggregator.whole)
         self._plan: OptimizerPlan | None = None
         self._shard: Shard | None = None
         self._resumed: State | None = None
@@ -104,6 +106,14 @@ class ShardServer:
     def steps(self) -> dict[int, int]:
         """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
         return dict(zip(self._presence.pushers, self._held.steps, strict=True))
+
+    def latest_staleness(self) -> dict[int, int]:
+        """Gives how many gradients were applied at which staleness since the last call.
+
+        That are few, where thousands of pushers have seen thousands of stalenesses.
+        """
+        latest, self._latest_staleness = self._latest_staleness, Counter()
+        return dict(latest)
 
     @property
     def left_out(self) -> dict[int, list[list[int]]]:
@@ -281,18 +291,22 @@ class ShardServer:
             if self._rounds is None or not self._rounds.is_next(pusher, message.step):
                 return self._ask(pusher)
             message = message._replace(weight=0.0)
-        if self._screens:
+        if self._looks:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
                 return self._eject(source)
-            if message.weight == 0:
-                self._held.left_out.add(pusher, due, due + 1)
-        entry = Pushed(pusher, message, self._readings.values[pusher])
+        if self._screens and message.weight == 0:
+            self._held.left_out.add(pusher, due, due + 1)
         decision = self._gate.arrive(pusher, message.step)
-        alone = decision.apply == decision.answer == (pusher,) and decision[2:] == _NOTHING_ELSE
-        if alone and not (self._comparison is not None or self._held.of(pusher)):
-            self._held.count([entry])  # as if it had been held and taken
-            self._apply([entry], None)
+        entry = pushed_of((pusher, message, self._readings.values[pusher]))
+        if self._takes_one and decision == let_through(pusher) and not self._held.of(pusher):
+            if message.step == due:
+                self._held.steps[pusher] = due + 1  # as if it had been held and taken
+            age = self._shard.update_by_one(entry, self.version)
+            if age is not None:
+                self.staleness[age] += 1
+                self._latest_staleness[age] += 1
+                self.version += 1
             return [self._answer(source)]
         self._held.hold(entry)
         return self._carry_out(decision)
@@ -360,6 +374,7 @@ class ShardServer:
         if applied:
             for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
                 self.staleness[age] += gradients_of_it
+                self._latest_staleness[age] += gradients_of_it
             self.version += 1
             self._readings.count(gradients)
         elif self._handling.aggregator.robust:  # they were too few
@@ -377,7 +392,7 @@ class ShardServer:
         number, shown = self._numbers[source], self._shard.shown()
         self._readings.note(number, self.version, shown)
         step = self._held.steps[number]
-        return source, Message(_PARAMETERS, shown, self.version, step, 1.0, 0.0, self._stop)
+        return source, message_of((_PARAMETERS, shown, self.version, step, 1.0, 0.0, self._stop, 0))
 
     def _acknowledgement(self, pusher: int) -> Reply:
         """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""

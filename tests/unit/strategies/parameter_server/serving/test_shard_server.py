@@ -134,6 +134,17 @@ class TestAsynchronous:
         assert made.version == 6
         assert made.values.tolist() == [1.0 - 3.0, 2.0, 3.0 + 3.0]
 
+    def test_what_is_new_of_staleness_is_told_once(self):
+        made = server(Asynchronous())
+        for rank in PUSHERS:
+            made.on_message(rank, push([1.0, 0.0, 0.0]))
+        assert made.latest_staleness() == {0: 1, 1: 1, 2: 1}
+        made.on_message(0, push([1.0, 0.0, 0.0], version=1, step=1))
+        made.on_message(2, push([1.0, 0.0, 0.0], version=3, step=1))
+        assert made.latest_staleness() == {2: 1, 1: 1}
+        assert made.latest_staleness() == {}
+        assert made.staleness == {0: 1, 1: 2, 2: 2}
+
     def test_momentum_lives_on_the_server(self):
         made = server(Asynchronous(), plan=sgd(momentum=0.5))
         made.on_message(0, push([4.0, 0.0, 0.0]))  # buffer 4
