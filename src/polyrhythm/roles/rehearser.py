@@ -8,8 +8,6 @@ The strategy's parts run unchanged, on a `StandIn` for the model.
 
 from __future__ import annotations
 
-from functools import partial
-
 from polyrhythm.events import WorkerProgress
 from polyrhythm.roles.company import Company
 from polyrhythm.roles.regroup import Member
@@ -106,7 +104,7 @@ class _Rehearser:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
         done, stopped = start, self._company.over
         while done < self._rehearsal.steps and not stopped:
-            taken = self._company.bear(partial(self._go_on, done))
+            taken = self._company.bear(lambda: self._go_on(done))  # noqa: B023
             done, stopped = taken or (self._company.step, self._company.over)
         return done, stopped and done < self._rehearsal.steps
 

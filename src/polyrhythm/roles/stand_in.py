@@ -9,6 +9,7 @@ Strategies run on the stand-in unchanged; only the bytes of what they send are c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, lcm
 
 import torch
@@ -74,6 +75,10 @@ class StandIn:
 
     def flat(self) -> FlatParameters:
         """Makes one worker's copy: zeros, with a parameter a bucket."""
+        return self._pattern.another()
+
+    @cached_property
+    def _pattern(self) -> FlatParameters:
         last_first = nn.ParameterList(
             torch.zeros(count, dtype=self.dtype) for count in reversed(self.buckets)
         )

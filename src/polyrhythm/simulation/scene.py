@@ -69,10 +69,10 @@ class Scene:
         self._slowness: dict[int, list[Slowness]] = {}
         for fault in faults:
             fault.check(self)
-        stage.cluster.courier = self.links
         if faults:
             stage.draws = partial(self._draws, stage.draws)
-        stage.piece = replace(stage.piece, role=partial(self._play_role, stage.piece.role))
+        role = stage.piece.role
+        stage.piece = replace(stage.piece, role=lambda world: self._play_role(role, world))
         deadly = [fault for fault in faults if fault.kills(LEADER, self)]
         if deadly and all(fault.gives_back(LEADER, self) for fault in deadly):
             self._keep_ledger(strategy)
@@ -91,6 +91,8 @@ class Scene:
             RunError: a rank was killed that cannot be done without.
             Deadlock: no rank can go on.
         """
+        if self.links.disturbed:
+            self._stage.cluster.courier = self.links
         try:
             self._stage.run()
         except PeerLost as loss:

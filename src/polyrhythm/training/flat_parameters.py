@@ -12,6 +12,7 @@ someone wants to stop), so that they cost no message of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -98,6 +99,21 @@ class FlatParameters:
         self.buckets = _buckets(
             self.views, bucket_bytes // number_bytes, FIRST_BUCKET_BYTES // number_bytes, self.size + TAIL
         )
+
+    def another(self) -> FlatParameters:
+        """Gives one for other parameters of the same shapes, all zero; takes a third of the time that a model takes."""
+        made = copy(self)
+        made._whole = torch.zeros_like(self._whole)
+        made.vector = made._whole[: self.size]
+        made.views = [
+            replace(
+                view,
+                parameter=nn.Parameter(made.vector[view.start : view.stop].view(view.parameter.shape)),
+            )
+            for view in self.views
+        ]
+        made.renew_gradients()
+        return made
 
     @property
     def nbytes(self) -> int:

@@ -152,6 +152,31 @@ def test_what_needs_no_gradient_stays_outside():
     assert flat.gradients.abs().min() > 0
 
 
+def test_another_has_the_same_places_in_memory_of_its_own():
+    flat = FlatParameters(perceptron(), bucket_bytes=64)
+    flat.gradients.fill_(3.0)
+    made = flat.another()
+    assert made.size == flat.size
+    assert made.buckets == flat.buckets
+    assert [(view.name, view.start, view.stop) for view in made.views] == [
+        (view.name, view.start, view.stop) for view in flat.views
+    ]
+    assert not made.vector_and_tail.any()
+    assert not made.gradients_and_tail.any()
+    before = flat.vector.clone()
+    for number, view in enumerate(made.views, 1):
+        assert view.parameter.shape == flat.views[number - 1].parameter.shape
+        view.parameter.data.fill_(number)
+        view.parameter.grad.fill_(-number)
+        assert made.vector[view.start : view.stop].eq(number).all()
+        assert made.gradients[view.start : view.stop].eq(-number).all()
+    made.set_tail(2.0, 1.0)
+    assert made.gradients_and_tail[-2:].tolist() == [2.0, 1.0]
+    assert torch.equal(flat.vector, before)
+    assert flat.gradients.eq(3.0).all()
+    assert flat.tail() == (0.0, 0.0)
+
+
 def test_tied_parameters_are_one():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight

@@ -80,13 +80,13 @@ class FaultyLinks:
     _latest_s: dict[tuple[SimulatedRank, SimulatedRank], float] = field(default_factory=dict)
     _late: Counter[tuple[SimulatedRank, SimulatedRank]] = field(default_factory=Counter)
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether something may happen to a message, or somebody wants to know of it."""
+        return bool(self.rules or self.cuts or self.on_arrival)
+
     def carry(self, parcel: Parcel) -> None:
         """Starts now; see `Courier`."""
-        if not (self.rules or self.cuts or self.on_arrival):
-            self.network.transfer(
-                parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive
-            )
-            return
         passage = Passage(parcel)
         for rule in self.rules:
             rule(passage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -62,7 +61,7 @@ class Parcel:
 
 
 class Courier(Protocol):
-    """Takes messages over the links."""
+    """Takes messages over the links, where more may happen to them than that they start now and arrive."""
 
     def carry(self, parcel: Parcel) -> None:
         """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
@@ -71,21 +70,7 @@ class Courier(Protocol):
         """Lets a rank hear that another is gone, after all that had left it."""
 
 
-@dataclass
-class PlainCourier:
-    """Loses nothing and changes nothing.
-
-    Attributes:
-        network: the links.
-    """
-
-    network: Network
-
-    def carry(self, parcel: Parcel) -> None:
-        """Starts now; see `Courier`."""
-        self.network.transfer(parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive)
-
-    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Tells it one latency later, as the end of a TCP connection takes."""
-        heard_at_s = gone.cluster.time.now() + self.network.alpha_s(gone.rank, to.rank)
-        gone.cluster.time.at(heard_at_s, partial(to.hear_of_loss, gone))
+def tell_loss(network: Network, gone: SimulatedRank, to: SimulatedRank) -> None:
+    """Lets a rank hear that another is gone, one latency later, as the end of a TCP connection takes."""
+    time = gone.cluster.time
+    time.at(time.now() + network.alpha_s(gone.rank, to.rank), partial(to.hear_of_loss, gone))

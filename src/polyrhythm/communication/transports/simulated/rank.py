@@ -46,6 +46,7 @@ class SimulatedRank:
         self.alive = True
         self.bytes_sent = 0
         self.inbox = Inbox()
+        self._time = cluster.time
         self._parked: list[tuple[Want, Task]] = []
         self.peers: dict[int, SimulatedRank] = {}
         self.met: dict[int, int] = {}
@@ -73,17 +74,17 @@ class SimulatedRank:
         """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
         rank = source.rank
         known = self.peers.get(rank) is source and not self._broken
-        if not self.alive or not (known or self.hears(source)):
+        if not (self.alive and (known or self.hears(source))):
             return
         if message.kind is _REVOKE:
             self.revoke(context)
             return
-        parked = self._parked
-        for number, (want, task) in enumerate(parked):  # who waits has looked at all that came before
-            wanted = want.source
-            if (wanted is None or wanted == rank) and want.context == context and want.tag == message.tag:
-                del parked[number]
-                task.switch((rank, message))
+        tag = message.tag
+        for waiting in self._parked:  # who waits has looked at all that came before
+            want = waiting[0]
+            if want.context == context and want.tag == tag and (want.source is None or want.source == rank):
+                self._parked.remove(waiting)
+                waiting[1].switch((rank, message))
                 return
         self.inbox.put(context, rank, message)
 
@@ -136,11 +137,11 @@ class SimulatedRank:
         """Lets all parked tasks look whether what they wait for can still come."""
         parked, self._parked = self._parked, []
         for _, task in parked:
-            self.cluster.time.wake_soon(task)
+            self._time.wake_soon(task)
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, parking the running task until the message is there."""
-        inbox, time = self.inbox, self.cluster.time
+        inbox, time = self.inbox, self._time
         while True:
             if inbox.arrived or not inbox.quiet:
                 found = self.take_now(want, reason)

@@ -17,7 +17,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.inbox import Want
-from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, PlainCourier
+from polyrhythm.communication.transports.simulated.courier import Courier, Parcel, tell_loss
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
@@ -35,7 +35,7 @@ class SimulatedCluster:
     Attributes:
         time: the virtual time.
         network: the links.
-        courier: takes messages over them.
+        courier: takes messages over them; None: they start at once, and nothing happens to them.
         nbytes_of: gives the bytes of a message on the links.
         received: gives what arrives of a message.
         ranks: one entry a rank: the latest under its number.
@@ -52,7 +52,7 @@ class SimulatedCluster:
     ) -> None:
         self.time = time
         self.network = network
-        self.courier: Courier = PlainCourier(network)
+        self.courier: Courier | None = None
         self.host_of: tuple[int, ...] = ()
         self.shared_vectors: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self.nbytes_of = nbytes_of
@@ -97,7 +97,10 @@ class SimulatedCluster:
         self.time.kill(victim)
         for other in self.ranks:
             if other.alive:
-                self.courier.tell_loss(victim, other)
+                if self.courier is None:
+                    tell_loss(self.network, victim, other)
+                else:
+                    self.courier.tell_loss(victim, other)
 
     def replace(self, rank: int) -> None:
         """Gives a killed rank a successor, whose links are new."""
@@ -175,28 +178,33 @@ class SimulatedCommunicator:
 
     def start_send(self, to: int, message: Message) -> Parcel:
         """Starts to send; what arrives is what the tensor holds now."""
-        inbox = self._home.inbox
-        if not inbox.quiet and inbox.is_revoked(self._lineage):
-            raise CollectiveBroken(REVOKED)
-        return self._carry(to, message)
-
-    def _carry(self, to: int, message: Message) -> Parcel:
-        cluster, home, context = self._cluster, self._home, self._context
-        member = self._members[to]
+        home, member = self._home, self._members[to]
         receiver = home.peers.get(member) if home.inbox.quiet else None
         if receiver is None:
-            receiver = home.peer(context, member)
-        kind, tensor = message[0], message[1]
-        if tensor is self._handed_on and kind is self._handed_kind:  # of the same size as the last time
+            if home.inbox.is_revoked(self._lineage) and message.kind is not Kind.REVOKE:
+                raise CollectiveBroken(REVOKED)
+            receiver = home.peer(self._context, member)
+        if (
+            message[1] is self._handed_on and message[0] is self._handed_kind
+        ):  # of the same size as the last time
             nbytes, arriving = self._handed_nbytes, message
         else:
-            nbytes, arriving = cluster.nbytes_of(message), cluster.received(message)
-            if arriving is message:
-                self._handed_on, self._handed_kind, self._handed_nbytes = tensor, kind, nbytes
+            nbytes, arriving = self._weigh(message)
         home.bytes_sent += nbytes
-        parcel = Parcel(home, receiver, context, arriving, nbytes)
-        cluster.courier.carry(parcel)
+        parcel = Parcel(home, receiver, self._context, arriving, nbytes)
+        cluster = self._cluster
+        if cluster.courier is None:
+            cluster.network.transfer(home.rank, member, nbytes, parcel.sent, parcel.arrive)
+        else:
+            cluster.courier.carry(parcel)
         return parcel
+
+    def _weigh(self, message: Message) -> tuple[int, Message]:
+        """Gives the bytes of a message on the links, and what arrives of it."""
+        nbytes, arriving = self._cluster.nbytes_of(message), self._cluster.received(message)
+        if arriving is message:
+            self._handed_kind, self._handed_on, self._handed_nbytes = message.kind, message.tensor, nbytes
+        return nbytes, arriving
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         """Waits for a message."""
@@ -247,7 +255,7 @@ class SimulatedCommunicator:
             self._has_revoked = True
             for to in revoke_tells(self._rank, self.size):
                 with suppress(PeerLost):
-                    self._carry(to, Message(Kind.REVOKE))
+                    self.start_send(to, Message(Kind.REVOKE))
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:

@@ -78,6 +78,7 @@ class VirtualTime:
         hub: where tasks switch to when they wait.
         now_s: what `now` gives, for those who ask often.
         soon: queues an action for the present time, after what is already queued for it.
+        running: gives the task that calls it.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,8 @@ class VirtualTime:
         self._later: list[tuple[float, int, Action]] = []
         self._present: deque[Action] = deque()
         self.soon: Callable[[Action], None] = self._present.append
+        self.running: Callable[[], Task] = greenlet.getcurrent
+        self._to_hub = self.hub.switch
         self._queued = 0
         self._tasks: dict[Task, None] = {}  # in the order of their making
         self._waiters: dict[Task, list[Task]] = {}
@@ -97,11 +100,11 @@ class VirtualTime:
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
-        task = greenlet.getcurrent()
+        task = self.running()
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
         self.at(self.now_s + seconds, task.switch)
-        self.hub.switch()
+        self._to_hub()
 
     def at(self, time_s: float, action: Action) -> None:
         """Queues an action; it must not block. What should have been done before is done at the present time."""
@@ -163,8 +166,11 @@ class VirtualTime:
             reason: what it waits for, in words.
             task: the running one, for those who know it.
         """
-        (self.running() if task is None else task).waiting_for = reason
-        return self.hub.switch()
+        if task is None:
+            task = self.running()
+        assert isinstance(task, Task), _ONLY_TASKS_WAIT
+        task.waiting_for = reason
+        return self._to_hub()
 
     def wake(self, task: Task) -> None:
         """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
@@ -185,12 +191,6 @@ class VirtualTime:
             raise task.error
         return task.result
 
-    def running(self) -> Task:
-        """The task that calls this."""
-        task = greenlet.getcurrent()
-        assert isinstance(task, Task), _ONLY_TASKS_WAIT
-        return task
-
     def run(self) -> None:
         """Runs until all tasks have ended.
 
@@ -203,8 +203,11 @@ class VirtualTime:
         while later or present:
             while present:
                 present.popleft()()
-            if later:
-                self.now_s = now = later[0][0]
+            if not later:
+                break
+            now, _, action = heappop(later)
+            self.now_s = now
+            action()
             while later and later[0][0] == now:
                 heappop(later)[2]()
         stuck = list(self._tasks)

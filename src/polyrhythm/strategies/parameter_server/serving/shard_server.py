@@ -300,8 +300,7 @@ class ShardServer:
         decision = self._gate.arrive(pusher, message.step)
         entry = pushed_of((pusher, message, self._readings.values[pusher]))
         if self._takes_one and decision == let_through(pusher) and not self._held.of(pusher):
-            if message.step == due:
-                self._held.steps[pusher] = due + 1  # as if it had been held and taken
+            self._held.steps[pusher] = max(due, message.step + 1)  # as if it had been held and taken
             age = self._shard.update_by_one(entry, self.version)
             if age is not None:
                 self.staleness[age] += 1
