@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -72,11 +72,7 @@ class PushPull:
         """Asks all servers; gives their answers."""
         for position in range(len(self._servers)):
             self._ask(position, question).wait()
-        return list(self._answers())
-
-    def _answers(self) -> Iterator[Message]:
-        """Waits for the servers' answers, one after the other."""
-        return (self._answer(position) for position in range(len(self._servers)))
+        return [self._answer(position) for position in range(len(self._servers))]
 
     def _gradients(self) -> list[Tensor]:
         """Gives the gradients of every shard; they may move between steps, and zeros that stay zeros need not."""
@@ -118,7 +114,7 @@ class PushPull:
         Returns:
             Whether this pusher must stop.
         """
-        stop = self._take_answers(self._answers())
+        stop = self._take_answers()
         for push in self._under_way:
             push.wait()
         return stop
@@ -128,9 +124,11 @@ class PushPull:
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
-    def _take_answers(self, answers: Iterable[Message]) -> bool:
+    def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
+        """Takes the servers' answers; waits for them, unless they are there."""
         reached, anyone_stops = None, False
-        for position, (server, answer) in enumerate(zip(self._servers, answers, strict=True)):
+        for position, server in enumerate(self._servers):
+            answer = answers[position] if answers else self._answer(position)
             kind, tensor, version, step, _, _, stop, _ = answer
             if kind is _LEAVE and stop:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
