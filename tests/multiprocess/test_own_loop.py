@@ -98,7 +98,7 @@ def check_example(printed: str, workers: int, epochs: int) -> None:
     ("strategy", "failure", "words"),
     [
         ("synchronous", "body", "left with status 1"),
-        ("parameter_server", "killed", "was killed by SIGKILL"),
+        ("hogwild", "killed", "was killed by SIGKILL"),
     ],
 )
 def test_a_worker_that_fails_ends_the_others_soon(
@@ -110,5 +110,6 @@ def test_a_worker_that_fails_ends_the_others_soon(
     assert time.monotonic() - started < 60
     printed = capfd.readouterr().err
     assert ("worker 1 has had enough" in printed) == (failure == "body")
-    assert re.search(r"^polyrhythm\.\S+: .*rank( 1)? is gone", printed, re.MULTILINE)
+    if failure == "killed":
+        assert re.search(r"^polyrhythm\.\S+: .*rank( 1)? is gone", printed, re.MULTILINE)
     assert saved(tmp_path) == []

@@ -6,6 +6,8 @@ can, and weights and states that are loaded after `distribute` still count.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -17,16 +19,17 @@ class Beginning:
 
     Args:
         replica: all workers' must start at the same place of their programs.
+        begin: starts it with those of the others, at a step; gives the step where it has started.
 
     Attributes:
         step: where the replica starts; then where it has started.
         past: whether it has started.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, begin: Callable[[int], int]) -> None:
         self.step = 0
         self.past = False
-        self._replica = replica
+        self._begin = begin
         used = [module for module in replica.model.modules() if list(module.parameters(recurse=False))]
         self._hooks = [module.register_forward_pre_hook(self._on_use) for module in used]
 
@@ -37,8 +40,7 @@ class Beginning:
         self.past = True
         for hook in self._hooks:
             hook.remove()
-        self._replica.share_untrained()
-        self.step = self._replica.part.start(self.step)
+        self.step = self._begin(self.step)
         return True
 
     def in_training(self) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.api.bulletin import Posted
+from polyrhythm.api.seat import Seat
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.data.sharding import batch_indices, steps_per_epoch
 from polyrhythm.errors import RequestError
@@ -30,23 +31,22 @@ class Deal(Sampler[Any]):
         sampler: gives an epoch's indices in order, the same on all workers if torch's generators are.
         batch_size: of one worker.
         drop_last: whether a ragged last step is left out.
-        workers: the group.
+        workers: of which this is one.
         seed: of torch's global generator while the sampler runs; the same on all workers.
 
     Attributes:
         epoch: which one the next iteration deals, from 0.
+        seat: whose share is dealt.
         weights: of the batches of the latest iteration, in units of a full batch.
     """
 
-    def __init__(
-        self, sampler: Any, batch_size: int, drop_last: bool, workers: Communicator, seed: int
-    ) -> None:
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool, workers: Posted, seed: int) -> None:
         self.epoch = 0
         self.weights: list[float] = []
         self._sampler = sampler
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._worker, self._workers = workers.rank, workers.size
+        self.seat = Seat(workers.rank, workers.size)
         self._seed = seed
 
     def __len__(self) -> int:
@@ -57,17 +57,19 @@ class Deal(Sampler[Any]):
         positions = torch.arange(len(order))
         self.weights = []
         for step in range(self._steps(len(order))):
-            mine = batch_indices(positions, step, self._worker, self._workers, self._batch_size).tolist()
+            mine = batch_indices(positions, step, self.seat.place, self.seat.of, self._batch_size).tolist()
             self.weights.append(len(mine) / self._batch_size)
+            if step < self.seat.taken:
+                continue
             yield [order[position] for position in mine or [self._substitute(step, len(order))]]
 
     def _steps(self, n: int) -> int:
-        together = self._workers * self._batch_size
-        return n // together if self._drop_last else steps_per_epoch(n, self._workers, self._batch_size)
+        together = self.seat.of * self._batch_size
+        return n // together if self._drop_last else steps_per_epoch(n, self.seat.of, self._batch_size)
 
     def _substitute(self, step: int, n: int) -> int:
-        start = step * self._workers * self._batch_size
-        return start + self._worker % (n - start)
+        start = step * self.seat.of * self._batch_size
+        return start + self.seat.place % (n - start)
 
     def _order(self) -> list[Any]:
         if hasattr(self._sampler, "set_epoch"):
@@ -95,13 +97,13 @@ class DealtLoader:
 
     Args:
         loader: the user's; not changed but for the state of its generators, which become worker 0's.
-        workers: the group; all of it must make this at the same time.
+        workers: hands worker 0's random generators on.
 
     Raises:
         RequestError: the loader shares out its images itself, or has too few of them.
     """
 
-    def __init__(self, loader: DataLoader[Any], workers: Communicator) -> None:
+    def __init__(self, loader: DataLoader[Any], workers: Posted) -> None:
         if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
             raise RequestError(
                 "the loader has a DistributedSampler: give group.shard a plain one, it shares out itself"
@@ -126,17 +128,26 @@ class DealtLoader:
             loader.dataset, **choice, **kept, generator=loader.generator or _own_generator(seed, workers.rank)
         )
 
+    @property
+    def seat(self) -> Seat:
+        """The share that is handed out."""
+        return self._deal.seat
+
+    @seat.setter
+    def seat(self, seat: Seat) -> None:
+        self._deal.seat = seat
+
     def __len__(self) -> int:
         return len(self._deal)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Loads the batches of an epoch, with their weights."""
         self._deal.epoch = epoch
-        for step, batch in enumerate(self._loader):
+        for step, batch in enumerate(self._loader, self.seat.taken):
             yield batch, self._deal.weights[step]
 
 
-def _choice(loader: DataLoader[Any], workers: Communicator, seed: int) -> tuple[Deal, dict[str, Any]]:
+def _choice(loader: DataLoader[Any], workers: Posted, seed: int) -> tuple[Deal, dict[str, Any]]:
     """Deals the loader's indices out; gives the arguments that make a loader take this worker's."""
     if loader.batch_size is not None:
         deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed)
@@ -153,7 +164,7 @@ def _own_generator(seed: int, worker: int) -> torch.Generator:
     return generator_for("loading of a shard", seed, worker)
 
 
-def _agree_on_chance(loader: DataLoader[Any], workers: Communicator) -> int:
+def _agree_on_chance(loader: DataLoader[Any], workers: Posted) -> int:
     """Gives all workers the same generators: worker 0's where the loader has some, else one seed."""
     sampler = (
         loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)

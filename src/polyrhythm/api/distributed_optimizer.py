@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polyrhythm.api.beginning import Beginning
+from polyrhythm.api.retaking import Retaking
 from polyrhythm.api.server_states import ServerStates
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.errors import RequestError
@@ -24,13 +25,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: the user's.
-        replica: the model that it trains.
+        steps: takes the steps of the replica that it trains.
+        beginning: when the replica starts.
         weight: knows how much the next step counts.
         strategy: the strategy's spec, for saved states.
         servers: their side of saved states, on the worker that leads.
 
     Attributes:
-        beginning: when the replica starts.
+        beginning: as given.
         over: whether the run has ended.
         steps: that this worker has done.
     """
@@ -38,7 +40,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        replica: Replica,
+        steps: Retaking,
+        beginning: Beginning,
         weight: StepWeight,
         strategy: str,
         servers: ServerStates | None = None,
@@ -47,18 +50,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
-        self.beginning = Beginning(replica)
+        self.beginning = beginning
         self.over = False
         self.steps = 0
         self._goes_on_with = 0
         self._epoch_began_at = 0
-        self._replica = replica
+        self._steps = steps
+        self._replica = steps.replica
         self._weight = weight
         self._strategy = strategy
         self._servers = servers
         self._options = [_options(group) for group in self.param_groups]
         self._rates = [float(group["lr"]) for group in self.param_groups]
-        self._lead = _first_in_vector(self.param_groups, replica)
+        self._lead = _first_in_vector(self.param_groups, self._replica)
         if self._rates[self._lead] == 0 and any(self._rates):
             raise RequestError(
                 f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
@@ -98,8 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if weight == 0 or left_out:
             self.zero_grad()
         if not left_out:
-            self._replica.begin(Step(self.steps, weight))
-            self._replica.finish(rate)
+            self._steps.take(Step(self.steps, weight), rate)
             self._goes_on_with = self._replica.part.next_step(self.steps)
         self.steps += 1
         return loss
@@ -110,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
         """
-        self._replica.settle()
+        self._steps.bear(self._replica.settle)
 
     def start(self) -> bool:
         """Starts the replica if it has not started; gives whether it has done so now."""
@@ -123,9 +126,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Readies the replica for an epoch: its first, or one more, before which a user may have been evaluating."""
         if self.start() or self.steps == self._epoch_began_at:
             return
-        self._replica.settle()
-        self._replica.part.catch_up()
+        self.settle()
+        self._steps.bear(self._replica.part.catch_up)
         self._epoch_began_at = self.steps
+
+    def go_on_at(self, step: int) -> None:
+        """Goes on with a step at which the others are, whatever this worker, a successor, was told at its start."""
+        self.steps = self.beginning.step = self._epoch_began_at = step
+        self._steps.go_on_at(step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets all gradients to zero in place; they are never None, whatever `set_to_none` says."""

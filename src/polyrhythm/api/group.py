@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,16 +11,19 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.api.beginning import Beginning
+from polyrhythm.api.bulletin import Posted
 from polyrhythm.api.distributed_optimizer import DistributedOptimizer
-from polyrhythm.api.final_model import share_final_model
-from polyrhythm.api.server_states import ServerStates
+from polyrhythm.api.fellowship import Fellowship
+from polyrhythm.api.kept_state import Kept
+from polyrhythm.api.retaking import Retaking
+from polyrhythm.api.seat import Seat
 from polyrhythm.api.shard import Shard, batches_of
 from polyrhythm.api.step_weight import StepWeight
-from polyrhythm.communication.message import Kind, unpack_json
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import warn_of
-from polyrhythm.errors import RequestError, RunError
-from polyrhythm.launch.meeting import FAILED_KEY
+from polyrhythm.errors import LetGo, RequestError, RunError
+from polyrhythm.launch.meeting import FAILED_KEY, LET_GO_KEY
 from polyrhythm.launch.patience import speaking_up
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
@@ -33,7 +36,8 @@ class Group:
     """This worker's end of a group; made by `join`, used in a `with`.
 
     At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without a
-    word and the error goes on; once its process has ended, others that wait for it get `RunError`.
+    word and the error goes on; once its process has ended, others that wait for it get `RunError`. A worker that is
+    killed is done without where the strategy can: the others go on, and the next epoch is shared out among them.
 
     Args:
         strategy: how the workers share the work.
@@ -41,24 +45,22 @@ class Group:
         home: this rank's connections.
 
     Attributes:
-        rank: index of this worker.
-        workers: how many there are.
+        rank: index of this worker, whoever else is lost.
+        workers: how many share the present epoch, or the last one; at first how many were started.
         leads: whether this worker is the one to print and to save.
         staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
-        # A name of its own: groups of one name are made once, and the replica makes "workers".
-        self._peers = world.network.subgroup("loop", world.cast.workers)
-        self.rank = self._peers.rank
-        self.workers = self._peers.size
+        self.rank = world.cast.workers.index(world.network.rank)
+        self.workers = len(world.cast.workers)
         self.leads = world.leads
         self.staleness: Counter[int] = Counter()
         self._strategy = strategy
         self._world = world
         self._home = home
-        self._control = world.control()
         self._weight = StepWeight()
+        self._fellows = Fellowship(strategy, world, home)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
 
@@ -86,16 +88,50 @@ class Group:
                 f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
                 "polyrhythm.train, or join with synchronous"
             )
-        self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
-        served = self.leads and len(self._world.cast.servers) > 0
-        servers = ServerStates(self._world, self._strategy) if served else None
-        made = DistributedOptimizer(optimizer, self._replica, self._weight, str(self._strategy), servers)
+        replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
+        fellows = self._fellows
+        company = fellows.take(replica)
+        made = DistributedOptimizer(
+            optimizer,
+            Retaking(replica, company),
+            Beginning(replica, lambda step: fellows.entry.begin(replica, company, step)),
+            self._weight,
+            str(self._strategy),
+            fellows.server_states,
+        )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
-        if served:
-            made.register_step_post_hook(lambda *_: self._hear())
-        self._optimizer = made
+            made.register_step_post_hook(lambda *_: fellows.desk.heed())
+        self._optimizer = fellows.course.optimizer = made
         return model, made
+
+    def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
+        """Gives the epochs that this worker has a share of: all of them, unless it is the successor of a lost one.
+
+            for epoch in group.epochs(20, scheduler):
+                for x, y in shard:
+                    …
+
+        `range(count)` would do, but a successor would begin at 0; so without this nobody takes a lost worker's place.
+
+        Args:
+            count: of epochs.
+            *kept: what a successor must have from the others: learning-rate schedulers, and whatever else has a
+                `state_dict` of numbers and texts and a `load_state_dict`.
+
+        Raises:
+            RequestError: there is no optimiser yet, or the run is over.
+        """
+        optimizer = self._optimizer
+        if optimizer is None or optimizer.over:
+            raise RequestError(
+                "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
+            )
+        self._fellows.course.kept = kept
+        self._fellows.say_who_may_come()
+        for epoch in self._fellows.epochs.through(count, optimizer.start):
+            self._fellows.tell_unseen()
+            yield epoch
 
     def shard(self, loader: Iterable[Any]) -> Shard:
         """Gives this worker's share of a loader; all workers must call it at the same place of their programs.
@@ -107,14 +143,22 @@ class Group:
           images in a step whose gradient does not count.
         - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
           workers: each takes every N-th batch, and all stop after the last whole round.
+
+        Without a worker that is lost, N is smaller from the next epoch on, and an epoch has more steps.
         """
-        return Shard(batches_of(loader, self._peers), self._weight, self._epoch_begins)
+        number = self._fellows.course.next_shard
+        workers = len(self._world.cast.workers)
+        posted = Posted(self._fellows.bulletin, f"script/shard/{number}", self.rank, workers)
+        made = Shard(batches_of(loader, posted), self._weight, self, number)
+        self._fellows.course.add(made)
+        return made
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
         """Gives the mean of the workers' values, the same on all; returns when all workers have called it.
 
         In a strategy that lets workers go at their own pace, the k-th call of a worker meets the k-th of the
-        others, so the faster ones wait here for the slowest: call it once an epoch or at the end.
+        others, so the faster ones wait here for the slowest: call it once an epoch or at the end. Nobody waits for a
+        worker that is lost.
 
         Args:
             value: this worker's.
@@ -122,9 +166,23 @@ class Group:
         """
         if self._optimizer is not None and self._optimizer.over:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
-        total = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
-        self._peers.all_reduce(total)
+        course = self._fellows.course
+        number, course.averages = course.averages, course.averages + 1
+        part = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
+        total = self._fellows.desk.mean(number, part)
         return float(total[0] / total[1])
+
+    def seat(self, shard: int, epoch: int) -> Seat:
+        """Gives this worker's share of an epoch of a shard, which begins; a shard asks for it."""
+        if self._optimizer is not None and torch.is_grad_enabled():  # else it is an evaluation
+            self._optimizer.begin_epoch()
+        seat = self._fellows.seat(shard, epoch)
+        self.workers = seat.of
+        return seat
+
+    def took(self, taken: int, of: int) -> None:
+        """Notes how much of its share this worker has taken; a shard says so."""
+        self._fellows.desk.took(taken, of)
 
     def __enter__(self) -> Self:
         return self
@@ -134,38 +192,35 @@ class Group:
     ) -> None:
         if kind is None:
             self._finish()
-        elif not isinstance(error, RunError):  # that would be what this worker has noticed of another's end
-            with suppress(
-                RuntimeError
-            ):  # the store may be gone, and the error that is under way matters more
-                self._home.rendezvous.store.set(FAILED_KEY, str(self._world.network.rank))
-
-    def _epoch_begins(self) -> None:
-        if self._optimizer is not None and torch.is_grad_enabled():  # else it is an evaluation
-            self._optimizer.begin_epoch()
+            return
+        own, store = self._home.rendezvous.own, self._home.rendezvous.store
+        with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
+            if isinstance(error, LetGo):
+                store.set(f"{LET_GO_KEY}/{own.rank}/{own.incarnation}", "")
+            elif not isinstance(
+                error, RunError
+            ):  # that would be what this worker has noticed of another's end
+                store.set(FAILED_KEY, str(own.rank))
 
     def _finish(self) -> None:
         if self._replica is None or self._optimizer is None:
             raise RequestError(
                 "nothing was distributed: call group.distribute(model, optimizer) inside the `with`"
             )
-        store = self._home.rendezvous.store
-        store.set(f"script/left/{self.rank}", "")
+        self._home.rendezvous.store.set(f"script/left/{self.rank}", "")
         with speaking_up(self._who_is_missing):
             self._optimizer.start()
-            self._replica.part.settle()
-            self._replica.part.end()
-            share_final_model(self._replica, self._peers)
-            if self.leads:
-                self._replica.part.let_go()
-            self._hear_last_words()
+            self._optimizer.settle()
+            self.staleness = self._fellows.leave(self._replica, self._optimizer.steps)
             self._optimizer.over = True
             self._home.close()
 
     def _who_is_missing(self) -> str:
         store = self._home.rendezvous.store.clone()  # the other thread may be waiting on the store itself
         missing = [
-            str(worker) for worker in range(self.workers) if not store.check([f"script/left/{worker}"])
+            str(worker)
+            for worker, rank in enumerate(self._world.cast.workers)
+            if not (store.check([f"script/left/{worker}"]) or self._home.is_lost(rank))
         ]
         return (
             f"worker {self.rank} has left the loop after {self._steps()} steps and waits for worker "
@@ -176,20 +231,3 @@ class Group:
 
     def _steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.steps
-
-    def _hear(self) -> None:
-        """Takes what servers report while training: nobody reads it here, but it must not pile up."""
-        while self._control.poll() is not None:
-            pass
-
-    def _hear_last_words(self) -> None:
-        """Takes every server's last report."""
-        assert self._replica is not None
-        self.staleness.update(self._replica.part.staleness)
-        missing = set(self._world.cast.servers) if self.leads else set()
-        while missing:
-            source, message = self._control.receive()
-            if message.kind is Kind.REPORT and message.tensor is not None:
-                missing.discard(source)
-                counts = unpack_json(message.tensor)["staleness"]
-                self.staleness.update({int(staleness): count for staleness, count in counts.items()})

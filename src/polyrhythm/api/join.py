@@ -52,7 +52,9 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     ask_names_briefly()
     rendezvous, cast = meet(chosen)
     home, network = connect(rendezvous)
-    world = World(network, cast)
+    world = World(
+        network, cast, incarnation=rendezvous.incarnation, activity=home.activity, refused=home.refused
+    )
     if not world.is_worker:
         _serve(chosen, world, home)
     if threads is None and started_by_torchrun() and not started_by_run():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.communication.message import Kind, Message, pack_tensors
 from polyrhythm.roles.world import World
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -15,27 +17,17 @@ class ServerStates:
     Args:
         world: where the leader is.
         strategy: says which server has what.
+        ask: asks for the state of every shard.
     """
 
-    def __init__(self, world: World, strategy: Strategy) -> None:
+    def __init__(self, world: World, strategy: Strategy, ask: Callable[[], list[State]]) -> None:
         self._world = world
         self._strategy = strategy
-        self._control = world.control()
+        self._ask = ask
 
     def ask(self) -> list[dict[str, Any]]:
-        """Asks every server for the state of its shard: tensors by name, and facts."""
-        servers = self._world.cast.servers
-        for shard, rank in enumerate(servers):
-            self._world.network.send(rank, Message(Kind.CHECKPOINT, step=shard))
-        found: dict[int, dict[str, Any]] = {}
-        while len(found) < len(servers):
-            _, message = self._control.receive()
-            if (
-                message.kind is Kind.STATE and message.tensor is not None
-            ):  # else a report that nobody reads here
-                tensors, facts = unpack_tensors(message.tensor)
-                found[message.step] = {"tensors": tensors, "facts": facts}
-        return [found[shard] for shard in range(len(servers))]
+        """Asks for the state of every shard: tensors by name, and facts."""
+        return [{"tensors": tensors, "facts": facts} for tensors, facts in self._ask()]
 
     def give(self, states: list[dict[str, Any]]) -> None:
         """Gives every server the states of the shards that it holds; before training begins."""

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from polyrhythm.api.bulletin import Posted
 from polyrhythm.api.dealing import DealtLoader
+from polyrhythm.api.seat import Seat
 from polyrhythm.api.step_weight import StepWeight
-from polyrhythm.communication.communicator import Communicator
 
 
 class Batches(Protocol):
-    """What a shard hands out."""
+    """What a shard hands out.
+
+    Attributes:
+        seat: the share that is handed out.
+    """
+
+    seat: Seat
 
     def __len__(self) -> int:
         """Batches an epoch."""
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Gives the batches of an epoch, each with its weight in units of a full batch."""
+
+
+class Host(Protocol):
+    """Where a shard belongs."""
+
+    def seat(self, shard: int, epoch: int) -> Seat:
+        """An iteration begins: gives this worker's share of it."""
+
+    def took(self, taken: int, of: int) -> None:
+        """So many batches of an epoch have been taken, for training."""
 
 
 class EveryNth:
@@ -29,23 +47,26 @@ class EveryNth:
         stream: any iterable.
         worker: takes this one of every round.
         workers: batches in a round.
+
+    Attributes:
+        seat: the share that is handed out.
     """
 
     def __init__(self, stream: Iterable[Any], worker: int, workers: int) -> None:
+        self.seat = Seat(worker, workers)
         self._stream = stream
-        self._worker = worker
-        self._workers = workers
 
     def __len__(self) -> int:
-        return len(self._stream) // self._workers  # type: ignore[arg-type]
+        return len(self._stream) // self.seat.of  # type: ignore[arg-type]
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Gives this worker's batches; each counts the same."""
-        mine = None
+        mine, seat = None, self.seat
         for position, batch in enumerate(self._stream):
-            if position % self._workers == self._worker:
+            if position % seat.of == seat.place:
                 mine = batch
-            if position % self._workers == self._workers - 1:  # only now is it sure that everyone has one
+            # only now is it sure that everyone has one
+            if position % seat.of == seat.of - 1 and position // seat.of >= seat.taken:
                 yield mine, 1.0
 
 
@@ -55,36 +76,50 @@ class Shard:
     Args:
         batches: to hand out.
         weight: is told of each.
-        on_start: called when an iteration begins.
+        host: where it belongs.
+        number: of this shard there.
 
     Attributes:
         epoch: which one the next iteration is, from 0; set it to resume.
     """
 
-    def __init__(self, batches: Batches, weight: StepWeight, on_start: Callable[[], object]) -> None:
+    def __init__(self, batches: Batches, weight: StepWeight, host: Host, number: int = 0) -> None:
         self.epoch = 0
         self._batches = batches
         self._weight = weight
-        self._on_start = on_start
+        self._host = host
+        self._number = number
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._on_start()
         epoch, self.epoch = self.epoch, self.epoch + 1
+        seat = self._batches.seat = self._host.seat(self._number, epoch)
+        trains = torch.is_grad_enabled()
         own: list[float] = []
         outer = self._weight.use(own)
         try:
-            for batch, weight in self._batches.epoch(epoch):
+            for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
+                if trains:
+                    self._host.took(taken, self._length())
                 own.append(weight)
                 self._weight.use(own)
                 yield batch
+            if trains:
+                self._host.took(self._length(), self._length())
         finally:
             self._weight.use(outer)
 
+    def _length(self) -> int:
+        """Gives how many batches there are; 0 where nobody knows."""
+        try:
+            return len(self._batches)
+        except TypeError:
+            return 0
 
-def batches_of(loader: Iterable[Any], workers: Communicator) -> Batches:
+
+def batches_of(loader: Iterable[Any], workers: Posted) -> Batches:
     """Chooses how a loader is shared out.
 
     A worker on its own gets the loader's own batches, whatever it is.

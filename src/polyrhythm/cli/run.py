@@ -20,8 +20,15 @@ def run(
         int | None,
         typer.Option(metavar="N", help="Compute threads of a worker [default: its share of the cores]."),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            help="How many times a rank that was killed, and can be done without, is started again.",
+        ),
+    ] = 3,
 ) -> None:
     """Run a script with a training loop of your own on several workers of this machine."""
     from polyrhythm.launch.script import run_script
 
-    run_script(script, arguments or [], workers=workers, threads=threads)
+    run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts)

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from polyrhythm.communication.transports.torch_distributed.link_words import who_has_joined
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     LOOPBACK,
     Rendezvous,
     from_environment,
 )
 from polyrhythm.errors import RequestError
+from polyrhythm.launch.bearing import Bearing
 from polyrhythm.launch.gathering import gather
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.torchrun import cast_of, started_by_torchrun
@@ -33,8 +35,26 @@ from polyrhythm.strategies.strategy import Strategy
 WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
 """Set by `polyrhythm run` in every rank: the number of workers."""
 
+INCARNATION_VARIABLE = "POLYRHYTHM_INCARNATION"
+"""Set by `polyrhythm run`: how many processes have had a rank before this one."""
+
+BEARING_KEY = "script/bearing"
+"""Set in the store by rank 0: which losses are borne; see `Bearing`."""
+
 SERVERS_KEY = "script/servers"
-"""Set in the store by rank 0: how many servers the launcher must start."""
+"""Set in the store by rank 0, after that: how many servers the launcher must start."""
+
+ADMITS_KEY = "script/admits"
+"""Set in the store by rank 0 when its loop says where it is: empty, or why no successor of a worker can come in."""
+
+OVER_KEY = "script/over"
+"""Set in the store by rank 0 when training is over: who comes now comes too late."""
+
+WHOLE_KEY = "script/whole"
+"""Set in the store, with a rank and incarnation behind, by rank 0 when the successor of a server has its shards."""
+
+LET_GO_KEY = "script/let-go"
+"""Set in the store, with its rank and incarnation behind, by a worker that servers have let go."""
 
 FAILED_KEY = "script/failed"
 """Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
@@ -67,10 +87,14 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     workers = int(os.environ[WORKERS_VARIABLE])
     strategy.check(workers)
     size = workers + strategy.server_count
-    rendezvous = replace(from_environment(), size=size)
+    incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
+    rendezvous = replace(from_environment(), size=size, incarnation=incarnation)
+    if incarnation:
+        rendezvous = replace(rendezvous, met=who_has_joined(rendezvous.store, size))
     _join_once(rendezvous)
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:
+        rendezvous.store.set(BEARING_KEY, Bearing.of(strategy, workers).to_text())
         rendezvous.store.set(SERVERS_KEY, str(strategy.server_count))
     return rendezvous, Cast(tuple(range(workers)), tuple(range(workers, size)))
 

@@ -46,6 +46,11 @@ class Succession:
         self._due = [entry for entry in self._due if entry[0] > now_s]
         return due
 
+    @property
+    def awaited(self) -> set[int]:
+        """The ranks that are to be started again."""
+        return {peer.rank for _, peer in self._due}
+
     def next_s(self) -> float | None:
         """Gives when the next one must start, if there is one."""
         times_s = [at_s for at_s, _ in self._due]

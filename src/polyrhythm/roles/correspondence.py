@@ -53,6 +53,7 @@ class Correspondence:
         assembly: of the workers, for the next formation.
         mend: lets workers regroup; set where they do.
         untrained: what the first worker has told that a new leader has heard from, by name.
+        takes: is offered every message first, and says whether it has taken it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Correspondence:
         self._introduced: dict[int, bool] = {}
         self.mend: Callable[[], None] | None = None
         self.untrained: dict[str, Tensor] | None = None
+        self.takes: Callable[[int, Message], bool] = lambda source, message: False
 
     def hand_out(
         self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
@@ -244,7 +246,8 @@ class Correspondence:
         self.assembly.muster.lose(worker)
         self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
 
-    def _enter(self, rank: int, incarnation: int) -> None:
+    def enter(self, rank: int, incarnation: int) -> None:
+        """Welcomes a successor of a lost worker; where workers go in step, it waits for the next formation."""
         worker = self._see(rank, incarnation)
         self.states.pop(worker, None)
         self._newcomers.add(worker)
@@ -276,11 +279,13 @@ class Correspondence:
         self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
 
     def _take(self, source: int, message: Message) -> None:
+        if self.takes(source, message):
+            return
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
             self._enter_server(source)
             return
         if message.kind is Kind.JOIN:
-            self._enter(source, message.version)
+            self.enter(source, message.version)
             return
         if message.kind is Kind.LEAD:
             self._meet(source, message)

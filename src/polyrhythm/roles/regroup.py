@@ -98,6 +98,7 @@ class Regroup:
         self._side = side
         self._member = member
         self._workers = workers
+        self._everyone = tuple(range(workers.size))
         self._formation: Formation | None = None
         self._in_vain = 0
         if not world.rejoins:  # else nobody uses this one any more
@@ -107,6 +108,16 @@ class Regroup:
     def leader(self) -> int:
         """How many have led before the one in whose formation this worker is."""
         return 0 if self._formation is None else self._formation.leader
+
+    @property
+    def round(self) -> int:
+        """How many formations there have been before the present one."""
+        return 0 if self._formation is None else self._formation.round
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers of the present formation, by their indices."""
+        return self._everyone if self._formation is None else self._formation.workers
 
     def look(self, step: int) -> None:
         """Breaks off if somebody waits for the next formation; called before a step.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,7 @@ class Replica:
         plan: of the optimiser.
         part: the strategy's side of this worker.
         bytes_sent: by the strategy in its steps, since the replica was made.
+        bear: does what a hook has to do, so that whoever owns the replica may go on when that breaks.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Replica:
         )
         self.part = strategy.worker(setting)
         self.bytes_sent = 0
+        self.bear: Callable[[Callable[[], object]], object] = lambda act: act()
         self._network = world.network
         self._sent_before = 0
         self._step = Step(0)
@@ -172,7 +176,7 @@ class Replica:
 
             def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
                 for bucket in used:
-                    self.part.before_use(bucket)
+                    self.bear(partial(self.part.before_use, bucket))
 
             module.register_forward_pre_hook(before)
-        self.model.register_state_dict_pre_hook(lambda *_: self.settle())
+        self.model.register_state_dict_pre_hook(lambda *_: self.bear(self.settle))

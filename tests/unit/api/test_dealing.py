@@ -19,11 +19,12 @@ from torch.utils.data import (
 )
 
 from polyrhythm.api.dealing import DealtLoader
+from polyrhythm.api.seat import Seat
 from polyrhythm.errors import RequestError
 
 
 @dataclass
-class Seat:
+class Member:
     """One worker's place in a group whose broadcasts carry what worker 0 had."""
 
     rank: int
@@ -44,9 +45,9 @@ def numbers(count: int) -> TensorDataset:
 def deal(workers: int, make: Any) -> list[DealtLoader]:
     """Makes all workers' loaders, each from a loader of its own, as in separate processes."""
     heard: list[Tensor] = []
-    dealt = [DealtLoader(make(), Seat(0, workers, heard))]  # type: ignore[arg-type]
+    dealt = [DealtLoader(make(), Member(0, workers, heard))]  # type: ignore[arg-type]
     for rank in range(1, workers):
-        dealt.append(DealtLoader(make(), Seat(rank, workers, list(heard))))  # type: ignore[arg-type]
+        dealt.append(DealtLoader(make(), Member(rank, workers, list(heard))))  # type: ignore[arg-type]
     return dealt
 
 
@@ -72,6 +73,30 @@ def test_a_ragged_last_step_is_dropped_if_the_loader_drops_it() -> None:
         [([2, 5], 1.0), ([8, 11], 1.0)],
     ]
     assert len(dealt[0]) == 2
+
+
+def test_those_who_are_left_share_an_epoch_out_among_themselves() -> None:
+    _, second, third = deal(3, lambda: DataLoader(numbers(10), batch_size=2))
+    second.seat, third.seat = Seat(0, 2), Seat(1, 2)
+    assert [seen(second, 1), seen(third, 1)] == [
+        [([0, 2], 1.0), ([4, 6], 1.0), ([8], 0.5)],
+        [([1, 3], 1.0), ([5, 7], 1.0), ([9], 0.5)],
+    ]
+    assert (len(second), len(third)) == (3, 3)
+
+
+def test_a_successor_loads_only_what_is_left_of_its_share() -> None:
+    loaded: list[int] = []
+
+    class Noted(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            loaded.append(index)
+            return super().__getitem__(index)
+
+    _, second = deal(2, lambda: DataLoader(Noted(torch.arange(13)), batch_size=2))
+    second.seat = Seat(1, 2, taken=2)
+    assert seen(second) == [([9, 11], 1.0), ([12], 0.0)]
+    assert loaded == [9, 11, 12]
 
 
 @pytest.mark.parametrize("loading_processes", [0, 1])

@@ -14,14 +14,14 @@ import typer
 
 from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.launch import script as launcher
+from polyrhythm.launch import script_ranks
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.launch.script import run_script
 
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_GRACE_S", 1.0)
+    monkeypatch.setattr(script_ranks, "GRACE_S", 1.0)
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -52,6 +52,7 @@ def test_ranks_have_torchruns_variables_their_arguments_and_their_share_of_the_c
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "POLYRHYTHM_WORKERS": "2",
+            "POLYRHYTHM_INCARNATION": "0",
             "OMP_NUM_THREADS": str(max(1, available_cores() // 2)),
         }
         assert {name: facts["environment"][name] for name in expected} == expected
@@ -139,6 +140,8 @@ def test_wrong_requests_are_refused_before_anything_starts(tmp_path: Path) -> No
         run_script(script, workers=0)
     with pytest.raises(RequestError, match=r"threads must be at least 1 \(given -1\)"):
         run_script(script, workers=1, threads=-1)
+    with pytest.raises(RequestError, match=r"restarts must be at least 0 \(given -1\)"):
+        run_script(script, workers=1, restarts=-1)
 
 
 def test_the_verb_leaves_a_scripts_own_options_alone(tmp_path: Path) -> None:

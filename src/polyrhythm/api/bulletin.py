@@ -1,0 +1,90 @@
+"""What the workers of a loop leave for each other in the store where they meet, so that nobody need be there to ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.launch.patience import speaking_up
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+
+
+class Bulletin:
+    """One worker's view of it.
+
+    Args:
+        store: where the ranks meet.
+        heed: called now and then while this worker waits, so that it hears what it is called for.
+    """
+
+    def __init__(self, store: Any, heed: Callable[[], None]) -> None:
+        self._store = store
+        self._heed = heed
+
+    def tell(self, key: str, text: str) -> None:
+        """Leaves a text, in place of an earlier one."""
+        self._store.set(key, text)
+
+    def decide(self, key: str, text: str) -> str:
+        """Leaves a text unless somebody has; gives the one that is there now, the same to all."""
+        return bytes(self._store.compare_set(key, "", text)).decode()
+
+    def told(self, key: str) -> str | None:
+        """Gives a text, or None where there is none."""
+        return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+
+    def await_one(self, keys: Sequence[str], awaited: str) -> str:
+        """Waits until there is a text of one of the keys; says once, if that takes long, what it waits for.
+
+        Args:
+            keys: any of them will do.
+            awaited: who must do what, for people.
+
+        Returns:
+            The text of the first of them that there is.
+        """
+        pause_s = _SHORTEST_PAUSE_S
+        with speaking_up(lambda: f"still waiting for {awaited}"):
+            while True:
+                for key in keys:
+                    if (text := self.told(key)) is not None:
+                        return text
+                self._heed()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class Posted:
+    """Numbers that worker 0 leaves for all others, be they there or still to come.
+
+    Args:
+        bulletin: where.
+        name: tells them apart from others' numbers.
+        rank: of this worker.
+        size: how many workers there are.
+    """
+
+    def __init__(self, bulletin: Bulletin, name: str, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._bulletin = bulletin
+        self._name = name
+        self._count = 0
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrites a tensor of whole numbers with worker 0's; all call it equally often."""
+        key, self._count = f"{self._name}/{self._count}", self._count + 1
+        if self.size == 1:
+            return
+        if self.rank == 0:
+            self._bulletin.tell(
+                key, tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
+            )
+            return
+        found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
+        tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))

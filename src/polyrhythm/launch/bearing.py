@@ -1,0 +1,55 @@
+"""Which losses the ranks of a script bear: its strategy knows, and the launcher of the script must."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Bearing:
+    """What a script's ranks can do without.
+
+    Attributes:
+        workers: how many there are; servers come after them.
+        spares: whether the others go on without a worker that is not the first.
+        holders: of each shard, the indices of the servers that hold it.
+    """
+
+    workers: int
+    spares: bool
+    holders: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, strategy: Strategy, workers: int) -> Bearing:
+        """Asks a strategy."""
+        holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
+        return cls(workers, strategy.goes_on(workers), holders)
+
+    def bears(self, rank: int, lost: Collection[int] = ()) -> bool:
+        """Whether the others go on without a rank.
+
+        Args:
+            rank: which.
+            lost: ranks of servers that are lost already.
+        """
+        if rank == LEADER:
+            return False
+        if rank < self.workers:
+            return self.spares
+        gone = {other - self.workers for other in {rank, *lost}}
+        return all(any(server not in gone for server in holders) for holders in self.holders)
+
+    def to_text(self) -> str:
+        """Writes it for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Bearing:
+        """Reads what `to_text` wrote."""
+        told = json.loads(text)
+        return cls(told["workers"], told["spares"], tuple(tuple(each) for each in told["holders"]))

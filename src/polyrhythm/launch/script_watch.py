@@ -1,0 +1,163 @@
+"""The launcher's watch over the ranks of a script: who is lost, who can be done without, who is started again.
+
+a rank is killed that can be spared ─▶ word to the others ─▶ they go on ─▶ pause ─▶ a successor, under the same rank
+any other, or one with an error     ─▶ the others may say what they saw ─▶ the run has failed
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
+from polyrhythm.errors import RunError
+from polyrhythm.launch import script_ranks
+from polyrhythm.launch.bearing import Bearing
+from polyrhythm.launch.meeting import (
+    ADMITS_KEY,
+    BEARING_KEY,
+    FAILED_KEY,
+    LET_GO_KEY,
+    OVER_KEY,
+    SERVERS_KEY,
+    WHOLE_KEY,
+)
+from polyrhythm.launch.places import Place, Places
+from polyrhythm.launch.script_ranks import ScriptRank, ScriptRanks
+from polyrhythm.launch.succession import Succession
+from polyrhythm.roles.world import LEADER
+
+_NOT_SAID = (
+    "its place stays empty, since the loop does not say where it is: write `for epoch in group.epochs(n)`"
+)
+
+
+class ScriptWatch:
+    """Watches a run.
+
+    Args:
+        ranks: its processes.
+        store: where they meet.
+        restarts: how many successors of lost ranks there may be.
+    """
+
+    def __init__(self, ranks: ScriptRanks, store: Any, restarts: int) -> None:
+        self._ranks = ranks
+        self._store = store
+        self._restarts = restarts
+        self._succession = Succession(restarts)
+        self._places = Places(store, ranks.workers)
+        self._places.begin()
+        self._bearing: Bearing | None = None
+        self._absent: dict[int, Peer] = {}
+
+    def look(self) -> bool:
+        """Does what is due; gives whether the run goes on."""
+        if self._bearing is None and self._store.check([SERVERS_KEY]):
+            self._bearing = Bearing.from_text(self._told(BEARING_KEY))
+            self._ranks.start_servers(int(self._told(SERVERS_KEY)))
+        for rank in [rank for rank in self._ranks.there if rank.failed]:
+            if not self._can_be_spared(rank):
+                return False
+            self._bear(rank)
+        if self._is_over():
+            self._see_off()
+        else:
+            for peer in self._succession.take_due(time.monotonic()):
+                self._ranks.start(peer)
+                self._tell_newcomer(peer)
+        return any(rank.process.poll() is None for rank in self._ranks.there)
+
+    def judge(self) -> None:
+        """Says what has become of the run.
+
+        Raises:
+            RunError: a rank has failed.
+        """
+        if not any(rank.failed for rank in self._ranks.there):
+            return
+        self._ranks.wait(script_ranks.GRACE_S)  # others may say what they saw
+        culprits = [rank for rank in self._ranks.there if rank.failed]
+        if self._store.check([FAILED_KEY]):
+            named = int(self._told(FAILED_KEY))
+            culprits = [rank for rank in self._ranks.there if rank.peer.rank == named] or culprits
+        # One that was killed had no time to notice anything, so the others noticed it.
+        raise RunError(min(culprits, key=lambda rank: rank.process.returncode or 0).end)
+
+    def _can_be_spared(self, rank: ScriptRank) -> bool:
+        """Whether the run goes on without a rank; what the script says to be wrong would be wrong with a successor."""
+        if not (rank.was_killed or self._is_said(LET_GO_KEY, rank.peer)):
+            return False
+        self._note_whole_servers()
+        servers = [absent for absent in self._absent if absent >= self._ranks.workers]
+        spared = self._bearing is not None and self._bearing.bears(rank.peer.rank, servers)
+        return spared and not self._store.check([FAILED_KEY])
+
+    def _bear(self, rank: ScriptRank) -> None:
+        self._ranks.forget(rank)
+        peer = rank.peer
+        self._absent[peer.rank] = peer
+        for other in self._ranks.there:
+            tell_of_loss(self._store, peer, other.peer)
+        if self._is_over():
+            return
+        if peer.rank >= self._ranks.workers:
+            _say(f"{rank.end}; who has its shards as well goes on with them{self._then(peer)}")
+        else:
+            then = self._then(peer)
+            coming = peer.rank in self._succession.awaited
+            self._places.set(peer.rank, Place.COMING if coming else Place.GONE)
+            _say(f"{rank.end}; the others go on{then}")
+
+    def _then(self, peer: Peer) -> str:
+        """Lets a successor come, if there may be one; says so."""
+        if not self._succession.left:
+            return ""
+        if peer.rank < self._ranks.workers:
+            reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
+            if reason:
+                return f"; {reason}"
+        pause_s = self._succession.lose(peer, time.monotonic())
+        used = f"{self._restarts - self._succession.left} of {self._restarts}"
+        return f", and it is started again in {pause_s:g} s (restart {used})"
+
+    def _tell_newcomer(self, newcomer: Peer) -> None:
+        """Tells a newcomer of those whom it would look for in vain; a server counts once it has its shards."""
+        if newcomer.rank < self._ranks.workers:
+            self._absent.pop(newcomer.rank, None)
+        self._note_whole_servers()
+        for absent in self._absent.values():
+            if absent.rank != newcomer.rank:
+                tell_of_loss(self._store, absent, newcomer)
+
+    def _note_whole_servers(self) -> None:
+        """Strikes those off the absent whose successors have their shards."""
+        for absent in list(self._absent.values()):
+            if self._is_said(WHOLE_KEY, Peer(absent.rank, absent.incarnation + 1)):
+                del self._absent[absent.rank]
+
+    def _is_said(self, key: str, peer: Peer) -> bool:
+        return bool(self._store.check([f"{key}/{peer.rank}/{peer.incarnation}"]))
+
+    def _is_over(self) -> bool:
+        led = [rank for rank in self._ranks.there if rank.peer.rank == LEADER]
+        return any(rank.process.poll() == 0 for rank in led) or bool(self._store.check([OVER_KEY]))
+
+    def _see_off(self) -> None:
+        """Ends successors that have come too late to be let in."""
+        self._succession.cancel()
+        for rank in [rank for rank in self._ranks.there if rank.peer.incarnation]:
+            works = rank.peer.rank < self._ranks.workers
+            if works and self._places.of(rank.peer.rank) is not Place.HERE:
+                rank.process.kill()
+                rank.process.wait()
+                self._ranks.forget(rank)
+
+    def _told(self, key: str) -> str:
+        return bytes(self._store.get(key)).decode()
+
+
+def _say(text: str) -> None:
+    print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

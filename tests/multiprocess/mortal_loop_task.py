@@ -1,0 +1,79 @@
+"""A loop of one's own in which a worker is killed, and which its successor may join.
+
+    mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [wait]
+
+The first process of rank VICTIM kills itself with the gradients of step KILLED_AT of epoch 1. With `wait`, the others go
+on to the end of epoch 1 only when its successor has begun. Each worker notes its batches and saves its final model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+POINTS, BATCH_SIZE, RATE, KILLED_AT = 48, 4, 0.2, 2
+
+
+def points() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(POINTS, 6, generator=generator, dtype=torch.float64)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+
+
+def main(strategy: str, folder: Path, epochs: int, victim: int, *, waits: bool) -> None:
+    import polyrhythm
+
+    began = folder / "successor"
+    rejoins = os.environ["POLYRHYTHM_INCARNATION"] != "0"
+    inputs, labels = points()
+    diary = []
+    with polyrhythm.join(strategy) as group:
+        model = network()
+        model, optimizer = group.distribute(model, optimizer_of(model))
+        scheduler = schedule_of(optimizer)
+        shard = group.shard(DataLoader(TensorDataset(torch.arange(POINTS)), BATCH_SIZE))
+        if rejoins and group.rank == victim:
+            began.touch()
+        for epoch in group.epochs(epochs, scheduler):
+            seen = []
+            for (indices,) in shard:
+                functional.cross_entropy(model(inputs[indices]), labels[indices]).backward()
+                if (group.rank, epoch, len(seen), rejoins) == (victim, 1, KILLED_AT, False):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+                seen.append(indices.tolist())
+            scheduler.step()
+            while waits and epoch == 1 and not began.exists():
+                time.sleep(0.01)
+            mean = group.average(group.rank)
+            facts = {"epoch": epoch, "seen": seen, "workers": group.workers, "mean": mean}
+            diary.append(facts | {"rate": optimizer.param_groups[0]["lr"], "length": len(shard)})
+    name = f"worker-{group.rank}"
+    (folder / f"{name}.json").write_text(json.dumps({"diary": diary, "steps": optimizer.steps}))
+    torch.save(model.state_dict(), folder / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), waits="wait" in sys.argv[5:])
