@@ -1,9 +1,10 @@
 """A loop of one's own in which a worker is killed, and which its successor may join.
 
-    mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [wait]
+    mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD]
 
-The first process of rank VICTIM kills itself with the gradients of step KILLED_AT of epoch 1. With `wait`, the others go
-on to the end of epoch 1 only when its successor has begun. Each worker notes its batches and saves its final model.
+The first process of rank VICTIM is killed when step KILLED_AT of epoch 1 has its gradients: a worker at its own, a
+server at worker 0's. With a word, the others end epoch 1 only when its successor has begun (`begun`), or has come into
+the loop (`inside`). Each worker notes its batches and saves its final model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-POINTS, BATCH_SIZE, RATE, KILLED_AT = 48, 4, 0.2, 2
+WORKERS, POINTS, BATCH_SIZE, RATE, KILLED_AT = 3, 48, 4, 0.2, 2
 
 
 def points() -> tuple[Tensor, Tensor]:
@@ -42,11 +43,14 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
 
 
-def main(strategy: str, folder: Path, epochs: int, victim: int, *, waits: bool) -> None:
+def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
     import polyrhythm
 
-    began = folder / "successor"
+    process = folder / f"process-{os.environ['RANK']}"
     rejoins = os.environ["POLYRHYTHM_INCARNATION"] != "0"
+    process.write_text(str(os.getpid()))
+    if rejoins and victim >= WORKERS:
+        (folder / "begun").touch()
     inputs, labels = points()
     diary = []
     with polyrhythm.join(strategy) as group:
@@ -54,18 +58,21 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, *, waits: bool) 
         model, optimizer = group.distribute(model, optimizer_of(model))
         scheduler = schedule_of(optimizer)
         shard = group.shard(DataLoader(TensorDataset(torch.arange(POINTS)), BATCH_SIZE))
-        if rejoins and group.rank == victim:
-            began.touch()
+        if rejoins:
+            (folder / "begun").touch()
         for epoch in group.epochs(epochs, scheduler):
-            seen = []
+            seen: list[list[int]] = []
+            if rejoins:
+                (folder / "inside").touch()
             for (indices,) in shard:
                 functional.cross_entropy(model(inputs[indices]), labels[indices]).backward()
-                if (group.rank, epoch, len(seen), rejoins) == (victim, 1, KILLED_AT, False):
-                    os.kill(os.getpid(), signal.SIGKILL)
+                killer = victim if victim < WORKERS else 0
+                if (group.rank, epoch, len(seen), rejoins) == (killer, 1, KILLED_AT, False):
+                    os.kill(int((folder / f"process-{victim}").read_text()), signal.SIGKILL)
                 optimizer.step()
                 seen.append(indices.tolist())
             scheduler.step()
-            while waits and epoch == 1 and not began.exists():
+            while word and epoch == 1 and not (folder / word).exists():
                 time.sleep(0.01)
             mean = group.average(group.rank)
             facts = {"epoch": epoch, "seen": seen, "workers": group.workers, "mean": mean}
@@ -76,4 +83,4 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, *, waits: bool) 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), waits="wait" in sys.argv[5:])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

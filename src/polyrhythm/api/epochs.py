@@ -18,7 +18,6 @@ from typing import Protocol
 from polyrhythm.api.bulletin import Bulletin
 from polyrhythm.api.course import Course
 from polyrhythm.api.mark import Mark
-from polyrhythm.launch.places import Place, Places
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,9 @@ class Entry(Protocol):
     def entered(self) -> Begun:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""
 
+    def present(self) -> tuple[list[int], list[int]]:
+        """Gives the workers that are to have a share of what begins, and who of them wait to be let in."""
+
     def go_on(self, begun: Begun) -> None:
         """An epoch begins in which this worker, a successor, takes what is left of its share."""
 
@@ -72,7 +74,6 @@ class Epochs:
     Args:
         worker: its index.
         bulletin: where marks are left.
-        places: of the workers.
         course: how far its loop has come.
         entry: how it comes among the others.
 
@@ -80,11 +81,10 @@ class Epochs:
         present: the workers that have a share of the epoch under way; None outside of epochs.
     """
 
-    def __init__(self, worker: int, bulletin: Bulletin, places: Places, course: Course, entry: Entry) -> None:
+    def __init__(self, worker: int, bulletin: Bulletin, course: Course, entry: Entry) -> None:
         self.present: tuple[int, ...] | None = None
         self._worker = worker
         self._bulletin = bulletin
-        self._places = places
         self._course = course
         self._entry = entry
         self._loops = 0
@@ -145,9 +145,7 @@ class Epochs:
             self._bulletin.await_one([key, end], "the others to begin the next epoch")
             text = self._bulletin.told(key)
             return None if text is None else Mark.from_text(text)
-        places = self._places.read()
-        entering = [worker for worker, place in enumerate(places) if place is Place.WAITING]
-        present = [worker for worker, place in enumerate(places) if place in (Place.HERE, Place.WAITING)]
+        present, entering = self._entry.present()
         return Mark.from_text(self._bulletin.decide(key, self._course.mark(present, entering).to_text()))
 
     def _end(self, loop: int, *, away: bool) -> None:

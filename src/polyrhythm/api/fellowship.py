@@ -62,7 +62,7 @@ class Fellowship:
         self.bulletin = Bulletin(self._store, self.desk.heed)
         self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
         self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self.course, self._leader)
-        self.epochs = Epochs(self._worker, self.bulletin, self._places, self.course, self.entry)
+        self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
         self._company: Company | None = None
         if self._leader is not None:
             self._leader.awaited = self._awaited
@@ -92,8 +92,7 @@ class Fellowship:
         """
         present: tuple[int, ...] | None = self.epochs.present
         if present is None:
-            places = self._places.read()
-            here = json.dumps([worker for worker, place in enumerate(places) if place is Place.HERE])
+            here = json.dumps(self.entry.present()[0])
             present = tuple(json.loads(self.bulletin.decide(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
             raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
@@ -107,13 +106,18 @@ class Fellowship:
         if self._leader is not None:
             self.bulletin.tell(ADMITS_KEY, self._why_nobody())
 
-    def tell_unseen(self) -> None:
-        """Says what lost workers have not taken of their shares, unless successors take it."""
+    def tell_unseen(self, *, final: bool = False) -> None:
+        """Says what lost workers have not taken of their shares, unless successors take it.
+
+        Args:
+            final: whether nobody comes any more.
+        """
         if self._leader is None:
             return
         places = self._places.read()
         for worker, left, of in self._leader.unseen:
-            if self.entry.waits or places[worker] is Place.GONE:
+            never = not self._leader.is_there(worker) if final else places[worker] is Place.GONE
+            if self.entry.waits or never:
                 _say(
                     f"of worker {worker}, which is lost, the last {left} of its {of} batches of an epoch are not seen"
                 )
@@ -130,7 +134,7 @@ class Fellowship:
         account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
         staleness = Counter(replica.part.staleness)
         staleness.update(self.desk.leave(WorkerState.of(replica, account, {}, to_resume=False), replica))
-        self.tell_unseen()
+        self.tell_unseen(final=True)
         if self._leader is not None:
             self.bulletin.tell(OVER_KEY, "")
         return staleness

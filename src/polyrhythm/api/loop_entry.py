@@ -85,6 +85,18 @@ class LoopEntry:
             assert self._company is not None, "training has begun"
             self._company.regroup()
 
+    def present(self) -> tuple[list[int], list[int]]:
+        """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
+
+        Those who go in step know who does; others hear of losses from the launcher, some earlier than others.
+        """
+        places = self._places.read()
+        waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
+        members = None if self._company is None else self._company.members
+        if members is None:
+            members = tuple(worker for worker, place in enumerate(places) if place is Place.HERE)
+        return sorted({*members, *waiting}), waiting
+
     def entered(self) -> Begun:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""
         self._places.set(self._worker, Place.HERE)

@@ -109,6 +109,10 @@ class LoopLeader:
         """Notes it."""
         self._taken[LEADER] = taken, of
 
+    def is_there(self, worker: int) -> bool:
+        """Whether a worker, or a successor of it, takes part."""
+        return worker in self._others.attendance.present
+
     def admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
         """Lets successors in that wait at the door, or are about to; gives whether there was one.
 

@@ -23,7 +23,7 @@ from polyrhythm.launch.script_ranks import ScriptRanks
 from polyrhythm.launch.script_watch import ScriptWatch
 from polyrhythm.launch.signals import asked_to_stop
 
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.02
 RESTARTS = 3
 """How many successors of lost ranks there may be, unless told otherwise."""
 

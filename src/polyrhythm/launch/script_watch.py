@@ -101,8 +101,6 @@ class ScriptWatch:
         self._absent[peer.rank] = peer
         for other in self._ranks.there:
             tell_of_loss(self._store, peer, other.peer)
-        if self._is_over():
-            return
         if peer.rank >= self._ranks.workers:
             _say(f"{rank.end}; who has its shards as well goes on with them{self._then(peer)}")
         else:
@@ -113,7 +111,7 @@ class ScriptWatch:
 
     def _then(self, peer: Peer) -> str:
         """Lets a successor come, if there may be one; says so."""
-        if not self._succession.left:
+        if not self._succession.left or self._is_over():
             return ""
         if peer.rank < self._ranks.workers:
             reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID

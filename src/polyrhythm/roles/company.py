@@ -61,6 +61,11 @@ class Company:
         return self._either is not None
 
     @property
+    def members(self) -> tuple[int, ...] | None:
+        """The workers that go in step now, by their indices; None where workers do not regroup."""
+        return None if self._regroup is None else self._regroup.members
+
+    @property
     def let_in(self) -> bool:
         """Whether this worker is a successor that has been let in among those who go in step."""
         return self._regroup is not None and self._world.rejoins

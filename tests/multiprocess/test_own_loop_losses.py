@@ -1,0 +1,126 @@
+"""Loops of one's own that lose a rank: what those who are left learn, what its successor takes over, who sees what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from multiprocess import mortal_loop_task as task
+from polyrhythm.errors import RunError
+from polyrhythm.launch.script import run_script
+
+VICTIM, SERVER = 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run(folder: Path, strategy: str, epochs: int, victim: int, *word: str, restarts: int = 3) -> None:
+    arguments = [strategy, str(folder), str(epochs), str(victim), *word]
+    run_script(task.__file__, arguments, workers=task.WORKERS, restarts=restarts)
+
+
+def diaries(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Gives what each worker has noted of its epochs, by worker."""
+    found = {int(path.stem[-1]): json.loads(path.read_text()) for path in folder.glob("worker-*.json")}
+    return {worker: told["diary"] for worker, told in sorted(found.items())}
+
+
+def models(folder: Path) -> list[dict[str, Tensor]]:
+    return [torch.load(path, weights_only=True) for path in sorted(folder.glob("worker-*.pt"))]
+
+
+def share(place: int, present: int) -> list[list[int]]:
+    """Deals an epoch out by hand: a step takes so many points as all have a batch of together."""
+    together = present * task.BATCH_SIZE
+    order = list(range(task.POINTS))
+    return [order[at : at + together][place::present] for at in range(0, task.POINTS, together)]
+
+
+def reference(present: list[int]) -> dict[str, Tensor]:
+    """Trains in plain torch, one step over what all have; without the victim's batches from its death on."""
+    inputs, labels = task.points()
+    model = task.network()
+    optimizer = task.optimizer_of(model)
+    scheduler = task.schedule_of(optimizer)
+    for epoch, workers in enumerate(present):
+        shares = [share(place, workers) for place in range(workers)]
+        for step in range(len(shares[0])):
+            alive = [mine for place, mine in enumerate(shares) if not _is_dead(place, epoch, step)]
+            indices = torch.tensor([index for mine in alive for index in mine[step]])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs[indices]), labels[indices]).backward()
+            optimizer.step()
+        scheduler.step()
+    return model.state_dict()
+
+
+def _is_dead(place: int, epoch: int, step: int) -> bool:
+    return place == VICTIM and epoch == 1 and step >= task.KILLED_AT
+
+
+@pytest.mark.parametrize("restarts", [0, 1], ids=["alone", "successor"])
+def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
+    restarts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "synchronous", 5, VICTIM, *["begun"] * restarts, restarts=restarts)
+
+    found = diaries(tmp_path)
+    assert list(found) == ([0, 1, VICTIM] if restarts else [0, 1])
+    present = [entry["workers"] for entry in found[0]]
+    let_in = found[VICTIM][0]["epoch"] if restarts else 5
+    assert present == [3, 3, *[2] * (let_in - 2), *[3] * (5 - let_in)]
+    assert 2 <= let_in <= 4 + (not restarts)
+    for worker, diary in found.items():
+        for entry in diary:
+            assert entry["seen"] == share(worker, entry["workers"])
+            assert entry["length"] == len(entry["seen"])
+            alive = entry["workers"] if entry["epoch"] != 1 else 2
+            assert entry["mean"] == sum(range(alive)) / alive
+            assert entry["rate"] == pytest.approx(task.RATE * 0.9 ** (entry["epoch"] + 1))
+    expected = reference(present)
+    for model in models(tmp_path):
+        for name, value in model.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
+    said = capfd.readouterr().err
+    then = ", and it is started again in 0.5 s (restart 1 of 1)" if restarts else ""
+    assert f"worker 2 (rank 2) was killed by SIGKILL; the others go on{then}\n" in said
+    assert "of worker 2, which is lost, the last 2 of its 4 batches of an epoch are not seen\n" in said
+
+
+def test_a_successor_takes_the_rest_of_its_share_where_each_goes_at_its_own_pace(tmp_path: Path) -> None:
+    run(tmp_path, "parameter_server", 4, VICTIM, "inside")
+    found = diaries(tmp_path)
+    assert [entry["epoch"] for entry in found[VICTIM]] == [1, 2, 3]
+    assert found[VICTIM][0]["seen"] == share(VICTIM, 3)[task.KILLED_AT :]
+    for worker in (0, 1):
+        assert [entry["seen"] for entry in found[worker]] == [share(worker, 3)] * 4
+    assert [entry["seen"] for entry in found[VICTIM][1:]] == [share(VICTIM, 3)] * 2
+    assert [[entry["mean"] for entry in found[worker]][2:] for worker in found] == [[1.0, 1.0]] * 3
+    first, *others = models(tmp_path)
+    for model in others:
+        assert all(torch.equal(model[name], value) for name, value in first.items())
+
+
+def test_a_lost_server_whose_shards_another_has_stops_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "parameter_server(servers=2, replicas=2)", 4, SERVER, "begun")
+    for worker, diary in diaries(tmp_path).items():
+        assert [entry["seen"] for entry in diary] == [share(worker, 3)] * 4
+    assert len(models(tmp_path)) == task.WORKERS
+    words = "server 0 (rank 3) was killed by SIGKILL; who has its shards as well goes on with them, and it is started"
+    assert words in capfd.readouterr().err
+
+
+def test_the_death_of_worker_0_ends_the_loop(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^worker 0 \(rank 0\) was killed by SIGKILL$"):
+        run(tmp_path, "synchronous", 3, victim=0)
+    assert diaries(tmp_path) == {}
