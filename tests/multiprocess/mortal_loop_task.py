@@ -3,7 +3,7 @@
     mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD]
 
 The first process of rank VICTIM is killed when step KILLED_AT of epoch 1 has its gradients: a worker at its own, a
-server at worker 0's. With a word, the others end epoch 1 only when its successor has begun (`begun`), or has come into
+server at worker 0's. With a word, worker 1 ends epoch 1 only when its successor has begun (`begun`), or has come into
 the loop (`inside`). Each worker notes its batches and saves its final model.
 """
 
@@ -72,7 +72,7 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
                 optimizer.step()
                 seen.append(indices.tolist())
             scheduler.step()
-            while word and epoch == 1 and not (folder / word).exists():
+            while word and (group.rank, epoch) == (1, 1) and not (folder / word).exists():
                 time.sleep(0.01)
             mean = group.average(group.rank)
             facts = {"epoch": epoch, "seen": seen, "workers": group.workers, "mean": mean}

@@ -57,7 +57,7 @@ class Fellowship:
         self._replica: Replica | None = None
         self._leader = LoopLeader(world, strategy, self._welcome, self._tell) if world.leads else None
         self.desk: LoopDesk = self._leader or LoopMember(
-            world, tells=not meets_every_step(strategy, len(ranks))
+            world, strategy, tells=not meets_every_step(strategy, len(ranks))
         )
         self.bulletin = Bulletin(self._store, self.desk.heed)
         self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))

@@ -20,7 +20,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
 from polyrhythm.roles.correspondence import Correspondence
-from polyrhythm.roles.formation import Done, Formation
+from polyrhythm.roles.formation import Broken, Formation
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.regroup import Regroup
 from polyrhythm.roles.replica import Replica
@@ -74,19 +74,23 @@ class LoopLeader:
     @property
     def due(self) -> bool:
         """Whether a worker waits for the next formation."""
-        return self._others.due
+        return self._others.assembly.muster.due
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for them."""
         self._regroup = regroup
         self._others.mend = regroup.mend
 
-    def next_formation(self, round_: int, done: Done, *, over: bool) -> Formation:
+    def first_formation(self) -> Formation:
+        """Makes the first one of a leader that has just come."""
+        return self._others.assembly.first_formation()
+
+    def next_formation(self, word: Broken) -> Formation:
         """Calls those who wait for the leader, and makes the next formation."""
-        call = Message(Kind.BROKEN, version=round_, tag=LOOP_TAG)
+        call = Message(Kind.BROKEN, version=word.round, tag=LOOP_TAG)
         for worker in self._others.attendance.present - {LEADER}:
             self._send(worker, call)
-        return self._others.next_formation(round_, done, over=over)
+        return self._others.assembly.next_formation(word)
 
     def heed(self) -> None:
         """Takes what has arrived: it must not pile up, and a successor waits for an answer."""

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from polyrhythm.api.final_model import FinalModel
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.roles.regroup import MemberSide, Regroup
+from polyrhythm.roles.line import Line
+from polyrhythm.roles.member_side import MemberSide
+from polyrhythm.roles.regroup import Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Strategy
 
 _TELL_EVERY_S = 0.5
 LOOP_TAG = 4
@@ -23,15 +26,17 @@ class LoopMember:
 
     Args:
         world: where this rank is.
+        strategy: how the workers share the work.
         tells: whether the leader cannot know by itself how many batches this worker has taken.
     """
 
-    def __init__(self, world: World, *, tells: bool) -> None:
+    def __init__(self, world: World, strategy: Strategy, *, tells: bool) -> None:
         self._clock = world.clock
         self._tells = tells
         self._told_at_s = -_TELL_EVERY_S
-        self._control = world.control()
-        self.side = MemberSide(self._control)
+        line = Line(world, strategy)
+        self._control = line.control
+        self.side = MemberSide(line, world.incarnation)
         self._regroup: Regroup | None = None
         self._means: dict[int, Tensor] = {}
         self._final: FinalModel | None = None

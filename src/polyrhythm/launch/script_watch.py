@@ -58,13 +58,14 @@ class ScriptWatch:
         if self._bearing is None and self._store.check([SERVERS_KEY]):
             self._bearing = Bearing.from_text(self._told(BEARING_KEY))
             self._ranks.start_servers(int(self._told(SERVERS_KEY)))
+        over = self._is_over()
+        if over:
+            self._see_off()
         for rank in [rank for rank in self._ranks.there if rank.failed]:
             if not self._can_be_spared(rank):
                 return False
             self._bear(rank)
-        if self._is_over():
-            self._see_off()
-        else:
+        if not over:
             for peer in self._succession.take_due(time.monotonic()):
                 self._ranks.start(peer)
                 self._tell_newcomer(peer)
@@ -144,14 +145,19 @@ class ScriptWatch:
         return any(rank.process.poll() == 0 for rank in led) or bool(self._store.check([OVER_KEY]))
 
     def _see_off(self) -> None:
-        """Ends successors that have come too late to be let in."""
+        """Ends successors that have come too late to take part, and forgets those that have found nobody."""
         self._succession.cancel()
-        for rank in [rank for rank in self._ranks.there if rank.peer.incarnation]:
-            works = rank.peer.rank < self._ranks.workers
-            if works and self._places.of(rank.peer.rank) is not Place.HERE:
-                rank.process.kill()
-                rank.process.wait()
-                self._ranks.forget(rank)
+        for rank in [
+            rank for rank in self._ranks.there if rank.peer.incarnation and not self._takes_part(rank)
+        ]:
+            rank.process.kill()
+            rank.process.wait()
+            self._ranks.forget(rank)
+
+    def _takes_part(self, rank: ScriptRank) -> bool:
+        if rank.peer.rank < self._ranks.workers:
+            return self._places.of(rank.peer.rank) is Place.HERE
+        return self._is_said(WHOLE_KEY, rank.peer)
 
     def _told(self, key: str) -> str:
         return bytes(self._store.get(key)).decode()

@@ -229,7 +229,7 @@ class Correspondence:
             else:
                 self._strike_off(loss.rank)
             return True
-        if found is not None:
+        if found is not None and not self.takes(*found):
             self._take(*found)
         return found is not None
 
@@ -279,8 +279,6 @@ class Correspondence:
         self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
 
     def _take(self, source: int, message: Message) -> None:
-        if self.takes(source, message):
-            return
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
             self._enter_server(source)
             return
