@@ -103,7 +103,7 @@ def test_a_successor_takes_the_rest_of_its_share_where_each_goes_at_its_own_pace
     for worker in (0, 1):
         assert [entry["seen"] for entry in found[worker]] == [share(worker, 3)] * 4
     assert [entry["seen"] for entry in found[VICTIM][1:]] == [share(VICTIM, 3)] * 2
-    assert [[entry["mean"] for entry in found[worker]][2:] for worker in found] == [[1.0, 1.0]] * 3
+    assert {entry["mean"] for diary in found.values() for entry in diary if entry["epoch"] > 1} == {1.0}
     first, *others = models(tmp_path)
     for model in others:
         assert all(torch.equal(model[name], value) for name, value in first.items())

@@ -45,6 +45,7 @@ class Fellowship:
         desk: where it hears of others.
         entry: how it comes among them.
         epochs: of its loop.
+        workers: how many share the present epoch, or the last one.
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
@@ -54,6 +55,7 @@ class Fellowship:
         self._store = home.rendezvous.store
         ranks = world.cast.workers
         self._worker = ranks.index(world.network.rank)
+        self.workers = len(ranks)
         self._replica: Replica | None = None
         self._leader = LoopLeader(world, strategy, self._welcome, self._tell) if world.leads else None
         self.desk: LoopDesk = self._leader or LoopMember(
@@ -85,21 +87,29 @@ class Fellowship:
         return self._company
 
     def seat(self, shard: int, epoch: int) -> Seat:
-        """Gives this worker's share of an epoch of a shard.
+        """An iteration over a shard begins: gives this worker's share of it.
 
         Raises:
             RunError: the others do without this worker.
         """
+        trains = torch.is_grad_enabled()  # else it is an evaluation
+        if trains and self.course.optimizer is not None:
+            self.course.optimizer.begin_epoch()
         present: tuple[int, ...] | None = self.epochs.present
         if present is None:
             here = json.dumps(self.entry.present()[0])
             present = tuple(json.loads(self.bulletin.decide(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
             raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
+        self.workers = len(present)
         taken = 0
-        if torch.is_grad_enabled():
+        if trains:
             taken, self.entry.leaves_out = self.entry.leaves_out, 0
         return Seat(present.index(self._worker), len(present), taken)
+
+    def took(self, taken: int, of: int) -> None:
+        """So many batches of an epoch have been taken, for training."""
+        self.desk.took(taken, of)
 
     def say_who_may_come(self) -> None:
         """Tells the launcher whether a successor of a lost worker would find its way into the loop."""

@@ -17,7 +17,6 @@ from polyrhythm.api.distributed_optimizer import DistributedOptimizer
 from polyrhythm.api.fellowship import Fellowship
 from polyrhythm.api.kept_state import Kept
 from polyrhythm.api.retaking import Retaking
-from polyrhythm.api.seat import Seat
 from polyrhythm.api.shard import Shard, batches_of
 from polyrhythm.api.step_weight import StepWeight
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -46,14 +45,12 @@ class Group:
 
     Attributes:
         rank: index of this worker, whoever else is lost.
-        workers: how many share the present epoch, or the last one; at first how many were started.
         leads: whether this worker is the one to print and to save.
         staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
         self.rank = world.cast.workers.index(world.network.rank)
-        self.workers = len(world.cast.workers)
         self.leads = world.leads
         self.staleness: Counter[int] = Counter()
         self._strategy = strategy
@@ -63,6 +60,11 @@ class Group:
         self._fellows = Fellowship(strategy, world, home)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers share the present epoch, or the last one; at first how many were started."""
+        return self._fellows.workers
 
     def distribute(
         self, model: _Model, optimizer: torch.optim.Optimizer
@@ -149,7 +151,7 @@ class Group:
         number = self._fellows.course.next_shard
         workers = len(self._world.cast.workers)
         posted = Posted(self._fellows.bulletin, f"script/shard/{number}", self.rank, workers)
-        made = Shard(batches_of(loader, posted), self._weight, self, number)
+        made = Shard(batches_of(loader, posted), self._weight, self._fellows, number)
         self._fellows.course.add(made)
         return made
 
@@ -171,18 +173,6 @@ class Group:
         part = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
         total = self._fellows.desk.mean(number, part)
         return float(total[0] / total[1])
-
-    def seat(self, shard: int, epoch: int) -> Seat:
-        """Gives this worker's share of an epoch of a shard, which begins; a shard asks for it."""
-        if self._optimizer is not None and torch.is_grad_enabled():  # else it is an evaluation
-            self._optimizer.begin_epoch()
-        seat = self._fellows.seat(shard, epoch)
-        self.workers = seat.of
-        return seat
-
-    def took(self, taken: int, of: int) -> None:
-        """Notes how much of its share this worker has taken; a shard says so."""
-        self._fellows.desk.took(taken, of)
 
     def __enter__(self) -> Self:
         return self

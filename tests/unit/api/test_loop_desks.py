@@ -80,7 +80,7 @@ def test_a_mean_is_the_same_sum_on_all() -> None:
         found[worker] = [desk.mean(number, part(10.0**worker + number)).tolist() for number in range(2)]
 
     hall.run(a=lambda: mean(0), b=lambda: mean(1), c=lambda: mean(2))
-    assert found == dict.fromkeys(range(3), [[111.0, 3.0], [114.0, 3.0]])
+    assert found == {worker: [[111.0, 3.0], [114.0, 3.0]] for worker in range(3)}
 
 
 def test_who_waits_for_a_mean_breaks_off_with_those_who_could_not_come_to_it() -> None:
@@ -98,7 +98,7 @@ def test_who_waits_for_a_mean_breaks_off_with_those_who_could_not_come_to_it() -
         rounds[worker] = regroups.round
 
     hall.run(a=lambda: mean(0), b=lambda: mean(1), c=lambda: mean(2))
-    assert found == dict.fromkeys(range(3), [3.0, 3.0])
+    assert found == {worker: [3.0, 3.0] for worker in range(3)}
     assert rounds == dict.fromkeys(range(3), 1)
 
 
