@@ -82,7 +82,7 @@ class Fellowship:
     def take(self, replica: Replica) -> Company:
         """Takes the replica among those of the others."""
         self._replica = replica
-        member = Member(self._worker, replica.part, replica.flat, lambda place, present: None)
+        member = Member(self._worker, replica.part, replica.flat, _stay, _stay)
         self._company = Company(self._world, self._strategy, replica.workers, member, self.desk)
         return self._company
 
@@ -173,6 +173,10 @@ class Fellowship:
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
             _say(event.text)
+
+
+def _stay(*_: object) -> None:
+    """Keeps the share of the epoch under way: the next one is dealt out anew."""
 
 
 def _say(text: str) -> None:

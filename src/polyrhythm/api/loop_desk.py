@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from polyrhythm.errors import PeerLost
 from polyrhythm.roles.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.worker_state import WorkerState
@@ -21,6 +22,9 @@ class LoopDesk(Protocol):
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for others here."""
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: without worker 0 the loops end."""
 
     def heed(self) -> None:
         """Takes what has arrived, without waiting."""

@@ -92,6 +92,10 @@ class LoopLeader:
             self._send(worker, call)
         return self._others.assembly.next_formation(word)
 
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: without worker 0 the loops end."""
+        return False
+
     def heed(self) -> None:
         """Takes what has arrived: it must not pile up, and a successor waits for an answer."""
         self._others.read()

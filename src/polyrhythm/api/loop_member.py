@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyrhythm.api.final_model import FinalModel
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import PeerLost
 from polyrhythm.roles.line import Line
 from polyrhythm.roles.member_side import MemberSide
 from polyrhythm.roles.regroup import Regroup
@@ -45,6 +46,10 @@ class LoopMember:
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for the leader."""
         self._regroup = regroup
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: without worker 0 the loops end."""
+        return False
 
     def heed(self) -> None:
         """Takes what the leader has sent; regroups if it calls."""

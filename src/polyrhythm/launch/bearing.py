@@ -28,7 +28,9 @@ class Bearing:
     def of(cls, strategy: Strategy, workers: int) -> Bearing:
         """Asks a strategy."""
         holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
-        return cls(workers, strategy.goes_on(workers), holders)
+        # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
+        spares = strategy.goes_on(workers) and not strategy.regroups_apart(workers)
+        return cls(workers, spares, holders)
 
     def bears(self, rank: int, lost: Collection[int] = ()) -> bool:
         """Whether the others go on without a rank.
