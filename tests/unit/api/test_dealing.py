@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,8 @@ def test_a_successor_loads_only_what_is_left_of_its_share() -> None:
 
 @pytest.mark.parametrize("loading_processes", [0, 1])
 def test_a_seeded_shuffle_is_that_of_one_worker_with_the_whole_batch_size(loading_processes: int) -> None:
+    gc.collect()  # stores that other tests have left must not be torn down in a forked process
+
     def make(batch_size: int) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(7)
         return DataLoader(
