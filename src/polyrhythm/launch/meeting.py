@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.link_words import who_has_joined
+from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     LOOPBACK,
     Rendezvous,
@@ -90,7 +90,7 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
     rendezvous = replace(from_environment(), size=size, incarnation=incarnation)
     if incarnation:
-        rendezvous = replace(rendezvous, met=who_has_joined(rendezvous.store, size))
+        rendezvous = replace(rendezvous, met=newest_incarnations(rendezvous.store, size))
     _join_once(rendezvous)
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:

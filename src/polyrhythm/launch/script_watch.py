@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
 from polyrhythm.errors import RunError
 from polyrhythm.launch import script_ranks
 from polyrhythm.launch.bearing import Bearing
@@ -67,6 +67,7 @@ class ScriptWatch:
             self._bear(rank)
         if not over:
             for peer in self._succession.take_due(time.monotonic()):
+                tell_of_start(self._store, peer)  # to another that is started just then
                 self._ranks.start(peer)
                 self._tell_newcomer(peer)
         return any(rank.process.poll() is None for rank in self._ranks.there)
