@@ -14,6 +14,7 @@ from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.launch.joining.address import parse_address
+from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.token import TOKEN_FILE, draw_token, read_token
 from polyrhythm.roles.job import Job
@@ -45,7 +46,8 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     entrance.offer = {
         "version": version("polyrhythm"),
         "folder": str(folder),
-        "config": read_recipe(folder / CONFIG_FILE),
+        "config": read_recipe(folder / CONFIG_FILE)
+        | {"restarts": job.losses.restarts},  # under torchrun none
         "data": facts_of(job.dataset),
     }
     file = drawn or config.token_file
@@ -60,6 +62,29 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
         entrance.close()
         for name in (JOIN_FILE, TOKEN_FILE):
             Path(folder / name).unlink(missing_ok=True)
+
+
+def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:
+    """Gives what a rank that torchrun has started must know of how others come in; None if they cannot.
+
+    Args:
+        job: whose folder may hold the token, which rank 0 has drawn if it was given none.
+        config: as the user wishes.
+        entrance: rank 0's.
+
+    Raises:
+        RequestError: the address or the token cannot be used.
+    """
+    folder = job.keeping.folder
+    if config.listen is None or folder is None:
+        return None
+    given = read_token(config.token_file)
+
+    def token() -> str | None:
+        drawn = folder / TOKEN_FILE
+        return read_token(drawn) if given is None and drawn.is_file() else given
+
+    return Admission(parse_address(config.listen), token, entrance)
 
 
 def facts_of(dataset: Dataset) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 
 from polyrhythm.api.entering import facts_of
-from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, own_address
 from polyrhythm.config.assemble import assemble
@@ -25,13 +24,12 @@ from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.launch.joining.address import Address, parse_address
 from polyrhythm.launch.joining.token import TOKEN_VARIABLE, door_key, link_key, read_token
-from polyrhythm.launch.joining.visit import Visit
+from polyrhythm.launch.joining.visit import Place, Visit
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.preemption import PREEMPTED
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.world import Departed, StopWish
-from polyrhythm.strategies.cast import cast_in_order
 
 INTERRUPTED = 130
 LEAVING_PATIENCE_S = 5.0
@@ -46,7 +44,7 @@ class Guest:
     Args:
         visit: its way in.
         job: what the run learns.
-        peer: its place.
+        place: that it has there.
         address: of the door.
         key: of the links.
 
@@ -55,15 +53,15 @@ class Guest:
         folder: of the run, where its launcher is.
     """
 
-    def __init__(self, visit: Visit, job: Job, peer: Peer, address: Address, key: bytes) -> None:
-        self.name = f"worker {peer.rank} (rank {peer.rank})"
+    def __init__(self, visit: Visit, job: Job, place: Place, address: Address, key: bytes) -> None:
+        rank = place.peer.rank
+        self.name = f"worker {place.cast.workers.index(rank)} (rank {rank})"
         self.folder = job.keeping.folder
         self._visit = visit
         self._job = job
-        self._peer = peer
+        self._place = place
         self._address = address
         self._key = key
-        self._cast = cast_in_order(job.workers, job.strategy.server_count)
         self._stop = StopWish()
         self._asked: int | None = None
 
@@ -91,7 +89,7 @@ class Guest:
 
         try:
             around = Circumstances(self._stop, emit)
-            run_rank(self._job, self._cast, self._rendezvous(), threads or available_cores(), around)
+            run_rank(self._job, self._place.cast, self._rendezvous(), threads or available_cores(), around)
         except Departed:
             self._visit.leave("its host asked it to")
             return self._status()
@@ -101,6 +99,15 @@ class Guest:
         self._visit.leave(None)
         self._visit.close()
         return 0
+
+    @property
+    def last_words(self) -> str:
+        """What became of it, for people, where it has left in good order."""
+        if self._stop.wished:
+            return (
+                "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
+            )
+        return "done: all its steps are taken"
 
     def _rendezvous(self) -> Rendezvous:
         try:
@@ -114,14 +121,16 @@ class Guest:
             )
         except (RuntimeError, dist.DistError) as error:
             raise RunError(f"the run's store cannot be reached: {str(error).splitlines()[0]}") from None
+        found = dist.PrefixStore(self._place.prefix, store) if self._place.prefix else store
+        size = self._place.cast.size
         return Rendezvous(
-            store,
-            self._peer.rank,
-            self._cast.size,
+            found,
+            self._place.peer.rank,
+            size,
             own_address(*self._address),
-            incarnation=self._peer.incarnation,
+            incarnation=self._place.peer.incarnation,
             key=self._key,
-            met=newest_incarnations(store, self._cast.size),
+            met=newest_incarnations(found, size),
         )
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
@@ -174,15 +183,17 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
     try:
         offer = visit.job(version("polyrhythm"))
         job = _job(offer, {key: value for key, value in own.items() if value is not None})
-        peer, parameters = visit.take_place()
+        place = visit.take_place()
         found = sum(each.numel() for each in job.make_model().parameters() if each.requires_grad)
-        if found != parameters:
+        if found != place.parameters:
             visit.leave("its model is another")
-            raise RequestError(f"the model has {found:,} parameters here, and {parameters:,} in the run")
+            raise RequestError(
+                f"the model has {found:,} parameters here, and {place.parameters:,} in the run"
+            )
     except BaseException:
         visit.close()
         raise
-    return Guest(visit, job, peer, at, link_key(token))
+    return Guest(visit, job, place, at, link_key(token))
 
 
 def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:

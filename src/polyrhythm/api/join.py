@@ -12,10 +12,11 @@ from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.cores import available_cores, use_threads
+from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.kept_memory import keep_freed_memory
 from polyrhythm.launch.meeting import meet, started_by_run
 from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.neighbours import threads_beside
 from polyrhythm.launch.torchrun import started_by_torchrun
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
@@ -51,15 +52,16 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     chosen = strategy if isinstance(strategy, Strategy) else strategy_from(strategy)
     ask_names_briefly()
     rendezvous, cast = meet(chosen)
+    if started_by_torchrun() and not started_by_run():
+        # torchrun leaves every rank one thread; `polyrhythm run` has shared the cores out already.
+        shared = threads_beside(rendezvous, range(rendezvous.size), cast, chosen)
+        threads = threads or shared
     home, network = connect(rendezvous)
     world = World(
         network, cast, incarnation=rendezvous.incarnation, activity=home.activity, refused=home.refused
     )
     if not world.is_worker:
         _serve(chosen, world, home)
-    if threads is None and started_by_torchrun() and not started_by_run():
-        # torchrun leaves every rank one thread; `polyrhythm run` has shared the cores out already.
-        threads = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if threads is not None:
         use_threads(threads)
     keep_freed_memory()

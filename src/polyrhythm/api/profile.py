@@ -89,7 +89,7 @@ def _name(job: Job) -> str:
 def _with_others(job: Job, steps: int, threads: int, inside: MeasuredLink | None) -> Profile | None:
     """Measures together with torchrun's other ranks; those that are not the first of their host only wait."""
     ask_names_briefly()
-    home, network = connect(gather(from_environment()))
+    home, network = connect(gather(from_environment()).rendezvous)
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     step = profile_step(job, steps) if first else None
     found = None

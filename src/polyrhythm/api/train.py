@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polyrhythm.api import resuming, run_folder
-from polyrhythm.api.entering import entrance_of
+from polyrhythm.api.entering import admission_of, entrance_of
 from polyrhythm.api.thawing import train_thawing
 from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
@@ -77,8 +77,8 @@ def train(
             best=config.keep_best,
         )
         job = assemble(config, keeping)
-        if keeping.resume:
-            resuming.check_unfinished(job)
+        if keeping.resume and not _is_unfinished(job):
+            return None
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
@@ -161,12 +161,7 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
 
 
 def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    if config.listen is not None:
-        raise RequestError(
-            "nobody joins by hand what torchrun has started: leave out --listen; --max-restarts and --resume auto "
-            "start again"
-        )
-    workers = torchrun.workers_of(strategy_from(config.strategy))
+    workers = torchrun.workers_of(strategy_from(config.strategy)) + config.vacant
     if options.get("workers") not in (None, workers):
         raise RequestError(
             f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers"
@@ -174,15 +169,32 @@ def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunCo
     return config.model_copy(update={"workers": workers})
 
 
+def _is_unfinished(job: Job) -> bool:
+    """Checks that there is something left to do; whether there is, for a rank that torchrun has started again.
+
+    Raises:
+        RequestError: there is not.
+    """
+    try:
+        resuming.check_unfinished(job)
+    except RequestError:
+        if started_by_torchrun() and torchrun.comes_too_late():
+            return False
+        raise
+    return True
+
+
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
     losses = dataclasses.replace(job.losses, restarts=0)  # torchrun starts again all or none
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
-        if torchrun.run_under_torchrun(job, _say_notices, config.threads):
+        if torchrun.run_under_torchrun(job, _say_notices, config.threads, admission_of(job, config)):
             raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
-    with told_run(job, config, observers) as told:
-        preempted = told.hurries = torchrun.run_under_torchrun(job, told.on_event, config.threads)
+    with told_run(job, config, observers) as told, entrance_of(job, config) as entrance:
+        admission = admission_of(job, config, entrance)
+        preempted = torchrun.run_under_torchrun(job, told.on_event, config.threads, admission)
+        told.hurries = preempted
     return dataclasses.replace(told.run(), preempted=preempted)
 
 

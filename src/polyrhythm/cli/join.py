@@ -44,7 +44,7 @@ def join(
     except Exception:
         traceback.print_exc()
         status = RUN_FAILED
-    print("done: all its steps are taken" if status == 0 else f"left with status {status}", file=sys.stderr)
+    print(guest.last_words if status == 0 else f"left with status {status}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     # One that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.

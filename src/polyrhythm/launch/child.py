@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -24,6 +23,7 @@ from polyrhythm.events import Event
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.parentage import leave_with
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import ASKING
 from polyrhythm.roles.job import Job
@@ -31,7 +31,6 @@ from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import Cast
 
 REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
-_ORPHAN_CHECK_S = 1.0
 
 
 def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection) -> None:
@@ -52,7 +51,7 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
     signal.signal(signal.SIGTERM, lambda *_: stop.wish())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    leave_with(os.getppid())
 
     speaking = threading.Lock()
 
@@ -91,10 +90,3 @@ def _report(pipe: Connection, error: BaseException) -> None:
         pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
     except OSError:
         print(text, file=sys.stderr)
-
-
-def _leave_with(parent: int) -> None:
-    """Ends this process soon after its launcher has died, however it died."""
-    while os.getppid() == parent:
-        time.sleep(_ORPHAN_CHECK_S)
-    os._exit(1)

@@ -11,12 +11,17 @@ import torch
 from polyrhythm.strategies.strategy import Strategy
 
 
+def usable_cores() -> set[int]:
+    """Gives the numbers of the cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def available_cores() -> int:
     """Counts the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(usable_cores())
 
 
-def threads_for_worker(cores: int, workers: int, strategy: Strategy) -> int:
+def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: int | None = None) -> int:
     """Gives the compute threads of each worker on a host.
 
     Servers that share hosts with workers take their share of the cores only while they have something to add up;
@@ -26,8 +31,10 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy) -> int:
         cores: of the host.
         workers: on the host.
         strategy: knows its servers.
+        servers: on the host; None: all.
     """
-    left = cores - strategy.server_count if strategy.server_placement.dedicated else cores
+    keeping = strategy.server_count if servers is None else servers
+    left = cores - keeping if strategy.server_placement.dedicated else cores
     return max(1, left // workers)
 
 

@@ -102,7 +102,7 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
 def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     rendezvous = from_environment()
     _join_once(rendezvous)
-    rendezvous = gather(rendezvous)
+    rendezvous = gather(rendezvous).rendezvous
     _agree(rendezvous, strategy)
     cast = cast_of(strategy, rendezvous)
     strategy.check(len(cast.workers))

@@ -16,13 +16,18 @@ from polyrhythm.errors import RunError
 SPEAK_AFTER_S = 30.0
 
 
-def await_key(store: Any, key: str, awaited: str) -> str:
+def _nothing() -> None:
+    """Does nothing."""
+
+
+def await_key(store: Any, key: str, awaited: str, again: Callable[[], None] = _nothing) -> str:
     """Waits until somebody has set a key of the store; says every half minute whom it waits for.
 
     Args:
         store: where the ranks meet.
         key: to be set by another rank.
         awaited: who must do what, for people, such as `rank 0 to join`.
+        again: called as often, before it waits on.
 
     Returns:
         The key's text.
@@ -35,7 +40,7 @@ def await_key(store: Any, key: str, awaited: str) -> str:
         store.wait([key], timedelta(seconds=SPEAK_AFTER_S))
         return bytes(store.get(key))
 
-    return _patiently(take, awaited)
+    return _patiently(take, awaited, again)
 
 
 def await_word(store: Any, queue: str, awaited: str) -> str:
@@ -55,12 +60,13 @@ def await_word(store: Any, queue: str, awaited: str) -> str:
     return _patiently(lambda: bytes(store.queue_pop(queue, True)), awaited)
 
 
-def _patiently(take: Callable[[], bytes], awaited: str) -> str:
+def _patiently(take: Callable[[], bytes], awaited: str, again: Callable[[], None] = _nothing) -> str:
     while True:
         try:
             return take().decode()
         except dist.DistStoreError:  # it took too long; a lost connection is a DistNetworkError
             _say(f"still waiting for {awaited}")
+            again()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise RunError(f"the store is gone while waiting for {awaited}: {reason}") from None

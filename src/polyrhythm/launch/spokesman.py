@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polyrhythm.errors import PolyrhythmError
+from polyrhythm.launch.parentage import FIRST_PARENT as FIRST_PARENT
 
 _LINGER_S = 10.0
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
-from polyrhythm.launch.cores import available_cores
-from polyrhythm.launch.gathering import gather
+from polyrhythm.launch.gathering import Gathered, RunIsOver, gather, is_over
 from polyrhythm.launch.gpus import gpu_of
+from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.neighbours import threads_beside
+from polyrhythm.launch.parentage import FIRST_PARENT, leave_with
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.receiving import receiving
 from polyrhythm.launch.shared_notice import SharedNotice
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.spokesman import leads as leads
@@ -43,35 +48,82 @@ def workers_of(strategy: Strategy) -> int:
     return workers
 
 
-def cast_of(strategy: Strategy, rendezvous: Rendezvous) -> Cast:
-    """Gives every rank its role, after all have said on which host they are."""
-    store = rendezvous.store
+def cast_of(strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0) -> Cast:
+    """Gives every rank its role, after all have said on which host they are.
+
+    Args:
+        strategy: knows how many servers there must be, and where.
+        rendezvous: of the ranks that torchrun has started.
+        vacant: places of workers that nobody has yet; their ranks come after torchrun's.
+    """
+    store, size = rendezvous.store, rendezvous.size
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
-    hosts = [int(await_key(store, f"host/{rank}", f"rank {rank} to join")) for rank in range(rendezvous.size)]
-    return cast_for(hosts, strategy.server_count, strategy.server_placement)
+    hosts = [int(await_key(store, f"host/{rank}", f"rank {rank} to join")) for rank in range(size)]
+    cast = cast_for(hosts, strategy.server_count, strategy.server_placement)
+    return replace(cast, workers=(*cast.workers, *range(size, size + vacant)))
 
 
-def run_under_torchrun(job: Job, emit: Callable[[Event], None], threads: int | None = None) -> bool:
+def run_under_torchrun(
+    job: Job,
+    emit: Callable[[Event], None],
+    threads: int | None = None,
+    admission: Admission | None = None,
+) -> bool:
     """Plays this process's role.
 
     Args:
         job: what to train.
-        emit: takes the run's events; called on rank 0 only.
+        emit: takes the run's events, one at a time; called on rank 0 only, but for notices.
         threads: compute threads of each worker; None shares the host's cores out.
+        admission: how others join; None: nobody can.
 
     Returns:
         Whether the run ended early because one of its hosts is taken away.
+
+    Raises:
+        RequestError: this rank has another run token than rank 0, or none.
     """
     ask_names_briefly()
-    rendezvous = gather(from_environment())
-    cast = cast_of(job.strategy, rendezvous)
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = threads or max(1, available_cores() // local_ranks)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
+        leave_with(FIRST_PARENT)
+    outside = from_environment()
+    try:
+        start = gather(outside)
+    except RunIsOver:
+        return False
+    cast = cast_of(job.strategy, start.rendezvous, job.losses.vacant)
+    started = range(outside.size)
+    shared = threads_beside(start.rendezvous, started, cast, job.strategy)
+    start = _among(start, cast, admission)
+    if start.rendezvous.incarnation:  # the others give it what it needs
+        job = replace(job, keeping=replace(job.keeping, resume=False))
     stop = StopWish()
-    notice = SharedNotice(Preemption(job.losses.notice_s), rendezvous, emit)
-    with asked_to_stop(stop.wish, notice.come):
-        run_rank(job, cast, rendezvous, threads, Circumstances(stop, notice.emit))
+    notice = SharedNotice(Preemption(job.losses.notice_s), start.rendezvous, emit)
+
+    def ask() -> None:
+        stop.wish()
+        if admission is not None and admission.entrance is not None:
+            admission.entrance.ask_to_stop()
+
+    with (
+        asked_to_stop(ask, notice.come),
+        receiving(outside, start, cast, notice.emit, admission) as on_event,
+    ):
+        run_rank(job, cast, start.rendezvous, threads or shared, Circumstances(stop, on_event))
     return notice.ended_the_run()
+
+
+def comes_too_late() -> bool:
+    """Whether this process has been started again for a run whose other ranks have ended in good order."""
+    return not leads() and is_over(from_environment().store)
+
+
+def _among(start: Gathered, cast: Cast, admission: Admission | None) -> Gathered:
+    """Gives a start as a rank finds it that knows the whole cast, and who was there before."""
+    found = replace(start.rendezvous, size=cast.size)
+    if found.incarnation:
+        found = replace(found, met=newest_incarnations(found.store, cast.size))
+    return replace(start, rendezvous=found if admission is None else admission.of(found))
 
 
 def device_of(device: torch.device) -> torch.device:

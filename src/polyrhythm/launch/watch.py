@@ -30,6 +30,8 @@ from polyrhythm.events import (
 )
 from polyrhythm.launch.absences import Absences
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
+from polyrhythm.launch.joining.address import LOOPBACK, Address
+from polyrhythm.launch.joining.door import Inside
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.preemption import Preemption
@@ -87,7 +89,7 @@ class Watch:
         for peer in vacant:
             door.vacate(peer)
             self._tell_of_loss(peer, store)
-        door.open(store.port)
+        door.open(Inside(Address(LOOPBACK, store.port), self._cast))
         self._how_to_join = entrance.how
         self._guests = Guests(
             door,

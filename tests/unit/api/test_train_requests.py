@@ -10,6 +10,7 @@ import pytest
 import polyrhythm
 from polyrhythm.api import train as api_train
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.roles.job import Job
 
 
@@ -72,7 +73,7 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
         monkeypatch.setenv(name, value)
     played: list[Job] = []
 
-    def play(job: Job, emit: object, threads: object) -> bool:
+    def play(job: Job, emit: object, threads: object, admission: object) -> bool:
         played.append(job)
         return False
 
@@ -81,14 +82,25 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
     assert [job.keeping.folder for job in played] == [tmp_path]
 
 
-def test_what_torchrun_has_started_is_not_joined_by_hand(
+def test_places_that_are_kept_come_on_top_of_torchruns_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    asked = "leave out --listen; --max-restarts and --resume auto start again"
-    with pytest.raises(RequestError, match=asked):
-        polyrhythm.train(
-            data="digits", strategy="parameter_server", listen="127.0.0.1:0", out=tmp_path / "run"
-        )
-    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("POLYRHYTHM_TOKEN", "the token of this test")
+    played: list[tuple[Job, Admission]] = []
+
+    def play(job: Job, emit: object, threads: object, admission: Admission) -> bool:
+        played.append((job, admission))
+        return False
+
+    monkeypatch.setattr("polyrhythm.launch.torchrun.run_under_torchrun", play)
+    options = {"data": "digits", "strategy": "parameter_server", "vacant": 2, "listen": "127.0.0.1:4711"}
+    assert polyrhythm.train(**options, out=tmp_path / "run") is None
+    ((job, admission),) = played
+    assert (job.workers, job.losses.vacant) == (4, 2)  # two of three processes work
+    assert (str(admission.address), admission.token()) == ("127.0.0.1:4711", "the token of this test")
+    assert admission.entrance is None
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RequestError, match="torchrun's processes leave 4 workers, not 3: omit --workers"):
+        polyrhythm.train(**options, workers=3, out=tmp_path / "run")

@@ -15,7 +15,7 @@ def start(port: int, size: int) -> list[Rendezvous]:
     """Gathers new processes of all ranks, the leader last."""
     with ThreadPoolExecutor(size) as pool:
         ranks = [pool.submit(gather, local(rank, size, port)) for rank in reversed(range(size))]
-        return [rank.result(PATIENCE_S) for rank in reversed(ranks)]
+        return [rank.result(PATIENCE_S).rendezvous for rank in reversed(ranks)]
 
 
 def names(met: Sequence[Rendezvous], key: str, value: str) -> list[bytes]:
@@ -43,10 +43,10 @@ def test_calls_of_the_dead_bring_nobody_in() -> None:
         second = pool.submit(gather, local(2, 3, store.port)).result(PATIENCE_S)
         assert not leading.done()
         first = pool.submit(gather, local(1, 3, store.port)).result(PATIENCE_S)
-        met = [leading.result(PATIENCE_S), first, second]
+        met = [each.rendezvous for each in (leading.result(PATIENCE_S), first, second)]
     assert names(met, "key", "value") == [b"value"] * 3
 
 
 def test_one_alone_waits_for_nobody() -> None:
     store = host_store()
-    assert gather(local(0, 1, store.port)).size == 1
+    assert gather(local(0, 1, store.port)).rendezvous.size == 1

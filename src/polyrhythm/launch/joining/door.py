@@ -8,6 +8,8 @@ visitor          door (a thread of the launcher)                   launcher
   …
   ◀──── stop ─── the run is asked to stop ◀───────────────────────
   (gone) ──────▶ its place is vacant again ───────────────────────▶ went: the others are told at once
+
+Where torchrun has started the ranks, worker 0's process is what is called launcher here, and the store torchrun's.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.launch.joining.address import LOOPBACK, Address
+from polyrhythm.launch.joining.address import Address
 from polyrhythm.launch.joining.event_loop import DESCRIPTORS, EventLoop
 from polyrhythm.launch.joining.frames import Channel, NotAdmitted, challenge
 from polyrhythm.launch.joining.places import Places
 from polyrhythm.launch.joining.relay import hang_up, relay
+from polyrhythm.strategies.cast import Cast
 
 PATIENCE_S = 5.0
 """A visitor proves within this time that it knows the token."""
@@ -59,6 +62,21 @@ class News:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What is behind a door.
+
+    Attributes:
+        store: where the run's store is, as seen from the door.
+        cast: of the run.
+        prefix: what the run's keys have in front in that store.
+    """
+
+    store: Address
+    cast: Cast
+    prefix: str = ""
+
+
 class Door:
     """Lets in whoever knows the token.
 
@@ -79,7 +97,7 @@ class Door:
         self._key = key
         self._offer = offer
         self._places = places
-        self._store_port: int | None = None
+        self._inside: Inside | None = None
         self._begun = asyncio.Event()
         self._over = False
         self._parameters = 0
@@ -99,13 +117,13 @@ class Door:
         """Becomes readable when there is news."""
         return self._bell.fileno()
 
-    def open(self, store_port: int) -> None:
+    def open(self, inside: Inside) -> None:
         """Lets visitors in.
 
         Args:
-            store_port: of the run's store, on the loopback interface.
+            inside: what they find.
         """
-        self._store_port = store_port
+        self._inside = inside
         self._server = self._loop.call(asyncio.start_server(self._receive, sock=self._listener))
 
     def begin(self, parameters: int) -> None:
@@ -197,7 +215,7 @@ class Door:
                     await self._seat(channel, who)
                     return
                 case {"ask": "store"}:
-                    reader, writer = await asyncio.open_connection(LOOPBACK, self._store_port)
+                    reader, writer = await asyncio.open_connection(*self._found.store)
                     await channel.say({"store": True})
                     await relay((channel.reader, channel.writer), (reader, writer))
                     return
@@ -221,9 +239,7 @@ class Door:
         what, why = "went", "is gone"
         try:
             self._tell(News("came", who, peer))
-            await channel.say(
-                {"rank": peer.rank, "incarnation": peer.incarnation, "parameters": self._parameters}
-            )
+            await channel.say(self._describe(peer))
             last = await channel.hear()
             what = "done" if last.get("done") is True else "went"
             why = f"left: {last.get('why', '')!s:.200}"
@@ -234,6 +250,20 @@ class Door:
             if what == "went":  # else it has taken all its steps
                 self._places.vacate(peer)
             self._tell(News(what, who, peer, why))
+
+    @property
+    def _found(self) -> Inside:
+        assert self._inside is not None, "who is here has come through an open door"
+        return self._inside
+
+    def _describe(self, peer: Peer) -> dict[str, Any]:
+        cast = self._found.cast
+        told = {"workers": cast.workers, "servers": cast.servers, "prefix": self._found.prefix}
+        return told | {
+            "rank": peer.rank,
+            "incarnation": peer.incarnation,
+            "parameters": self._parameters,
+        }
 
     async def _refuse(self, channel: Channel, reason: str, text: str) -> None:
         await channel.say({"refused": text})

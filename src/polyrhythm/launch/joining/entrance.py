@@ -39,10 +39,14 @@ class Entrance:
         self._door_key = door_key(token)
         self._door: Door | None = None
 
-    def open(self) -> Door:
-        """Makes the door; once."""
+    def open(self, places: Places | None = None) -> Door:
+        """Makes the door; once.
+
+        Args:
+            places: of workers, that may be taken; None: there are none yet.
+        """
         assert self._listener is not None, "a door is made once"
-        self._door = Door(self._listener, self._door_key, self.offer, Places())
+        self._door = Door(self._listener, self._door_key, self.offer, places or Places())
         self._listener = None  # it is the door's
         return self._door
 

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,27 @@ from polyrhythm.launch.joining.door import PATIENCE_S
 from polyrhythm.launch.joining.event_loop import EventLoop
 from polyrhythm.launch.joining.frames import Channel, NotAdmitted, answer
 from polyrhythm.launch.joining.relay import hang_up, relay
+from polyrhythm.strategies.cast import Cast
 
 _BACKLOG = 128
 _REPLY_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a run.
+
+    Attributes:
+        peer: the rank, and how many have had it before.
+        parameters: that the run trains.
+        cast: of the run.
+        prefix: what the run's keys have in front in its store.
+    """
+
+    peer: Peer
+    parameters: int
+    cast: Cast
+    prefix: str = ""
 
 
 class Visit:
@@ -62,14 +81,19 @@ class Visit:
         """
         return self._ask({"ask": "job", "version": version})
 
-    def take_place(self) -> tuple[Peer, int]:
-        """Asks for a place, as soon as the run has begun; gives it, and how many parameters the run trains.
+    def take_place(self) -> Place:
+        """Asks for a place, as soon as the run has begun.
 
         Raises:
             RequestError: there is none, or the run is over.
         """
-        place = self._ask({"ask": "place"}, patience_s=None)
-        return Peer(int(place["rank"]), int(place["incarnation"])), int(place["parameters"])
+        told = self._ask({"ask": "place"}, patience_s=None)
+        return Place(
+            Peer(int(told["rank"]), int(told["incarnation"])),
+            int(told["parameters"]),
+            Cast(tuple(told["workers"]), tuple(told["servers"])),
+            str(told["prefix"]),
+        )
 
     def listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
         """Listens to the door from now on.

@@ -16,15 +16,17 @@ from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, pro
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.joining.address import Address
-from polyrhythm.launch.joining.door import Door, News
+from polyrhythm.launch.joining.door import Door, Inside, News
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.frames import GREETING, MOST_BYTES
 from polyrhythm.launch.joining.token import door_key
-from polyrhythm.launch.joining.visit import Visit
+from polyrhythm.launch.joining.visit import Place, Visit
+from polyrhythm.strategies.cast import Cast
 
 TOKEN = "the token of this test"
 KEY = door_key(TOKEN)
 PATIENCE_S = 20.0
+CAST = Cast((0, 2, 4), (1, 3))
 OFFER = {"version": "1", "config": {"data": "digits"}}
 HOSTILE, WARM_UP, FLAT_BYTES = 400, 100, 100_000
 
@@ -56,7 +58,7 @@ def door(store: int) -> Iterator[Door]:
     entrance = Entrance(Address("127.0.0.1", 0), TOKEN)
     entrance.offer = OFFER
     made = entrance.open()
-    made.open(store)
+    made.open(Inside(Address("127.0.0.1", store), CAST, "start"))
     yield made
     entrance.close()
 
@@ -87,7 +89,7 @@ def test_who_knows_the_token_is_told_of_the_job_and_given_a_place(door: Door, vi
     assert visit.job("1") == OFFER
     door.vacate(Peer(2, 0))
     door.begin(parameters=42)
-    assert visit.take_place() == (Peer(2, 1), 42)
+    assert visit.take_place() == Place(Peer(2, 1), 42, CAST, "start")
     (came,) = news(door)
     assert (came.what, came.peer) == ("came", Peer(2, 1))
     with pytest.raises(RequestError, match="refuses: all its workers are there"):
@@ -96,7 +98,7 @@ def test_who_knows_the_token_is_told_of_the_job_and_given_a_place(door: Door, vi
     visit.leave("its host asked it to")
     (went,) = news(door)
     assert (went.what, went.peer, went.why) == ("went", Peer(2, 1), "left: its host asked it to")
-    assert enter(door, visits).take_place() == (Peer(2, 2), 42)
+    assert enter(door, visits).take_place() == Place(Peer(2, 2), 42, CAST, "start")
 
 
 def test_who_dies_without_a_word_leaves_its_place(door: Door, visits: list[Visit]) -> None:
@@ -253,4 +255,4 @@ def test_whatever_comes_instead_of_a_proof_changes_nothing(door: Door, visits: l
     assert grown < FLAT_BYTES
     assert door.refused["token"] + door.refused["silent"] > HOSTILE / 3
     assert door.refused["oversized"] > HOSTILE / 20
-    assert enter(door, visits).take_place() == (Peer(1, 1), 7)
+    assert enter(door, visits).take_place() == Place(Peer(1, 1), 7, CAST, "start")

@@ -29,3 +29,11 @@ def test_late_news_of_a_predecessor_vacates_nothing() -> None:
     assert places.take() == Peer(1, 1)
     places.vacate(Peer(1, 0))
     assert places.take() is None
+
+
+def test_a_certain_rank_is_given_only_if_it_is_vacant() -> None:
+    places = Places()
+    places.vacate(Peer(1, 0))
+    places.vacate(Peer(3, 0))
+    assert places.take(2) is None
+    assert [places.take(3), places.take(3), places.take()] == [Peer(3, 1), None, Peer(1, 1)]

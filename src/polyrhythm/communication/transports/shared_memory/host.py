@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+_UNKNOWN = "-"
+
 
 def host_key(address: str = "") -> str:
     """Gives a text that is equal for two ranks if they share a host.
@@ -19,15 +21,21 @@ def host_key(address: str = "") -> str:
     return " ".join([socket.gethostname(), _boot_id(), _network_namespace(), address])
 
 
+def machine_key() -> str:
+    """Gives a text that is equal for two processes that run on the same cores, in whatever containers they are."""
+    boot = _boot_id()
+    return boot if boot != _UNKNOWN else socket.gethostname()
+
+
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no Linux
-        return "-"
+        return _UNKNOWN
 
 
 def _network_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:
-        return "-"
+        return _UNKNOWN
