@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Result, Started, environment, shell, wait_for
+from multiprocess.commands import POLYRHYTHM, Started, shell, wait_for
+from multiprocess.guest import Guest
 from polyrhythm.events import Event, Notice, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -33,32 +32,6 @@ TRAIN = [
     *("--silence-s", "60"),
 ]
 STEPS = EPOCHS * 60
-
-
-class Guest:
-    """`polyrhythm join`, running."""
-
-    def __init__(self, folder: Path, name: str, token_file: Path) -> None:
-        told = json.loads((folder / "run" / "join.json").read_text())
-        self.address = told["address"]
-        self._err = folder / f"{name}.err"
-        with self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [POLYRHYTHM, "join", told["address"], "--token-file", str(token_file), "--threads", "1"],
-                cwd=folder,
-                env=environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    def has_a_place(self) -> bool:
-        assert self.process.poll() is None, self._err.read_text()
-        return self._err.read_text() == "joins as worker 2 (rank 2)\n"
-
-    def result(self) -> Result:
-        status = self.process.wait(120)
-        return Result(status, "", self._err.read_text())
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def train(
             best=config.keep_best,
         )
         job = assemble(config, keeping)
-        if keeping.resume and not _is_unfinished(job):
-            return None
+        if keeping.resume and not is_silent():  # who comes late would look while checkpoints come and go
+            resuming.check_unfinished(job)
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
@@ -167,21 +167,6 @@ def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunCo
             f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers"
         )
     return config.model_copy(update={"workers": workers})
-
-
-def _is_unfinished(job: Job) -> bool:
-    """Checks that there is something left to do; whether there is, for a rank that torchrun has started again.
-
-    Raises:
-        RequestError: there is not.
-    """
-    try:
-        resuming.check_unfinished(job)
-    except RequestError:
-        if started_by_torchrun() and torchrun.comes_too_late():
-            return False
-        raise
-    return True
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:

@@ -96,11 +96,6 @@ def say_that_it_is_over(store: Any) -> None:
     store.set(_OVER, "")
 
 
-def is_over(store: Any) -> bool:
-    """Whether the run has ended in good order, and its other hosts wait for nobody but this one's torchrun."""
-    return bool(store.check([_OVER]))
-
-
 def answer_over(store: Any, nonce: str) -> None:
     """Answers a call of a rank that comes too late."""
     store.set(_answer(nonce), _OVER)
@@ -126,7 +121,7 @@ def _inside(rendezvous: Rendezvous, name: str) -> Rendezvous:
 def _call(rendezvous: Rendezvous) -> Gathered:
     store, rank, nonce = rendezvous.store, rendezvous.rank, secrets.token_hex(_NAME_BYTES)
     call_again(store, rank, nonce)
-    if is_over(store):  # else it is said after this call, which then is answered
+    if store.check([_OVER]):  # else it is said after this call, which then is answered
         raise RunIsOver
     again = partial(call_again, store, rank, nonce)  # whoever has heard the call may have died with it
     words = await_key(store, _answer(nonce), "rank 0 to join", again).split()

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
@@ -15,12 +16,25 @@ from polyrhythm.events import Event
 from polyrhythm.launch.calls import Calls
 from polyrhythm.launch.gathering import Gathered, starts_hosts_apart
 from polyrhythm.launch.joining.address import Address
-from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.joining.door import Inside
+from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.reception import Reception
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.cast import Cast
+
+
+@dataclass(frozen=True)
+class Late:
+    """How others come late.
+
+    Attributes:
+        entrance: for guests; None: they do not.
+        silence_s: for which a rank may be silent.
+    """
+
+    entrance: Entrance | None
+    silence_s: float
 
 
 @contextmanager
@@ -29,7 +43,7 @@ def receiving(
     start: Gathered,
     cast: Cast,
     emit: Callable[[Event], None],
-    admission: Admission | None,
+    late: Late,
 ) -> Iterator[Callable[[Event], None]]:
     """Lets late comers in; gives what takes the run's events instead of `emit`, from any thread.
 
@@ -38,7 +52,7 @@ def receiving(
         start: of the run, as this rank knows it.
         cast: who does what.
         emit: takes events, one at a time.
-        admission: how guests come in; None: not at all.
+        late: how others come late.
     """
     if start.rendezvous.rank != LEADER:
         yield emit
@@ -46,9 +60,9 @@ def receiving(
     reception = Reception(start.rendezvous, cast, range(outside.size), emit)
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
-            stack.enter_context(Calls(outside.store, start.name, reception))
-        if admission is not None and admission.entrance is not None:
-            guests = reception.open(admission.entrance)
+            stack.enter_context(Calls(outside, start, reception, late.silence_s))
+        if late.entrance is not None:
+            guests = reception.open(late.entrance)
             guests.door.open(Inside(_store_address(), cast, start.prefix))
             stack.enter_context(_listening(reception, guests))
         yield reception.on_event

@@ -116,11 +116,17 @@ class Reception:
             if rank not in self._newest:
                 return
             self._waiting[rank] = let_in
-            if self._take_part and rank not in self._take_part and not self._is_guests(rank):
-                self._gone(
-                    self._newest[rank]
-                )  # which has died before it took part: torchrun has one at a time
             self._let_in(rank)
+            is_known = not self._take_part or rank in self._take_part or self._is_guests(rank)
+            if rank in self._waiting and not is_known:
+                # which has died before it took part: torchrun has one at a time
+                self._gone(self._newest[rank])
+
+    def miss(self, rank: int) -> None:
+        """A rank is gone that somebody waits for, and nobody has noticed."""
+        with self._turn:
+            if rank in self._waiting and not self._is_guests(rank):
+                self._gone(self._newest[rank])
 
     def _begin(self, parameters: int) -> None:
         self._take_part |= self._started

@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.torch_distributed.link_words import new
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
-from polyrhythm.launch.gathering import Gathered, RunIsOver, gather, is_over
+from polyrhythm.launch.gathering import Gathered, RunIsOver, gather
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.name_service import ask_names_briefly
@@ -21,7 +21,7 @@ from polyrhythm.launch.parentage import FIRST_PARENT, leave_with
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.rank import Circumstances, run_rank
-from polyrhythm.launch.receiving import receiving
+from polyrhythm.launch.receiving import Late, receiving
 from polyrhythm.launch.shared_notice import SharedNotice
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.spokesman import leads as leads
@@ -100,22 +100,19 @@ def run_under_torchrun(
     stop = StopWish()
     notice = SharedNotice(Preemption(job.losses.notice_s), start.rendezvous, emit)
 
+    entrance = None if admission is None else admission.entrance
+
     def ask() -> None:
         stop.wish()
-        if admission is not None and admission.entrance is not None:
-            admission.entrance.ask_to_stop()
+        if entrance is not None:
+            entrance.ask_to_stop()
 
     with (
         asked_to_stop(ask, notice.come),
-        receiving(outside, start, cast, notice.emit, admission) as on_event,
+        receiving(outside, start, cast, notice.emit, Late(entrance, job.losses.silence_s)) as on_event,
     ):
         run_rank(job, cast, start.rendezvous, threads or shared, Circumstances(stop, on_event))
     return notice.ended_the_run()
-
-
-def comes_too_late() -> bool:
-    """Whether this process has been started again for a run whose other ranks have ended in good order."""
-    return not leads() and is_over(from_environment().store)
 
 
 def _among(start: Gathered, cast: Cast, admission: Admission | None) -> Gathered:

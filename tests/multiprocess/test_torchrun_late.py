@@ -1,0 +1,120 @@
+"""Who comes late into a run of torchrun: by hand, started again by torchrun, or on a host that is added."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import POLYRHYTHM, Started, wait_for
+from multiprocess.guest import Guest
+from multiprocess.test_torchrun import TORCHRUN, TRAIN
+from polyrhythm.events import Event, RunEnded, RunStarted, WorkerJoined, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+SMALL = ["--batch-size", "8", "--threads", "1", "--out", "run"]
+Start = Callable[[str, list[str], list[str]], Started]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a torchrun of a name with options of its own and of `train`."""
+    started: list[Started] = []
+
+    def begin(name: str, agents: list[str], options: list[str]) -> Started:
+        words = [*TORCHRUN, *agents, "--no-python", POLYRHYTHM, *TRAIN, *SMALL, *options]
+        started.append(Started(words, tmp_path, tmp_path / name))
+        started[-1].run = tmp_path / "run"
+        return started[-1]
+
+    yield begin
+    for command in started:
+        ranks = command.children() if command.process.poll() is None else []
+        command.process.kill()
+        command.process.wait()
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def events(folder: Path) -> list[Event]:
+    return read_events(folder / "run" / "events.jsonl")
+
+
+def test_a_worker_joins_by_hand_what_torchrun_has_started(start: Start, tmp_path: Path) -> None:
+    torchrun = start(
+        "torchrun",
+        ["--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"],
+        ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "6", "--silence-s", "60"],
+    )
+    torchrun.wait_for(lambda event: isinstance(event, WorkerProgress))
+    second = torchrun.children()[1]
+    os.kill(second, signal.SIGSTOP)  # worker 0 waits for it, and its door does not
+    place = "worker 2 (rank 3)"  # ranks of places come after those of torchrun, of which the last is a server
+    guest = Guest(tmp_path, "guest", tmp_path / "run" / "join-token", place)
+    wait_for(guest.has_a_place, "a place")
+    os.kill(second, signal.SIGCONT)
+    figures = torchrun.result().figures
+    left = guest.result()
+    assert (left.status, left.err.splitlines()[-1]) == (0, "done: all its steps are taken")
+    assert (figures["workers"], figures["workers_lost"], figures["workers_joined"]) == (3, 1, 1)
+    assert (figures["steps"], figures["images_not_seen"]) == (6 * 60, 0)
+    assert sum(figures["staleness"]["histogram"].values()) == 3 * 6 * 60  # each gradient, once
+    assert not (tmp_path / "run" / "join.json").exists()
+
+
+def test_a_lost_rank_that_torchrun_starts_again_alone_is_a_successor(start: Start, tmp_path: Path) -> None:
+    where = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--master-addr=127.0.0.1"]
+    where.append(f"--master-port={free_port()}")
+    options = ["--strategy", "synchronous", "--epochs", "100000", "--resume", "auto"]
+    first, second = (start(f"host{host}", [*where, f"--node-rank={host}"], options) for host in range(2))
+    first.wait_for(lambda event: isinstance(event, WorkerProgress))
+    os.kill(second.children()[0], signal.SIGKILL)
+    joined = first.wait_for(lambda event: isinstance(event, WorkerJoined))
+    first.wait_for(
+        lambda event: isinstance(event, WorkerProgress) and event.worker == 1 and event.time_s > joined.time_s
+    )
+    os.kill(first.children()[0], signal.SIGTERM)
+    wait_for(lambda: isinstance(events(tmp_path)[-1], RunEnded), "the end")
+    assert sum(isinstance(event, RunStarted) for event in events(tmp_path)) == 1
+    end = events(tmp_path)[-1]
+    assert isinstance(end, RunEnded)
+    assert end.outcome == "interrupted"
+    assert (end.result["workers_lost"], end.result["workers_joined"], end.result["images_not_seen"]) == (
+        1,
+        1,
+        0,
+    )
+
+
+def test_a_host_that_is_added_takes_part_from_the_last_checkpoint(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # without it torchrun lets no host in later
+    where = [
+        "--nnodes=1:2",
+        "--nproc-per-node=1",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=test",
+    ]
+    where += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
+    options = ["--strategy", "synchronous", "--epochs", "100000", "--resume", "auto"]
+    first = start("host0", [*where, "--rdzv-conf=is_host=1,last_call_timeout=1"], options)
+    first.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch > 1)
+    start("host1", [*where, "--rdzv-conf=is_host=0,last_call_timeout=1"], options)
+    again = first.wait_for(lambda event: isinstance(event, RunStarted) and event.workers == 2)
+    assert isinstance(again, RunStarted)
+    first.wait_for(lambda event: isinstance(event, WorkerProgress) and event.worker == 1)
+    alone = [event for event in events(tmp_path) if isinstance(event, RunEnded)]
+    assert [event.outcome for event in alone] == ["interrupted"]
+    assert again.start_epoch > 0
