@@ -1,6 +1,6 @@
 """`python -m polyrhythm` is `polyrhythm`."""
 
-from polyrhythm.cli.main import main
+from polyrhythm.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -28,6 +28,8 @@ OF_TORCHRUN = {
     "--no-python",
     "--max-restarts",
     "--master-addr",
+    "--node-rank",
+    "--rdzv-conf",
 }
 
 

@@ -1,0 +1,39 @@
+"""Ctrl-C in a terminal while a verb is still being loaded."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import wait_for
+
+COMMAND = [sys.executable, "-m", "polyrhythm", "train", "--data", "digits", "--model", "mlp", "--out", "run"]
+
+
+def has_loaded(process: int, library: str) -> bool:
+    files = Path(f"/proc/{process}")
+    is_the_verb = "train" in (files / "cmdline").read_text().split("\0")  # and no copy of this process any more
+    return is_the_verb and library in (files / "maps").read_text()
+
+
+@pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu"])
+def test_it_leaves_at_once_without_a_traceback(library: str, tmp_path: Path) -> None:
+    process, terminal = pty.fork()
+    if not process:
+        os.chdir(tmp_path)
+        os.execv(COMMAND[0], COMMAND)
+    wait_for(lambda: has_loaded(process, library), library)  # which happens in the middle of an import
+    os.write(terminal, b"\x03")
+    said = b""
+    with suppress(OSError):  # the terminal is gone
+        while more := os.read(terminal, 4096):
+            said += more
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert said.decode().split() == ["^Cinterrupted"]
+    assert not list(tmp_path.iterdir())
+    os.close(terminal)

@@ -1,0 +1,29 @@
+"""What Ctrl-C does before and after everything is loaded; loading is tried in a terminal in tests/multiprocess."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from polyrhythm.cli import entry, main
+
+
+def test_it_interrupts_what_is_under_way() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        entry.interrupt(signal.SIGINT, sys._getframe())
+    with pytest.raises(KeyboardInterrupt):
+        entry.interrupt(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+def test_it_is_taken_over_unless_somebody_ignores_it(before: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(main, "main", lambda: found.append(signal.getsignal(signal.SIGINT)))
+    kept = signal.signal(signal.SIGINT, before)  # type: ignore[arg-type]
+    try:
+        entry.main()
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert found == [entry.interrupt if before is signal.default_int_handler else before]
