@@ -17,8 +17,8 @@ COMMAND = [sys.executable, "-m", "polyrhythm", "train", "--data", "digits", "--m
 
 def has_loaded(process: int, library: str) -> bool:
     files = Path(f"/proc/{process}")
-    is_the_verb = "train" in (files / "cmdline").read_text().split("\0")  # and no copy of this process any more
-    return is_the_verb and library in (files / "maps").read_text()
+    words = (files / "cmdline").read_text().split("\0")  # of this process, until it has become the verb
+    return "train" in words and library in (files / "maps").read_text()
 
 
 @pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu"])
