@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import (
     Event,
@@ -154,6 +154,7 @@ class Reception:
             return
         peer = self._places(rank).take(rank)
         if peer is not None:
+            tell_of_start(self._store, peer)  # for guests that come at the same time
             self._welcome(peer)
             self._waiting.pop(rank)(peer.incarnation)
 

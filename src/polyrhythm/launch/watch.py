@@ -193,7 +193,8 @@ class Watch:
 
     def _start_successors(self, store: Any) -> None:
         for peer in self._succession.take_due(time.monotonic()):
-            tell_of_start(store, peer)  # a guest that has not heard of this one must be heard of by it, and the reverse
+            # A guest that has not heard of this one must be heard of by it, and the reverse.
+            tell_of_start(store, peer)
             if self._guests is not None:
                 self._guests.look()
             guests = () if self._guests is None else self._guests.present
