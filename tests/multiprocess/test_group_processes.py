@@ -27,3 +27,19 @@ def test_a_group_goes_on_without_its_speaker_and_without_worker_0_and_with_their
     result = result_of(events)
     assert [event.worker for event in events if isinstance(event, WorkerLost)] == [0, 1]
     assert (result["workers_lost"], result["workers_joined"]) == (2, 2)
+    assert sum(result["messages_refused"].values()) == 0
+
+
+def test_a_leaf_goes_on_without_a_worker_and_with_its_successor(tmp_path: Path) -> None:
+    """Worker 1 shares its leaf with worker 0, which waits for nobody; at the end no step is missing."""
+    job = job_of("hierarchical(servers=2)", tmp_path, restarts=1)
+    events = played(
+        job,
+        (steps_of(1), send(1, signal.SIGKILL)),
+        (of(WorkerJoined), nothing),
+        *progress((0, 1)),
+        (steps_of(2), ask_to_stop),
+    )
+    result = result_of(events)
+    assert (result["workers_lost"], result["workers_joined"]) == (1, 1)
+    assert sum(result["messages_refused"].values()) == 0

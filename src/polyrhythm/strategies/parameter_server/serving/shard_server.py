@@ -266,9 +266,9 @@ class ShardServer:
         return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
 
     def _come_in(self, source: int, message: Message) -> list[Reply]:
-        admit_bare(message._replace(step=0))
         if not isinstance(self._gate, RoundGate):
             raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
+        admit_bare(message._replace(step=0))
         decision = self._gate.enter(self._numbers[source], message.step)
         if self._shard is None:
             self._presence.asking.append(source)

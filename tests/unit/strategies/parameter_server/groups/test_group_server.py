@@ -1,0 +1,116 @@
+"""The server of groups by hand-written messages: groups 0, 1 and 2, 3; servers 4 and 5."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
+from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
+from polyrhythm.strategies.parameter_server.groups.roster import WORD_TAG, Formation
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
+from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.spans import Span
+
+CAST = Cast((0, 1, 2, 3), (4, 5))
+PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)
+PULL, LEAVE = Message(Kind.PULL), Message(Kind.LEAVE)
+
+
+def begun(index: int = 0, pushes: int = 3) -> GroupServer:
+    """A server that every group has pulled from, of a run of so many pushes."""
+    made = GroupServer([(0, 1), (2, 3)], Asynchronous(), Handling(), ServerSetting(index, CAST))
+    made.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json()), step=pushes))
+    made.on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
+    for speaker in (0, 2):
+        made.on_message(speaker, PULL)
+    return made
+
+
+def push(value: float, step: int = 0) -> Message:
+    return Message(Kind.PUSH, torch.tensor([value]), step=step, learning_rate=1.0)
+
+
+def shown(replies: list[Reply]) -> list[tuple[int, Kind, int, float | None]]:
+    return [
+        (to, reply.kind, reply.step, None if reply.tensor is None or reply.tag else reply.tensor.item())
+        for to, reply in replies
+    ]
+
+
+def broken(round_: int = 0) -> Message:
+    return Message(Kind.BROKEN, version=round_)
+
+
+def test_another_speaks_under_the_groups_name_after_what_was_taken() -> None:
+    server = begun()
+    server.on_message(2, push(1.0))
+    assert server.on_loss(2) == []
+    ((to, word),) = server.on_message(3, broken())
+    assert (to, word.tag, Formation.of(word)) == (3, WORD_TAG, Formation(1, (3,), (0,)))
+    assert shown(server.on_message(3, PULL)) == [(3, Kind.PARAMETERS, 1, -1.0)]
+    assert shown(server.on_message(3, push(1.0, step=0))) == [(3, Kind.PARAMETERS, 1, -1.0)]  # again
+    assert shown(server.on_message(3, push(2.0, step=1))) == [(3, Kind.PARAMETERS, 2, -3.0)]
+    assert server.steps == {0: 0, 1: 0, 2: 2, 3: 2}
+
+
+def test_a_pull_waits_until_the_loss_of_who_spoke_before_is_known() -> None:
+    server = begun(index=1)
+    assert server.on_message(3, PULL) == []
+    assert shown(server.on_message(2, push(1.0))) == [(2, Kind.PARAMETERS, 1, -1.0)]  # it was under way
+    assert shown(server.on_loss(2)) == [(4, Kind.REPORT, 1, None), (3, Kind.PARAMETERS, 1, -1.0)]
+    with pytest.raises(RefusedMessage, match="PUSH from rank 2, which speaks for no group"):
+        server.on_message(2, push(1.0, step=1))
+
+
+def test_a_successor_is_let_in_when_the_speaker_has_broken_off() -> None:
+    server = begun()
+    server.on_loss(3)
+    server.on_message(2, broken())
+    assert shown(server.on_message(3, Message(Kind.JOIN, version=1))) == [(2, Kind.JOIN, 0, None)]
+    words = server.on_message(2, broken(1))
+    assert [to for to, _ in words] == [2, 3]
+    assert Formation.of(words[0][1]) == Formation(2, (2, 3), (0, 1))
+    with pytest.raises(RefusedMessage, match="rank 3 asked to be let in, and is there"):
+        server.on_message(3, Message(Kind.JOIN, version=1))
+
+
+def test_who_asks_of_a_group_that_is_through_is_told_so_once_all_servers_have_its_last_step() -> None:
+    server = begun(pushes=1)
+    server.on_message(2, push(1.0))
+    server.on_loss(2)
+    assert server.on_message(3, broken()) != []  # the other server may not have the step: it goes on
+    server = begun(pushes=1)
+    server.on_message(2, push(1.0))
+    server.on_message(5, Message(Kind.REPORT, version=2, step=1))
+    server.on_loss(2)
+    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None)]
+
+
+def test_the_final_parameters_are_worker_0s_though_another_speaks_for_its_group() -> None:
+    server = begun(pushes=1)
+    server.on_loss(0)
+    server.on_message(1, broken())
+    server.on_message(1, PULL)
+    server.on_message(0, Message(Kind.JOIN, version=1))
+    server.on_message(1, broken(1))
+    for speaker in (1, 2):
+        server.on_message(speaker, push(1.0))
+    assert server.on_message(0, Message(Kind.PULL, stop=True)) == []
+    server.on_message(2, LEAVE)
+    assert shown(server.on_message(1, LEAVE)) == [(0, Kind.PARAMETERS, 1, -2.0)]
+    assert not server.done
+    server.on_message(0, LEAVE)
+    assert server.done
+
+
+def test_a_group_that_nobody_is_left_of_is_lost() -> None:
+    server = begun()
+    server.on_message(0, LEAVE)
+    server.on_message(0, Message(Kind.PULL, stop=True))
+    assert server.on_loss(2) == []
+    assert shown(server.on_loss(3)) == [(0, Kind.PARAMETERS, 0, 0.0)]
