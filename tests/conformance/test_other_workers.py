@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conformance.jobs import (
     blobs,
     make_job,
     out_of_step,
+    perceptron,
     resumed,
     simulated,
     stop_at,
@@ -48,8 +50,10 @@ class Seen:
         return images
 
 
-def job_of(spec: str, workers: int, folder: Path, seen: Seen) -> Job:
-    job = make_job(spec, workers, dataset=blobs(IMAGES), folder=folder, epochs=EPOCHS, model=with_batch_norm)
+def job_of(
+    spec: str, workers: int, folder: Path, seen: Seen, model: Callable[[], nn.Module] = perceptron
+) -> Job:
+    job = make_job(spec, workers, dataset=blobs(IMAGES), folder=folder, epochs=EPOCHS, model=model)
     return replace(job, learning=replace(job.learning, transform=seen))
 
 
@@ -84,10 +88,10 @@ def test_a_run_goes_on_with_others_and_sees_what_is_left_once(
     if not allowed(spec, after):
         return
     first, second = Seen(), Seen()
-    job = job_of(spec, WORKERS, tmp_path, first)
+    job = job_of(spec, WORKERS, tmp_path, first, with_batch_norm)
     if simulated(job, stop_at(stop_s)).events[-1].outcome == "done":
         return
-    going = resumed(job_of(spec, after, tmp_path, second))
+    going = resumed(job_of(spec, after, tmp_path, second, with_batch_norm))
     expected = left(going)
     found = simulated(going, UNEVEN)
     result = found.result
