@@ -227,3 +227,14 @@ def test_deaths_of_two_workers_and_a_server_on_slow_links_leave_nobody_waiting()
     for steps in (8, 20):
         found = try_seeds(trial(SPECS[0], steps=steps, faults=faults), [38])
         assert (found.seeds, found.failures) == (1, ())
+
+
+def test_in_lock_step_a_worker_comes_in_again_and_then_either_server_is_lost() -> None:
+    """What acknowledges a worker's JOIN must not be taken for a server's, which asks for a shard."""
+    spec = "parameter_server(servers=2, replicas=2, consistency=synchronous)"
+    faults = (
+        "kill(rank=1, after_step=2, restart_after_s=0.0129); kill(rank=5, at_s=0.0147, restart_after_s=0.00299); "
+        "kill(rank=4, at_s=0.073, restart_after_s=0.00631)"
+    )
+    found = try_seeds(trial(spec, steps=8, faults=faults), [28])
+    assert (found.seeds, found.failures) == (1, ())

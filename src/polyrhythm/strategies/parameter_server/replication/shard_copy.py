@@ -132,6 +132,8 @@ class ShardCopy:
             self._note(self._taken(pusher, None))
         else:
             self._note(self._taken(pusher, message))
+        if kind is Kind.JOIN:  # of a pusher; one of a server asks for a shard
+            kind = Kind.PULL
         return [(self.other, Message(kind, version=self.log.shard))]
 
     def acknowledged(self, message: Message) -> list[Reply]:
