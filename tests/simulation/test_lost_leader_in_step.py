@@ -23,6 +23,7 @@ from polyrhythm.events import (
 from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
+from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -165,6 +166,25 @@ def test_what_nobody_trains_comes_from_a_worker(tmp_path: Path) -> None:
     assert found[0] == expected[0]
     assert found[-1] != expected[-1], "one worker's statistics of the first steps are another's"
     assert found[-1][1] == pytest.approx(expected[-1][1], rel=0.2)
+
+
+def test_a_newcomer_is_let_in_when_its_leader_knows_what_nobody_trains() -> None:
+    """Both have come at once, and only worker 2 has seen pictures."""
+    inner, given = Leader._welcome, []
+
+    def noted(leader: Leader) -> Welcome:
+        welcome = inner(leader)
+        given.extend(
+            value.clone() for name, value in welcome.untrained.items() if name.endswith("running_mean")
+        )
+        return welcome
+
+    with mock.patch.object(Leader, "_welcome", noted):
+        dead = [f"kill(rank={rank}, at_s=6.5, restart_after_s=0)" for rank in (0, 1)]
+        result = result_of(events_of(job_of("synchronous", None, with_batch_norm), *dead))
+    assert (result["workers_lost"], result["workers_joined"], result["steps"]) == (2, 2, STEPS)
+    assert given
+    assert all(bool(value.any()) for value in given)
 
 
 def test_if_all_are_lost_the_run_ends_with_the_cause() -> None:

@@ -21,6 +21,7 @@ from polyrhythm.events import (
     from_json,
 )
 from polyrhythm.roles.assembly import Assembly
+from polyrhythm.roles.introductions import Introductions
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG
 from polyrhythm.roles.server_attendance import ServerAttendance
@@ -52,7 +53,7 @@ class Correspondence:
         servers: which are there.
         assembly: of the workers, for the next formation.
         mend: lets workers regroup; set where they do.
-        untrained: what the first worker has told that a new leader has heard from, by name.
+        introductions: what a new leader hears of who is there.
         takes: is offered every message first, and says whether it has taken it.
     """
 
@@ -78,10 +79,8 @@ class Correspondence:
         self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
         self.assembly = Assembly(world, self)
-        self._newcomers: set[int] = set()
-        self._introduced: dict[int, bool] = {}
+        self.introductions = Introductions()
         self.mend: Callable[[], None] | None = None
-        self.untrained: dict[str, Tensor] | None = None
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
 
     def hand_out(
@@ -112,21 +111,23 @@ class Correspondence:
                 self._control.start(partial(self.send_if_there, rank, word))
 
     def await_untrained(self) -> dict[str, Tensor] | None:
-        """Waits until a worker has said what it holds that nobody trains; gives it, or None where nobody can."""
-        others = self.attendance.present
-        self.read_until(lambda: self.untrained is not None or others <= {LEADER} | self._newcomers)
-        return self.untrained
+        """Waits until a worker has said what it holds that nobody trains; gives it, or None where nobody can.
+
+        Newcomers wait for their welcome meanwhile, of which that is a part; see `welcome_all`.
+        """
+        known, present = self.introductions, self.attendance.present
+        known.hold_back()
+        self.read_until(lambda: known.untrained is not None or known.none_left(present))
+        return known.untrained
+
+    def welcome_all(self) -> None:
+        """Lets in who has asked for it while this leader could not."""
+        for rank, incarnation in self.introductions.held_back():
+            self.enter(rank, incarnation)
 
     def await_introductions(self) -> None:
         """Waits until all who are there have said so to this new leader, and handed in again what they last had."""
-
-        def heard(worker: int) -> bool:
-            hands_in = self._introduced.get(worker)
-            return (
-                worker in self._newcomers or hands_in is False or (hands_in is True and worker in self.states)
-            )
-
-        self.read_until(lambda: all(map(heard, self.attendance.present - {LEADER})))
+        self.read_until(lambda: self.introductions.complete(self.attendance.present, self.states))
 
     def let_leave(self) -> None:
         """Lets everyone leave whose last words are here, and were kept by who said them until now."""
@@ -235,6 +236,7 @@ class Correspondence:
 
     def _strike_off(self, rank: int) -> None:
         worker = self._world.cast.workers.index(rank)
+        self.introductions.lose(worker)
         if worker in self.attendance.present and self.is_final(worker):
             self.assembly.left.add(worker)
         elif worker in self.attendance.present:
@@ -246,11 +248,15 @@ class Correspondence:
         self.assembly.muster.lose(worker)
         self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
 
+    def _ask_to_enter(self, rank: int, incarnation: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        if self.introductions.hear_newcomer(worker, rank, incarnation):
+            self.enter(rank, incarnation)
+
     def enter(self, rank: int, incarnation: int) -> None:
         """Welcomes a successor of a lost worker; where workers go in step, it waits for the next formation."""
         worker = self._see(rank, incarnation)
         self.states.pop(worker, None)
-        self._newcomers.add(worker)
         self._send(rank, self._welcome().message())
         if self._regroups:
             self.assembly.muster.enter(worker, incarnation)
@@ -272,18 +278,16 @@ class Correspondence:
     def _meet(self, source: int, message: Message) -> None:
         """Hears a worker introduce itself."""
         worker = self._see(source, message.version)
-        self._introduced[worker] = message.weight > 0
         if message.version or message.step:
             self._behind.add(worker)
-        assert message.tensor is not None, "a worker says what it holds"
-        self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
+        self.introductions.hear(worker, message)
 
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
             self._enter_server(source)
             return
         if message.kind is Kind.JOIN:
-            self.enter(source, message.version)
+            self._ask_to_enter(source, message.version)
             return
         if message.kind is Kind.LEAD:
             self._meet(source, message)

@@ -127,8 +127,10 @@ def tested_before(ledger: Ledger) -> Evaluation | None:
 
 def inherit_untrained(others: Correspondence, replica: Replica) -> None:
     """Takes what is not trained (batch-norm statistics, frozen parameters) from the first worker that is heard."""
-    if replica.untrained and (told := others.await_untrained()) is not None:
-        Welcome(told, 0.0).give(replica)
+    if replica.untrained:
+        if (told := others.await_untrained()) is not None:
+            Welcome(told, 0.0).give(replica)
+        others.welcome_all()
 
 
 def inherit_average(average: WeightAverage, archive: Archive | None, replica: Replica) -> None:
