@@ -17,6 +17,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.errors import PeerLost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 
@@ -102,3 +103,29 @@ def test_ranks_of_two_hosts_meet_over_the_cable_between_them(hosts: list[_Host])
         ranks.wait_for_end(range(2))
     for host, at_first in zip(hosts, before, strict=True):
         assert _received_bytes(host) - at_first > _PAYLOAD_BYTES
+
+
+def _add_up_with_a_host_that_is_cut_off(seat: Seat, hosts: list[_Host]) -> None:
+    _enter(hosts[seat.rank].namespace)
+    os.environ.update(
+        RANK=str(seat.rank), WORLD_SIZE="2", MASTER_ADDR=hosts[0].address, MASTER_PORT=str(_PORT)
+    )
+    home, network = connect(from_environment())
+    home.patience_s = 1.0
+    network.all_reduce(torch.ones(1))
+    seat.tell("together")
+    seat.wait_for_word()
+    try:
+        network.all_reduce(torch.ones(_PAYLOAD_BYTES))
+    except PeerLost as loss:
+        seat.tell((loss.rank, home.clock.now()))
+    seat.wait_for_word()
+
+
+def test_a_sum_that_waits_for_a_host_that_is_cut_off_ends_without_a_watchdog(hosts: list[_Host]) -> None:
+    with RankProcesses(_add_up_with_a_host_that_is_cut_off, 2, hosts) as ranks:
+        assert [ranks.hear(rank) for rank in range(2)] == ["together"] * 2
+        _ip("-n", hosts[1].namespace, "link", "set", hosts[1].interface, "down")
+        for rank in range(2):
+            ranks.say(rank, "add up")
+        assert [ranks.hear(rank)[0] for rank in range(2)] == [1, 0]

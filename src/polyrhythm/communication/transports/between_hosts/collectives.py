@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyrhythm.communication.transports.between_hosts.exchange import Exchange
 from polyrhythm.communication.transports.between_hosts.order import Order
+from polyrhythm.communication.transports.between_hosts.stream import PATIENCE_S
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.tcp.sockets import TcpSocket
 
@@ -53,10 +54,17 @@ class HostCollectives:
         member: this one.
         ranks: of all members, among all ranks of the run.
         connections: to the other members, by their numbers.
+        patience_s: for how long nothing that is sent to a member may be answered by its host.
     """
 
-    def __init__(self, member: int, ranks: Sequence[int], connections: dict[int, TcpSocket]) -> None:
-        self._exchange = Exchange(member, ranks, connections)
+    def __init__(
+        self,
+        member: int,
+        ranks: Sequence[int],
+        connections: dict[int, TcpSocket],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._exchange = Exchange(member, ranks, connections, patience_s)
         self._all = tuple(range(len(ranks)))
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> ExchangeHandle:

@@ -23,12 +23,14 @@ from torch import Tensor
 from polyrhythm.communication.transports.between_hosts.addition import Addition, Outgoing, is_small
 from polyrhythm.communication.transports.between_hosts.frames import Frame, Shape
 from polyrhythm.communication.transports.between_hosts.order import Order
-from polyrhythm.communication.transports.between_hosts.stream import Stream
+from polyrhythm.communication.transports.between_hosts.stream import PATIENCE_S, Stream
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.tcp.sockets import TcpSocket
 from polyrhythm.errors import PolyrhythmError, RunError
 
-_AT_ONCE_MS, _FOREVER_MS = 0, -1
+_AT_ONCE_S = 0
+_LOOKS = 12
+"""At silent members, in the time that their silence may last."""
 
 
 class Exchange:
@@ -41,9 +43,16 @@ class Exchange:
         member: this one.
         ranks: of all members, among all ranks of the run.
         connections: to the other members, by their numbers.
+        patience_s: for how long nothing that is sent to a member may be answered by its host.
     """
 
-    def __init__(self, member: int, ranks: Sequence[int], connections: dict[int, TcpSocket]) -> None:
+    def __init__(
+        self,
+        member: int,
+        ranks: Sequence[int],
+        connections: dict[int, TcpSocket],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._member = member
         self._ranks = ranks
         self._driving = threading.Lock()
@@ -56,13 +65,14 @@ class Exchange:
         self._given_up: PolyrhythmError | None = None
         self._broken: PolyrhythmError | None = None
         self._closed = False
+        self._look_every_s = patience_s / _LOOKS
         self._poll = select.epoll()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._news, select.EPOLLIN)
         self._streams: dict[int, Stream] = {}
         self._sending: set[int] = set()
         for other, connection in connections.items():
-            self._streams[connection.fileno()] = Stream(connection, other, self, self._note_sent)
+            self._streams[connection.fileno()] = Stream(connection, other, self, self._note_sent, patience_s)
             self._poll.register(connection, select.EPOLLIN)
         self._stream_to = {stream.member: stream for stream in self._streams.values()}
 
@@ -123,7 +133,7 @@ class Exchange:
         if not order.over and self._driving.acquire(blocking=False):
             try:
                 self._begin()
-                self._step(_AT_ONCE_MS)
+                self._step(_AT_ONCE_S)
             finally:
                 self._let_go()
         return order.over
@@ -168,7 +178,8 @@ class Exchange:
             self._begin()
             if until():
                 return
-            self._step(_FOREVER_MS)
+            if not self._step(self._look_every_s):
+                self._look_for_silence()
 
     def _let_go(self) -> None:
         """Stops to move bytes; the helper goes on with what others may need, and with what somebody waits for."""
@@ -199,14 +210,21 @@ class Exchange:
         self._check_those_gone()
         self._end_if_done(addition)
 
-    def _step(self, patience_ms: int) -> None:
-        for descriptor, events in self._poll.poll(patience_ms):
+    def _step(self, patience_s: float) -> bool:
+        """Moves what can be moved; whether there was anything to do before the patience ended."""
+        news = self._poll.poll(patience_s)
+        for descriptor, events in news:
             stream = self._streams.get(descriptor)
             if stream is not None:
                 self._guarded(partial(self._serve, stream, events))
             elif descriptor == self._news:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._news)
+        return bool(news)
+
+    def _look_for_silence(self) -> None:
+        for stream in [each for each in self._streams.values() if each.is_cut_off()]:
+            self._guarded(partial(self._lose, stream))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Breaks everything with what fails."""

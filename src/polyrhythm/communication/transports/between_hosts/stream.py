@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import heapq
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from polyrhythm.communication.transports.between_hosts.addition import Outgoing
 from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame
 from polyrhythm.communication.transports.owned_socket import hang_up
+from polyrhythm.communication.transports.tcp.silence import Silence
 from polyrhythm.communication.transports.tcp.sockets import END_OF_RECORD, RECORD_BYTES, TcpSocket
+
+PATIENCE_S = 60.0
+"""Without an answer of another host; as long as links have without any way to it."""
 
 _MOST_ASLEEP_BYTES = 128 << 10
 _MOST_READS, _MOST_WRITES = 16, 64
@@ -37,14 +42,21 @@ class Stream:
         member: its number.
         sink: what frames are for.
         sent: is told of every frame that has left.
+        patience_s: for how long nothing that is sent may be answered.
     """
 
     def __init__(
-        self, connection: TcpSocket, member: int, sink: Sink, sent: Callable[[Outgoing], None]
+        self,
+        connection: TcpSocket,
+        member: int,
+        sink: Sink,
+        sent: Callable[[Outgoing], None],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
+        self._silence = Silence(connection, patience_s)
         self.member = member
         self._sink = sink
         self._sent = sent
@@ -115,6 +127,10 @@ class Stream:
             if came < len(room[0]) + len(room[1]):
                 break
         self._sleep_until(min(_MOST_ASLEEP_BYTES, max(1, len(self._payload))))
+
+    def is_cut_off(self) -> bool:
+        """Whether the other member's host has answered nothing for too long."""
+        return self._silence.lasts_too_long(time.monotonic())
 
     def close(self) -> None:
         """Ends the connection."""

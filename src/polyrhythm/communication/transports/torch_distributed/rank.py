@@ -88,7 +88,7 @@ class Rank:
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
         # a rank may send to itself; who comes late has no part in what became of others before
         self._incarnations = {**rendezvous.met, rendezvous.rank: rendezvous.incarnation}
-        standing = Standing(self.is_lost, self.check)
+        standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
         self._collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
         self._links = Links(rendezvous, self.groups, self, shared_memory)
         self._links.join()

@@ -43,10 +43,12 @@ class Standing:
     Attributes:
         is_lost: whether a rank is known to be gone.
         check: raises `CollectiveBroken` if a communicator of a lineage has been revoked.
+        patience_s: gives how long there may be no way to another host before its ranks count as lost.
     """
 
     is_lost: Callable[[int], bool]
     check: Callable[[tuple[int, ...]], None]
+    patience_s: Callable[[], float]
 
 
 class RankCollectives:
@@ -146,7 +148,7 @@ class RankCollectives:
             member, self._rendezvous.address, self._rendezvous.key, lambda: self._check(ranks, lineage)
         )
         connections = connect_all(place, lambda word: self._meet(f"{name}/network", ranks, word, lineage))
-        return HostCollectives(member, ranks, connections)
+        return HostCollectives(member, ranks, connections, self._standing.patience_s())
 
     def _introduction(self) -> str:
         return Introduction.own(self._rendezvous.address, self._shares_memory).to_json()
