@@ -65,6 +65,8 @@ class Sites(Invariant):
         ]
         if told and event.source in self._workers:
             self._tick(event, told[0])
+        if not self._present[server]:
+            self._asleep.add(server)  # after a round that the loss of its last worker has ended
         for to, reply in event.replies:
             if reply.kind is Kind.PARAMETERS and reply.tensor is not None and to in self._workers:
                 self._shown[server] = reply.tensor
@@ -74,8 +76,6 @@ class Sites(Invariant):
         server, source, message = event.server, event.source, event.message
         if message is None or (message.kind is Kind.LEAVE and not message.stop):
             self._present[server].discard(source)
-            if not self._present[server]:
-                self._asleep.add(server)
         elif message.kind is Kind.PUSH and message.step >= self._come[server, source]:
             self._come[server, source] = message.step + 1
             if message.weight > 0:
