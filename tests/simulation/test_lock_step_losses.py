@@ -48,6 +48,16 @@ def test_every_gradient_counts_once_under_many_seeds(spec: str) -> None:
     assert (tried.seeds, tried.failures) == (16, ())
 
 
+def test_a_successor_comes_in_where_a_server_has_had_one_too() -> None:
+    """Server 4's successor follows; what a worker's successor says to the other one is acknowledged as such."""
+    spec = "parameter_server(consistency=synchronous, servers=2, replicas=2)"
+    faults = (
+        "kill(rank=1, after_step=2, restart_after_s=0.0129); kill(rank=5, at_s=0.0147, restart_after_s=0.003); "
+        "kill(rank=4, at_s=0.073, restart_after_s=0.0063)"
+    )
+    assert try_seeds(trial(spec, steps=8, faults=faults), [28]).failures == ()
+
+
 @pytest.mark.parametrize(
     ("aggregator", "workers", "spared"),
     [

@@ -94,6 +94,10 @@ class Sandblaster(Strategy):
         """Always: a batch is of those who are there."""
         return True
 
+    def spares_leader(self, workers: int) -> bool:
+        """Always: servers hold all that a run has come to."""
+        return True
+
     def round_steps(self, workers: int) -> int:
         """Those of a batch."""
         return self.portions
