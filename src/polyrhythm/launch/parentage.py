@@ -9,10 +9,26 @@ import os
 import threading
 import time
 
-FIRST_PARENT = os.getppid()
-"""The process that has started this one; who asks for it only after PyTorch is there may find that it has died."""
-
 _LOOK_EVERY_S = 1.0
+
+
+class _Parent:
+    """The process that has started this one; who asks only after PyTorch is there may find that it has died."""
+
+    def __init__(self) -> None:
+        self.number = os.getppid()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.number = os.getppid()
+
+
+_PARENT = _Parent()
+
+
+def first_parent() -> int:
+    """Gives the process that has started this one, even if it is gone."""
+    return _PARENT.number
 
 
 def leave_with(parent: int) -> None:

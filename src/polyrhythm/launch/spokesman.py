@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polyrhythm.errors import PolyrhythmError
-from polyrhythm.launch.parentage import FIRST_PARENT as FIRST_PARENT
+from polyrhythm.launch.parentage import first_parent as first_parent
 
 _LINGER_S = 10.0
 

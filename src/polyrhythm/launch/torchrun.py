@@ -17,7 +17,7 @@ from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.neighbours import threads_beside
-from polyrhythm.launch.parentage import FIRST_PARENT, leave_with
+from polyrhythm.launch.parentage import first_parent, leave_with
 from polyrhythm.launch.patience import await_key
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.rank import Circumstances, run_rank
@@ -85,7 +85,7 @@ def run_under_torchrun(
     """
     ask_names_briefly()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
-        leave_with(FIRST_PARENT)
+        leave_with(first_parent())
     outside = from_environment()
     try:
         start = gather(outside)
