@@ -40,6 +40,8 @@ ONE_IN = 4
 
 DEATH_IS_NAMED = "and the run needs it"
 ALSO = (
+    "parameter_server(consistency=synchronous)",
+    "easgd(mode=synchronous, tau=2)",
     "parameter_server(servers=2, consistency=synchronous)",
     "parameter_server(servers=2, consistency=bounded_staleness(s=2, cached_reads=True))",
     "mixed(servers=2, consistency=synchronous)",
