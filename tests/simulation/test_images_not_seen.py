@@ -21,18 +21,27 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> Applied:
     """Gives a list that fills with (shard, pusher, step) of every gradient that goes into an update."""
     found: Applied = []
     shards: list[Shard] = []
-    inner = Shard.update
+    several, one = Shard.update, Shard.update_by_one
 
-    def update(self: Shard, pushed: Any, *others: Any) -> Any:
-        if not any(self is shard for shard in shards):
-            shards.append(self)
-        number = next(number for number, shard in enumerate(shards) if shard is self)
+    def note(shard: Shard, pushed: Any) -> None:
+        if not any(shard is other for other in shards):
+            shards.append(shard)
+        number = next(number for number, other in enumerate(shards) if other is shard)
         found.extend(
             (number, entry.pusher, entry.message.step) for entry in pushed if entry.message.weight > 0
         )
-        return inner(self, pushed, *others)
+
+    def update(self: Shard, pushed: Any, *others: Any) -> Any:
+        if len(pushed) > 1:  # else it comes to the other
+            note(self, pushed)
+        return several(self, pushed, *others)
+
+    def update_by_one(self: Shard, entry: Any, *others: Any) -> Any:
+        note(self, [entry])
+        return one(self, entry, *others)
 
     monkeypatch.setattr(Shard, "update", update)
+    monkeypatch.setattr(Shard, "update_by_one", update_by_one)
     return found
 
 
