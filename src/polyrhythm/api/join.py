@@ -21,6 +21,7 @@ from polyrhythm.launch.torchrun import started_by_torchrun
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
 
 def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:
@@ -73,6 +74,7 @@ def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
     status = 0
     try:
         use_threads(1)
+        make_optimizers_quickly()  # nothing of the user's runs here that could be compiled
         serve(strategy, world)
         home.close()
     except BaseException:
