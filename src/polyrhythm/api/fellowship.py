@@ -128,8 +128,9 @@ class Fellowship:
         for worker, left, of in self._leader.unseen:
             never = not self._leader.is_there(worker) if final else places[worker] is Place.GONE
             if self.entry.waits or never:
+                many = "the last" if self._leader.knows else "at most"
                 _say(
-                    f"of worker {worker}, which is lost, the last {left} of its {of} batches of an epoch are not seen"
+                    f"of worker {worker}, which is lost, {many} {left} of its {of} batches of an epoch are not seen"
                 )
         self._leader.unseen.clear()
 

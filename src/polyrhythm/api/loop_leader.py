@@ -43,6 +43,7 @@ class LoopLeader:
     Attributes:
         awaited: gives the workers that a mean waits for, as long as they are there.
         whole: is told of the rank and incarnation of a successor that has all shards of a lost server.
+        knows: whether it can tell how many batches each worker has taken, without having been told.
         unseen: of lost workers, their indices with the batches that they had not taken of how many.
     """
 
@@ -54,7 +55,7 @@ class LoopLeader:
         self.unseen: list[tuple[int, int, int]] = []
         self._world = world
         self._tell = tell
-        self._every_step = meets_every_step(strategy, len(world.cast.workers))
+        self.knows = meets_every_step(strategy, len(world.cast.workers))
         self._regroups = strategy.regroups(len(world.cast.workers))
         ledger = Ledger.of(len(world.cast.workers))
         self._others = Correspondence(replace(world, emit=tell), strategy, self._hear_event, welcome, ledger)
@@ -187,7 +188,7 @@ class LoopLeader:
     def _hear_event(self, event: Event) -> None:
         """Notes what a lost worker had not taken of its share, as it said last, or as all have."""
         if isinstance(event, WorkerLost):
-            whose = LEADER if self._every_step else event.worker
+            whose = LEADER if self.knows else event.worker
             taken, of = self._taken.get(whose, (0, 0))
             if taken < of:
                 self.unseen.append((event.worker, of - taken, of))
