@@ -45,8 +45,8 @@ def timed(watch: Stopwatch) -> tuple[type, type]:
     """Gives the pace and the optimiser whose time is taken."""
 
     class TimedPace(DrawnPace):
-        def forward(self, shares: Sequence[float], use: Announce) -> None:
-            super().forward(shares, use)
+        def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
+            super().forward(shares, use, work)
             self.began_s = time.process_time()  # between here and `backward` no other rank runs
             watch.first_s = watch.first_s or self.began_s
 

@@ -192,8 +192,10 @@ class Sharing:
             if link.coupling:
                 coupling += (link,)
                 room = bandwidth if bandwidth < room else room
-            elif bandwidth < limit:
-                limit = bandwidth
+                continue
+            limit = bandwidth if bandwidth < limit else limit
+            if len(link.flows) > 1:
+                self._suspects[link] = None
         key = coupling, limit if limit < room else inf
         bundle = self._bundles.get(key)
         if bundle is None:
@@ -204,8 +206,6 @@ class Sharing:
         for link in flow.links:
             bundles = link.bundles
             bundles[bundle] = bundles.get(bundle, 0) + 1
-            if not link.coupling and len(link.flows) > 1:
-                self._suspects[link] = None
         bundle.ends_at_s = inf
         self._changed[bundle] = None
 
