@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RunError
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.gossip.pairing.company import Standing
 from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
@@ -92,7 +92,7 @@ class Heir:
         """Asks for parameters once all have spoken, and leads once they are there.
 
         Raises:
-            RunError: nobody has any.
+            PeerLost: nobody has any.
         """
         if not self._called or self._awaited or self._asked:
             return []
@@ -104,9 +104,7 @@ class Heir:
             return self._lead(self._host.begin_anew(self._present))
         self._asked = self._giving & {*self._keeper.place.partners} or set(self._giving)
         if not self._asked:
-            raise RunError(
-                "worker 0's successor finds nobody who has parameters: continue from the last checkpoint"
-            )
+            raise PeerLost(self._keeper.place.rank, "looking for somebody who has parameters")
         return [(rank, Message(Kind.JOIN)) for rank in sorted(self._asked)]
 
     def _lead(self, replies: list[Reply]) -> list[Reply]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.gossip.pairing.company import Standing
 from polyrhythm.strategies.gossip.pairing.heir import Heir
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
@@ -94,7 +94,9 @@ def test_where_nobody_has_parameters_any_more_the_run_ends_with_a_line(
         company.on_message(rank, here(standing))
     for rank in range(1 + len(standings), 3):
         company.on_loss(rank)
-    with pytest.raises(RunError, match="finds nobody who has parameters: continue from the last checkpoint"):
+    with pytest.raises(
+        PeerLost, match=r"rank 0 is gone \(noticed while looking for somebody who has parameters\)"
+    ):
         company.on_loss(3)
 
 
