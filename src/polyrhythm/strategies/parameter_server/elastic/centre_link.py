@@ -47,14 +47,12 @@ class CentreLink:
         answers = self._asked(Message(Kind.PULL, stop=final))
         if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, of those who exchange together
             answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
-        pieces, steps = [], []
         for server, answer in zip(self._servers, answers, strict=True):
-            if answer.kind is Kind.LEAVE:
+            if answer.kind is Kind.LEAVE:  # others may have asked it in before they heard of the end
                 raise PeerLost(server, "joining a run that is ending")
-            assert answer.tensor is not None, "an answer carries the centre"
-            pieces.append(answer.tensor)
-            steps.append(answer.step)
-        return torch.cat(pieces), min(steps)
+        pieces = [answer.tensor for answer in answers if answer.tensor is not None]
+        assert len(pieces) == len(answers), "an answer carries the centre"
+        return torch.cat(pieces), min(answer.step for answer in answers)
 
     def _asked(self, question: Message) -> list[Message]:
         """Asks all servers; gives their answers."""
