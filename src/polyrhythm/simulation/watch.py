@@ -156,14 +156,13 @@ class _WatchedWorker(_Wrapped):
 
     def reassemble(self, *, enters: bool) -> Reassembled:
         found: Reassembled = self._inner.reassemble(enters=enters)
-        if not found.over:
-            self._regrouped = tuple(self._setting.cast.workers[member] for member in found.there)
-            self._formation = found.round
-            there = {rank: self._watch.incarnation(rank) for rank in self._regrouped}
-            rank, vector = self._setting.network.rank, self._setting.flat.vector
-            self._watch.steps[rank] = found.step
-            steps = dict.fromkeys(there, found.step)
-            self._watch.regrouped(Regrouped(self._watch.now_s, rank, vector, there, steps))
+        rank, vector = self._setting.network.rank, self._setting.flat.vector
+        members = (rank,) if found.over else tuple(self._setting.cast.workers[one] for one in found.there)
+        self._regrouped, self._formation = members, found.round
+        there = {member: self._watch.incarnation(member) for member in members}
+        self._watch.steps[rank] = found.step
+        steps = dict.fromkeys(there, found.step)
+        self._watch.regrouped(Regrouped(self._watch.now_s, rank, vector, there, steps))
         return found
 
     def take_over(self, newest: State, done: int, step: int) -> int:
