@@ -74,9 +74,8 @@ class ShardServer:
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
         self._looks = self._screens and self._not_finite.looks
         self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
-        aggregator = self._handling.aggregator
-        self._comparison = Comparison(servers, index, len(pushers)) if aggregator.whole else None
-        self._takes_one = not (aggregator.robust or aggregator.whole)
+        whole = self._handling.aggregator.whole
+        self._comparison = Comparison(servers, index, len(pushers)) if whole else None
         self._plan: OptimizerPlan | None = None
         self._shard: Shard | None = None
         self._resumed: State | None = None
@@ -299,13 +298,9 @@ class ShardServer:
             self._held.left_out.add(pusher, due, due + 1)
         decision = self._gate.arrive(pusher, message.step)
         entry = pushed_of((pusher, message, self._readings.values[pusher]))
-        if self._takes_one and decision == let_through(pusher) and not self._held.of(pusher):
+        if decision == let_through(pusher) and not (self._comparison is not None or self._held.of(pusher)):
             self._held.steps[pusher] = max(due, message.step + 1)  # as if it had been held and taken
-            age = self._shard.update_by_one(entry, self.version)
-            if age is not None:
-                self.staleness[age] += 1
-                self._latest_staleness[age] += 1
-                self.version += 1
+            self._apply([entry], None)
             return [self._answer(source)]
         self._held.hold(entry)
         return self._carry_out(decision)
