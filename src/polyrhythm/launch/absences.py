@@ -7,7 +7,7 @@ from polyrhythm.strategies.cast import Cast
 
 
 class Absences:
-    """The launcher's list.
+    """Kept by the launcher, or by worker 0 under torchrun.
 
     Args:
         cast: who does what.

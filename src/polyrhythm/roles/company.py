@@ -1,4 +1,4 @@
-"""A worker among the others of its run: it bears their loss where the strategy regroups, else it ends with them."""
+"""A worker among the others of its run: where the strategy regroups, it bears their loss with those who are left."""
 
 from __future__ import annotations
 

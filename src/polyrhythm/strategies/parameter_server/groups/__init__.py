@@ -1,1 +1,1 @@
-"""What mixed mode is made of: groups of workers that go in step, whose leaders alone talk to the servers."""
+"""What mixed mode is made of: groups of workers that go in step, of each of which one speaks to the servers."""
