@@ -170,7 +170,7 @@ def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunCo
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
-    losses = dataclasses.replace(job.losses, restarts=0)  # torchrun starts again all or none
+    losses = dataclasses.replace(job.losses, restarts=0)  # whom to start again is torchrun's business
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
         if torchrun.run_under_torchrun(job, _say_notices, config.threads, admission_of(job, config)):

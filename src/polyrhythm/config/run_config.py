@@ -33,8 +33,8 @@ class RunConfig(BaseModel):
     restarts: int = Field(
         default=3,
         ge=0,
-        description="How many lost workers are started again, where the strategy goes on without them; and how "
-        "often the whole run, from its last checkpoint, where it does not.",
+        description="How many lost workers and servers are started again, where the strategy goes on without them; and "
+        "how often the whole run, from its last checkpoint, where it does not.",
     )
     silence_s: float = Field(
         default=3.0,
@@ -170,7 +170,9 @@ class RunConfig(BaseModel):
         "one in the run folder).",
     )
     vacant: int = Field(
-        default=0, ge=0, description="How many of the workers' places are left to those who join."
+        default=0,
+        ge=0,
+        description="How many of the workers' places are left to those who join; under torchrun they come on top.",
     )
     notice_s: float | None = Field(
         default=None,

@@ -94,7 +94,7 @@ class Losses:
         min_workers: with fewer than this it ends, with a checkpoint.
         vacant: places of workers, the last ones, that nobody has at first.
         notice_s: seconds between SIGTERM and the end of this host; None where SIGTERM means no more than SIGINT.
-        restarts: how many lost workers get a successor.
+        restarts: how many lost workers and servers get a successor.
         rescale: what those who go in step do without one. False: they share out its part of every step, so that a
             step is what it was; true: they leave it out, and lower the learning rate in proportion.
         silence_s: for which a rank may be silent at least before the watchdog speaks of it.
