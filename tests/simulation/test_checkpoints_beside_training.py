@@ -7,7 +7,7 @@ import pytest
 
 from conformance.jobs import make_job, resumed, simulated
 from polyrhythm.events import CheckpointSaved, Evaluated, Notice
-from polyrhythm.roles import archive, leader
+from polyrhythm.roles import archive, curator
 from polyrhythm.roles.archive import FOLDER
 from polyrhythm.roles.archivist import Archivist
 from polyrhythm.training.best_checkpoint import best_checkpoint
@@ -50,7 +50,7 @@ def test_what_is_written_late_is_what_was_copied(spec, tmp_path, monkeypatch):
     trained_on.clear()
     save = archive.save_checkpoint
     monkeypatch.setattr(archive, "save_checkpoint", save_late)
-    monkeypatch.setattr(leader, "Archivist", lambda *given, beside: Archivist(*given, beside=not beside))
+    monkeypatch.setattr(curator, "Archivist", lambda *given, beside: Archivist(*given, beside=not beside))
     late = simulated(jobs[1])
     assert len(written(folders[1])) == 3
     assert written(folders[1]) == written(folders[0])

@@ -21,6 +21,7 @@ from polyrhythm.events import (
     WorkerLost,
 )
 from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.curator import Curator
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leader import Leader
 from polyrhythm.roles.welcome import Welcome
@@ -137,16 +138,16 @@ def test_every_epoch_is_tested_once_whatever_workers_exchange(spec: str, tmp_pat
 )
 def test_worker_0_dies_while_it_tests(spec: str, tmp_path: Path) -> None:
     """The others have handed in what they held, and may have gone on; what is saved then can be gone on from."""
-    inner = Leader._evaluate
+    inner = Curator.evaluate
 
-    def slowly(leader: Leader, *epoch_and_model: Any) -> None:
-        leader._world.clock.sleep(0.5)
-        inner(leader, *epoch_and_model)
+    def slowly(curator: Curator, *epoch_and_model: Any) -> None:
+        curator._world.clock.sleep(0.5)
+        inner(curator, *epoch_and_model)
 
     ends = [f"kill(rank={rank}, at_s=8.2, restart_after_s=0.1)" for rank in range(WORKERS)]
     job = job_of(spec, tmp_path)
     events: list[Event] = []
-    with mock.patch.object(Leader, "_evaluate", slowly), pytest.raises(RunError, match="parameters are lost"):
+    with mock.patch.object(Curator, "evaluate", slowly), pytest.raises(RunError, match="parameters are lost"):
         events_of(job, "kill(rank=0, at_s=4.3, restart_after_s=0.1)", *ends, heard=events)
     assert [event.epoch for event in of(Evaluated, events)] == [1]
     assert [event.epoch for event in of(CheckpointSaved, events)] == [1]

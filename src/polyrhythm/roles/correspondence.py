@@ -83,6 +83,11 @@ class Correspondence:
         self.mend: Callable[[], None] | None = None
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
 
+    @property
+    def states_in_order(self) -> list[WorkerState]:
+        """The latest of every worker that is there, in the workers' order."""
+        return [self.states[worker] for worker in sorted(self.states)]
+
     def hand_out(
         self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.events import RunStarted
 from polyrhythm.roles import result
 from polyrhythm.roles.correspondence import Correspondence
 from polyrhythm.roles.job import Job
@@ -51,13 +52,37 @@ class RunFigures:
     @property
     def states(self) -> list[WorkerState]:
         """The latest of every worker that is there, in the workers' order."""
-        states = self._others.states
-        return [states[worker] for worker in sorted(states)]
+        return self._others.states_in_order
 
     @property
     def stopped(self) -> bool:
         """Whether a worker was stopped early."""
         return any(state.account.stopped for state in self.states)
+
+    def opening(self, epoch: int, earlier_s: float) -> RunStarted:
+        """Gives what is said of a run when its training starts.
+
+        Args:
+            epoch: that it starts in.
+            earlier_s: seconds of training before this session.
+        """
+        job, cast = self.job, self._world.cast
+        return RunStarted(
+            time_s=0,
+            strategy=str(job.strategy),
+            data=job.dataset.name,
+            model=job.model_name,
+            workers=len(cast.workers),
+            servers=len(cast.servers),
+            epochs=job.learning.epochs,
+            steps_per_epoch=job.steps_per_epoch,
+            steps=job.calendar.total_steps,
+            start_step=job.calendar.start(epoch),
+            start_epoch=epoch,
+            earlier_s=earlier_s,
+            parameters=self._replica.flat.size,
+            begun=job.begun.to_json(),
+        )
 
     def keep_arrivals(self, outcome: str) -> None:
         """Writes down whom every rank has heard, so that the run can be replayed."""
