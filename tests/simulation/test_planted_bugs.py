@@ -36,9 +36,9 @@ class MiscountingServer(ShardServer):
     """Counts the update itself among those that a gradient is behind."""
 
     def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        self.version += 1
+        self._updates.version += 1
         super()._apply(gradients, distances)
-        self.version -= 1
+        self._updates.version -= 1
 
 
 class LoyalServer(ShardServer):

@@ -18,6 +18,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
 from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
+from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 
 Reply = tuple[int, Message]
@@ -69,8 +70,25 @@ class Comparison:
         """
         self._parts.hear(source, message)
 
-    def put(self, taken: list[Pushed], decision: Decision) -> list[Reply]:
-        """Takes the decision of a round; gives what tells the other servers."""
+    def take(self, taken: list[Pushed], decision: Decision, rounds: Rounds | None) -> list[Reply]:
+        """Lets a decision wait until all servers have said which gradients of its round they have.
+
+        Args:
+            taken: gradients that it takes.
+            decision: of the gate.
+            rounds: of the gate, if it has any; those that were not taken here are over.
+
+        Returns:
+            What tells the other servers.
+        """
+        is_round = bool(taken) and (rounds is None or not set(decision.apply).isdisjoint(decision.answer))
+        told = [] if rounds is None else self._skip(rounds.number - is_round)
+        if is_round:
+            return told + self._put(taken, decision)
+        self._waiting.append((None, decision))  # what only lost ones had pushed comes again
+        return told
+
+    def _put(self, taken: list[Pushed], decision: Decision) -> list[Reply]:
         self._waiting.append((taken, decision))
         self._rounds += 1
         weighty = [entry for entry in taken if entry.message.weight > 0]
@@ -80,13 +98,9 @@ class Comparison:
             part = torch.cat([part, torch.tensor([names], dtype=part.dtype)])
         return self._parts.offer(part)
 
-    def put_aside(self, decision: Decision) -> None:
-        """Takes a decision of no round, which only comes after those that wait."""
-        self._waiting.append((None, decision))
-
-    def skip(self, number: int) -> list[Reply]:
-        """Lets rounds be over that were not taken here, up to this one; gives what tells the other servers."""
-        return [reply for _ in range(number - self._rounds) for reply in self.put([], Decision())]
+    def _skip(self, number: int) -> list[Reply]:
+        """Lets rounds be over that were not taken here, up to this one."""
+        return [reply for _ in range(number - self._rounds) for reply in self._put([], Decision())]
 
     def forget(self, pusher: int) -> None:
         """A pusher is gone: its successor has asked none of what waits to be answered."""

@@ -90,7 +90,7 @@ class Shard:
         return self._copy
 
     def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> dict[int, int]:
-        """Makes one update of one or more gradients.
+        """Makes one update of several gradients.
 
         Args:
             pushed: in the order in which they are summed.
@@ -101,9 +101,6 @@ class Shard:
             How many gradients were applied at which staleness; nothing where there was no update: only empty batches,
             or fewer gradients than the aggregator needs.
         """
-        if len(pushed) == 1:
-            age = self.update_by_one(pushed[0], version, distances)
-            return {} if age is None else {age: 1}
         weighty = [entry for entry in pushed if entry.message.weight > 0]
         if len(weighty) < self._least:
             return Counter()

@@ -14,25 +14,19 @@ once it has all. From the first of its two on, a successor is told to leave.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
-from polyrhythm.strategies.parameter_server.serving.admission import (
-    admit_bare,
-    admit_push,
-    admitted_initial,
-    admitted_plan,
-    payload,
-)
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.books import Books
 from polyrhythm.strategies.parameter_server.serving.comparison import Comparison
+from polyrhythm.strategies.parameter_server.serving.entrance import Entrance
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate, let_through
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard, pushed_of
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, pushed_of
+from polyrhythm.strategies.parameter_server.serving.updates import Updates
 from polyrhythm.strategies.state import State
-from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
 _PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
@@ -47,11 +41,6 @@ class ShardServer:
         handling: of gradients; default: their mean as they come.
         servers: ranks of all servers, where they must agree on something.
         index: of this one among them.
-
-    Attributes:
-        version: updates applied so far.
-        staleness: how many gradients were applied at which staleness.
-        dropped: gradients that came too late.
     """
 
     def __init__(
@@ -62,29 +51,40 @@ class ShardServer:
         servers: tuple[int, ...] = (),
         index: int = 0,
     ) -> None:
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self._latest_staleness: Counter[int] = Counter()
-        self.dropped = 0
         self._handling = handling or Handling()
+        self._updates = Updates(self._handling)
         books = self._books = Books(pushers, consistency, self._handling)
         self._gate, self._held, self._readings = books.gate, books.held, books.readings
         self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
         self._numbers = self._presence.numbers
+        self._entrance = Entrance(books)
         self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
         self._looks = self._screens and self._not_finite.looks
         self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
         whole = self._handling.aggregator.whole
         self._comparison = Comparison(servers, index, len(pushers)) if whole else None
-        self._plan: OptimizerPlan | None = None
-        self._shard: Shard | None = None
-        self._resumed: State | None = None
         self._stop = False
 
     @property
     def values(self) -> Tensor:
         """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
-        return self._shard.values if self._shard is not None else torch.empty(0)
+        shard = self._updates.shard
+        return shard.values if shard is not None else torch.empty(0)
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        return self._updates.version
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many gradients were applied at which staleness."""
+        return self._updates.staleness
+
+    @property
+    def dropped(self) -> int:
+        """Gradients that came too late."""
+        return self._updates.dropped
 
     @property
     def not_finite(self) -> int:
@@ -107,12 +107,8 @@ class ShardServer:
         return dict(zip(self._presence.pushers, self._held.steps, strict=True))
 
     def latest_staleness(self) -> dict[int, int]:
-        """Gives how many gradients were applied at which staleness since the last call.
-
-        That are few, where thousands of pushers have seen thousands of stalenesses.
-        """
-        latest, self._latest_staleness = self._latest_staleness, Counter()
-        return dict(latest)
+        """Gives how many gradients were applied at which staleness since the last call."""
+        return self._updates.latest_staleness()
 
     @property
     def left_out(self) -> dict[int, list[list[int]]]:
@@ -147,130 +143,73 @@ class ShardServer:
         """
         if rank not in self._numbers:
             return []
-        if self._presence.is_there(rank):
-            self._losses.lose(rank)
-        self._losses.check()
-        return self._let_go_on_without(rank) if self._presence.lose(rank) else []
+        return self._let_go_on_without(rank) if self._entrance.lose(rank) else []
 
     def answer_again(self, source: int) -> list[Reply]:
         """Answers a pusher whose last answer was lost with a server: with the parameters as they are now."""
-        gone = not self._presence.is_there(source) and source != self._presence.final
-        if gone or self._losses.was_let_go(source):
-            return [(source, Message(Kind.LEAVE, stop=self._losses.was_let_go(source)))]
-        return self._invited(source) or [self._answer(source)]
+        told = self._entrance.shown_out(source) or self._entrance.invited(source)
+        return told or [self._answer(source)]
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
-        if self._shard is None:
-            raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
-        tensors, facts = self._shard.state()
+        tensors, facts = self._updates.state()
         held, held_facts = self._held.state()
-        return tensors | held, {
-            "version": self.version,
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "dropped": self.dropped,
-            "gate": self._gate.state(),
-            **held_facts,
-            **facts,
-        }
+        counts, gate = self._updates.counts(), self._gate.state()
+        return tensors | held, {**counts, "gate": gate, **held_facts, **facts}
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
         tensors, facts = state
-        self._take_counts(facts)
+        self._updates.load_state(state)
         self._held.load_state(tensors, facts)
         self._gate.load_state(facts["gate"])
-        self._resumed = state
 
     def exact_state(self) -> State:
         """Gives all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
-        tensors, facts = ({}, {}) if self._shard is None else self._shard.state()
+        tensors, facts = self._updates.exact_state()
         books, book_facts = self._books.exact_state()
         return tensors | books, {
-            "plan": None if self._plan is None else self._plan.to_json(),
-            "shard": None if self._shard is None else facts,
+            **facts,
             "books": book_facts,
-            "version": self.version,
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "dropped": self.dropped,
+            **self._updates.counts(),
             "stop": self._stop,
         }
 
     def load_exact_state(self, state: State) -> None:
         """Takes back what `exact_state` gave, in place of all that there was."""
         tensors, facts = state
-        self._take_counts(facts)
-        self._stop = facts["stop"]
+        self._updates.load_exact_state(state)
         self._books.load_exact_state((tensors, facts["books"]))
-        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
-        if self._plan is not None and facts["shard"] is not None:
-            self._shard = Shard(self._plan, tensors["values"], self._handling)
-            self._shard.load_state((tensors, facts["shard"]))
-
-    def _take_counts(self, facts: dict[str, Any]) -> None:
-        self.version = facts["version"]
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self.dropped = facts["dropped"]
+        self._stop = facts["stop"]
 
     def _begin(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.CONFIGURE:
-            self._configure(message)
+            self._updates.configure(message)
             return []
         if message.kind is Kind.PARAMETERS:
-            return self._initialise(payload(message))
+            self._updates.begin(payload(message))
+            waiting = self._entrance.all_waiting()
+            return [reply for other in waiting for reply in self._ask(self._numbers[other])]
         raise RefusedMessage(
             Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
         )
 
-    def _configure(self, message: Message) -> None:
-        if self._shard is not None:
-            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
-        self._plan = admitted_plan(message)
-
-    def _initialise(self, values: Tensor) -> list[Reply]:
-        plan = admitted_initial(self._plan, values, ready=self._shard is not None)
-        if self._resumed is not None:
-            values = self._resumed[0]["values"]
-        self._shard = Shard(plan, values, self._handling)
-        if self._resumed is not None:
-            self._shard.load_state(self._resumed)
-            self._resumed = None
-        asking, self._presence.asking = self._presence.asking, []
-        return [reply for source in asking for reply in self._ask(self._numbers[source])]
-
     def _pull(self, source: int, message: Message) -> list[Reply]:
         admit_bare(message)
-        if message.stop:  # the final parameters: only when nobody can change them any more
-            if source != self._presence.pushers[0]:
-                raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
-            self._presence.final = source
+        if message.stop:
+            self._entrance.ask_for_end(source)
             return self._answer_final()
-        pusher = self._numbers[source]
-        if not self._presence.is_there(source):  # a successor
-            if not self._presence.enter(source):
-                return [(source, Message(Kind.LEAVE))]
-            self._losses.replace(source)
-            self._not_finite.forget(pusher)
-            self._gate.join(pusher)
-        if invited := self._invited(source):
-            return invited
-        if self._shard is None:
-            self._presence.asking.append(source)
+        if told := self._entrance.let_in(source):
+            return told
+        if self._updates.shard is None:
+            self._entrance.wait(source)
             return []
-        return self._ask(pusher)
-
-    def _invited(self, source: int) -> list[Reply]:
-        """Asks a successor among those who go in step at which round it comes in, as long as it has not said so."""
-        number = self._rounds.invitation(self._numbers[source]) if self._rounds is not None else None
-        return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
+        return self._ask(self._numbers[source])
 
     def _come_in(self, source: int, message: Message) -> list[Reply]:
-        if not isinstance(self._gate, RoundGate):
-            raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
-        admit_bare(message._replace(step=0))
-        decision = self._gate.enter(self._numbers[source], message.step)
-        if self._shard is None:
-            self._presence.asking.append(source)
+        decision = self._entrance.come_in(source, message)
+        if self._updates.shard is None:
+            self._entrance.wait(source)
             return []
         return self._carry_out(decision)
 
@@ -278,13 +217,13 @@ class ShardServer:
         return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
 
     def _push(self, source: int, message: Message) -> list[Reply]:
-        pusher = self._numbers[source]
-        if self._shard is None:
+        pusher, shard = self._numbers[source], self._updates.shard
+        if shard is None:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         if self._losses.ejected and self._losses.was_let_go(source):
             raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
         due = self._held.steps[pusher]
-        admit_push(message, self._shard.values, self.version, due)
+        admit_push(message, shard.values, self._updates.version, due)
         self._stop |= message.stop
         if message.step < due:
             if self._rounds is None or not self._rounds.is_next(pusher, message.step):
@@ -309,11 +248,9 @@ class ShardServer:
         return self._let_go_on_without(rank) if self._presence.leave(rank) else []
 
     def _let_go_on_without(self, rank: int) -> list[Reply]:
-        pusher = self._numbers[rank]
-        self._readings.forget(pusher)
         if self._comparison is not None:
-            self._comparison.forget(pusher)
-        return self._carry_out(self._gate.leave(pusher)) + self._answer_final()
+            self._comparison.forget(self._numbers[rank])
+        return self._carry_out(self._entrance.leave(rank)) + self._answer_final()
 
     def _eject(self, rank: int) -> list[Reply]:
         """Lets a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
@@ -323,22 +260,11 @@ class ShardServer:
     def _carry_out(self, decision: Decision) -> list[Reply]:
         for pusher in decision.drop:
             self._held.take(pusher)
-            self.dropped += 1
+            self._updates.dropped += 1
         taken = [self._held.take(pusher) for pusher in decision.apply]
         if self._comparison is None:
             return self._apply_and_answer(taken, decision, None)
-        return self._compare(self._comparison, taken, decision) + self._decide()
-
-    def _compare(self, comparison: Comparison, taken: list[Pushed], decision: Decision) -> list[Reply]:
-        """Lets a decision wait until all servers have said which gradients of its round they have."""
-        is_round = bool(taken) and (
-            self._rounds is None or not set(decision.apply).isdisjoint(decision.answer)
-        )
-        told = [] if self._rounds is None else comparison.skip(self._rounds.number - is_round)
-        if is_round:
-            return told + comparison.put(taken, decision)
-        comparison.put_aside(decision)  # what only lost ones had pushed comes again
-        return told
+        return self._comparison.take(taken, decision, self._rounds) + self._decide()
 
     def _decide(self) -> list[Reply]:
         """Makes the updates of which the other servers have said all."""
@@ -363,13 +289,7 @@ class ShardServer:
         return answers
 
     def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        assert self._shard is not None, "nobody pushes before having pulled"
-        applied = self._shard.update(gradients, self.version, distances)
-        if applied:
-            for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
-                self.staleness[age] += gradients_of_it
-                self._latest_staleness[age] += gradients_of_it
-            self.version += 1
+        if self._updates.make(gradients, distances):
             self._readings.count(gradients)
         elif self._handling.aggregator.robust:  # they were too few
             for entry in gradients:
@@ -379,14 +299,15 @@ class ShardServer:
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
         waits = self._comparison is not None and self._comparison.busy
-        return [] if final is None or self._shard is None or waits else [self._answer(final)]
+        return [] if final is None or self._updates.shard is None or waits else [self._answer(final)]
 
     def _answer(self, source: int) -> Reply:
-        assert self._shard is not None, "nobody is answered before there are parameters"
-        number, shown = self._numbers[source], self._shard.shown()
-        self._readings.note(number, self.version, shown)
+        updates, number = self._updates, self._numbers[source]
+        assert updates.shard is not None, "nobody is answered before there are parameters"
+        shown, version = updates.shard.shown(), updates.version
+        self._readings.note(number, version, shown)
         step = self._held.steps[number]
-        return source, message_of((_PARAMETERS, shown, self.version, step, 1.0, 0.0, self._stop, 0))
+        return source, message_of((_PARAMETERS, shown, version, step, 1.0, 0.0, self._stop, 0))
 
     def _acknowledgement(self, pusher: int) -> Reply:
         """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
