@@ -4,11 +4,11 @@
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
 A message comes in and replies go out; there is no network here. What nobody of ours would send is refused before
-anything is changed. A push whose step has been applied already (a
-resumed worker repeats itself) is answered and not applied again; where pushers go in step, it is an empty batch.
+anything is changed. A push whose step has been applied already (a resumed worker repeats itself) is answered and not
+applied again; where pushers go in step, it is an empty batch.
 
-The end of several servers is one end: the leader asks all for the final parameters, and lets them go (a second LEAVE)
-once it has all. From the first of its two on, a successor is told to leave.
+What is applied, and what a resumed run needs of it, is in `updates.py`; who comes and goes, in `entrance.py`; how the
+run ends, in `presence.py`; gradients that all servers must compare first, in `comparison.py`.
 """
 
 from __future__ import annotations
