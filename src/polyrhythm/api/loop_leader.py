@@ -142,22 +142,22 @@ class LoopLeader:
 
     def ask_servers(self) -> list[State]:
         """Asks for the state of every shard."""
-        return self._others.ask_servers()
+        return self._others.servers.ask()
 
     def leave(self, state: WorkerState, replica: Replica) -> Counter[int]:
         """Waits for the last states of all who are there, gives all the final model, and lets the servers go."""
-        self._others.states[LEADER] = state
+        self._others.workers.states[LEADER] = state
         self._others.wait_for_workers()
-        states = self._others.states
+        states = self._others.workers.states
         model = FinalModel.made_of(replica.flat.vector, [states[worker].buffers for worker in sorted(states)])
         model.give(replica)
         message = model.message(LOOP_TAG)
         for worker in sorted(states)[1:]:
             self._send(worker, message)
         replica.part.let_go()
-        self._others.wait_for_servers()
+        self._others.servers.wait()
         staleness: Counter[int] = Counter()
-        for report in self._others.reports.values():
+        for report in self._others.servers.reports.values():
             staleness.update({int(age): count for age, count in report["staleness"].items()})
         return staleness
 

@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json, unpack_tensors
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import (
-    Event,
-    ServerJoined,
-    ServerLost,
-    WorkerJoined,
-    WorkerLost,
-    WorkerProgress,
-    from_json,
-)
+from polyrhythm.events import Event, WorkerProgress, from_json
 from polyrhythm.roles.assembly import Assembly
 from polyrhythm.roles.introductions import Introductions
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG
-from polyrhythm.roles.server_attendance import ServerAttendance
-from polyrhythm.roles.stragglers import Stragglers
+from polyrhythm.roles.roll import Roll
+from polyrhythm.roles.server_desk import ServerDesk
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import LEADER, World
@@ -47,10 +38,8 @@ class Correspondence:
 
     Attributes:
         attendance: of the workers.
-        states: the latest of every worker that is there.
-        reports: every server's last words, by its rank.
-        stragglers: among the workers.
-        servers: which are there.
+        workers: what each has handed in.
+        servers: what they have said.
         assembly: of the workers, for the next formation.
         mend: lets workers regroup; set where they do.
         introductions: what a new leader hears of who is there.
@@ -68,25 +57,16 @@ class Correspondence:
         self._world = world
         self._strategy = strategy
         self._control = world.control()
-        self._say = say
         self._welcome = welcome
         self.attendance = ledger.attendance
-        self.states: dict[int, WorkerState] = {}
-        self.reports: dict[int, dict[str, Any]] = {}
-        self.stragglers = Stragglers()
-        self.servers = ServerAttendance(world.cast.servers, strategy, ledger.servers)
-        self._server_states: dict[int, State] | None = None
+        self.workers = Roll(world.cast.workers, ledger.attendance, say)
+        self.servers = ServerDesk(world, strategy, ledger.servers, say, self.read_until)
         self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
         self.assembly = Assembly(world, self)
         self.introductions = Introductions()
         self.mend: Callable[[], None] | None = None
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
-
-    @property
-    def states_in_order(self) -> list[WorkerState]:
-        """The latest of every worker that is there, in the workers' order."""
-        return [self.states[worker] for worker in sorted(self.states)]
 
     def hand_out(
         self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
@@ -109,7 +89,7 @@ class Correspondence:
     def take_over(self) -> None:
         """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
         incarnation = self._world.incarnation
-        self._see(LEADER, incarnation)
+        self.workers.see(LEADER, incarnation)
         word = Message(Kind.LEAD, version=incarnation, tag=TAG)
         for rank in range(self._world.network.size):
             if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
@@ -132,12 +112,12 @@ class Correspondence:
 
     def await_introductions(self) -> None:
         """Waits until all who are there have said so to this new leader, and handed in again what they last had."""
-        self.read_until(lambda: self.introductions.complete(self.attendance.present, self.states))
+        self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
 
     def let_leave(self) -> None:
         """Lets everyone leave whose last words are here, and were kept by who said them until now."""
         if self._world.goes_on_without(LEADER, self._strategy):
-            for worker in self.states:
+            for worker in self.workers.states:
                 if worker != LEADER:
                     self.send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
 
@@ -153,7 +133,7 @@ class Correspondence:
 
     def is_final(self, worker: int) -> bool:
         """Whether a worker has said its last words."""
-        return worker in self.states and self.states[worker].account.final
+        return self.workers.is_final(worker)
 
     def wait_for_step(self, step: int) -> None:
         """Waits until every worker has handed in its state of this step, or was stopped before it.
@@ -172,50 +152,11 @@ class Correspondence:
         """Waits for the last words of every worker."""
         self._wait_for_all(lambda account: account.final)
 
-    def wait_for_servers(self) -> None:
-        """Waits for the last words of every server, which says them when it has been let go."""
-        self.read_until(lambda: all(rank in self.reports for rank in self.servers.present))
-
-    def ask_servers(self) -> list[State]:
-        """Asks for the state of every shard, those that hold it now."""
-        shards = range(len(self._world.cast.servers))
-        found = self._server_states = {}
-        for shard in shards:
-            self._ask_for(shard)
-        self.read_until(lambda: len(found) == len(shards))
-        self._server_states = None
-        return [found[shard] for shard in shards]
-
-    def _ask_for(self, shard: int) -> None:
-        with suppress(PeerLost):  # as is heard on the other communicator as well, and then others are asked
-            self._world.network.send(self.servers.holder(shard), Message(Kind.CHECKPOINT, step=shard))
-
-    def _lose_server(self, rank: int) -> None:
-        """Notes that a server is lost, unless it was through; asks others for what it still had to say.
-
-        Raises:
-            PeerLost: nobody has kept its shard.
-        """
-        if rank in self.reports or not self.servers.lose(rank):
-            return
-        name = self.servers.name(rank)
-        self._say(
-            ServerLost(time_s=0, text=f"{name} is lost; who has kept its shard goes on with it", rank=rank)
-        )
-        if self._server_states is not None:
-            for shard in self.servers.shards_of(rank):
-                if shard not in self._server_states:
-                    self._ask_for(shard)
-
-    def _enter_server(self, rank: int) -> None:
-        self.servers.losses.join(rank)
-        text = f"{self.servers.name(rank)} is there again, and has its shards from its neighbours"
-        self._say(ServerJoined(time_s=0, text=text, rank=rank))
-
     def _wait_for_all(self, done: Callable[[Account], bool], but: Collection[int] = ()) -> None:
         """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
+        states = self.workers.states
         while not all(
-            worker in but or (worker in self.states and done(self.states[worker].account))
+            worker in but or (worker in states and done(states[worker].account))
             for worker in self.attendance.present
         ):
             if self.mend is not None and self.assembly.muster.due:
@@ -231,7 +172,7 @@ class Correspondence:
             if not self._world.goes_on_without(loss.rank, self._strategy):
                 raise
             if loss.rank in self._world.cast.servers:
-                self._lose_server(loss.rank)
+                self.servers.lose(loss.rank)
             else:
                 self._strike_off(loss.rank)
             return True
@@ -245,13 +186,8 @@ class Correspondence:
         if worker in self.attendance.present and self.is_final(worker):
             self.assembly.left.add(worker)
         elif worker in self.attendance.present:
-            self._miss(worker)
-
-    def _miss(self, worker: int) -> None:
-        rank = self._world.cast.workers[worker]
-        self.states.pop(worker, None)
-        self.assembly.muster.lose(worker)
-        self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
+            self.assembly.muster.lose(worker)
+            self.workers.lose(worker)
 
     def _ask_to_enter(self, rank: int, incarnation: int) -> None:
         worker = self._world.cast.workers.index(rank)
@@ -260,36 +196,26 @@ class Correspondence:
 
     def enter(self, rank: int, incarnation: int) -> None:
         """Welcomes a successor of a lost worker; where workers go in step, it waits for the next formation."""
-        worker = self._see(rank, incarnation)
-        self.states.pop(worker, None)
+        worker = self._world.cast.workers.index(rank)
+        self.workers.see(worker, incarnation)
+        self.workers.states.pop(worker, None)
         self._send(rank, self._welcome().message())
         if self._regroups:
             self.assembly.muster.enter(worker, incarnation)
         else:
             self._behind.add(worker)
 
-    def _see(self, rank: int, incarnation: int) -> int:
-        """Enters a worker that is there, unless it is known; gives its index. Who came before it must be lost."""
-        worker = self._world.cast.workers.index(rank)
-        while self.attendance.losses(worker) < incarnation:
-            self.states.pop(worker, None)
-            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=self.attendance.lose(worker)))
-        if worker not in self.attendance.present:
-            self.attendance.join(worker)
-            self.stragglers.forget(worker)
-            self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
-        return worker
-
     def _meet(self, source: int, message: Message) -> None:
         """Hears a worker introduce itself."""
-        worker = self._see(source, message.version)
+        worker = self._world.cast.workers.index(source)
+        self.workers.see(worker, message.version)
         if message.version or message.step:
             self._behind.add(worker)
         self.introductions.hear(worker, message)
 
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
-            self._enter_server(source)
+            self.servers.enter(source)
             return
         if message.kind is Kind.JOIN:
             self._ask_to_enter(source, message.version)
@@ -302,14 +228,11 @@ class Correspondence:
             self.assembly.muster.hear(self._world.cast.workers.index(source), message)
         elif message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
-        elif message.kind is Kind.REPORT:
-            self.reports[source] = unpack_json(message.tensor)
-        elif source in self._world.cast.servers:
-            if self._server_states is not None:
-                self._server_states[message.step] = unpack_tensors(message.tensor)
+        elif message.kind is Kind.REPORT or source in self._world.cast.servers:
+            self.servers.hear(source, message)
         else:
             state = WorkerState.from_message(message)
-            self.states[state.account.worker] = state
+            self.workers.states[state.account.worker] = state
             if self._regroups and state.account.stopped and state.account.final:
                 self._world.stop.wish()  # after a step that the others may have to take again
 
@@ -317,7 +240,7 @@ class Correspondence:
         if isinstance(event, WorkerProgress):
             self.attendance.note(event)
         self._world.emit(event)
-        if isinstance(event, WorkerProgress) and (news := self.stragglers.hear(event)):
+        if isinstance(event, WorkerProgress) and (news := self.workers.stragglers.hear(event)):
             self._world.emit(news)
 
     def send_if_there(self, rank: int, message: Message) -> None:

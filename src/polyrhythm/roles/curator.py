@@ -100,7 +100,7 @@ class Curator:
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
         """
         with self._world.activity.doing("testing the model", takes_long=True):
-            found = self._presentation.evaluate(self._others.states_in_order, presented)
+            found = self._presentation.evaluate(self._others.workers.in_order, presented)
         self.found = found
         self._narrator.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
@@ -123,8 +123,8 @@ class Curator:
             step=step,
             seconds=self._narrator.total_s,
             parameters=self._replica.flat.vector.detach().to("cpu", copy=True),
-            workers=dict(self._others.states),
-            servers=self._others.ask_servers(),
+            workers=dict(self._others.workers.states),
+            servers=self._others.servers.ask(),
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
             begun=self.job.begun,
@@ -145,7 +145,7 @@ class Curator:
         self.evaluate(self.job.learning.epochs)
         if self.job.keeping.folder is not None:
             self._presentation.save(
-                self.job.keeping.folder / "model.safetensors", self._others.states_in_order
+                self.job.keeping.folder / "model.safetensors", self._others.workers.in_order
             )
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)

@@ -90,10 +90,12 @@ class Inheritance:
 
     def _finish_with_stock(self) -> None:
         """Tests and saves what the others held when an epoch was over, if that is left undone: they have gone on."""
-        reached = [state.account.step for worker, state in self._others.states.items() if worker != LEADER]
+        reached = [
+            state.account.step for worker, state in self._others.workers.states.items() if worker != LEADER
+        ]
         step = max(reached, default=0)
         missing = self._missing(step)
-        stock = stock_of(self._others.states, self._replica.part, step)
+        stock = stock_of(self._others.workers.states, self._replica.part, step)
         if stock is None or missing.is_last or not missing.at_its_end:
             return
         mean = stock.mean.to(self._replica.flat.vector.device)

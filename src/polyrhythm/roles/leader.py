@@ -99,7 +99,7 @@ class Leader:
     def entered(self, state: WorkerState) -> None:
         """Tests and saves what the lost leader did not come to, with the parameters of now."""
         if self._world.rejoins:
-            self._others.states[LEADER] = state
+            self._others.workers.states[LEADER] = state
             self._inheritance.finish(state.account.step)
 
     def step_done(self) -> None:
@@ -112,7 +112,7 @@ class Leader:
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         if isinstance(event, WorkerProgress) and (
-            news := self._others.stragglers.hear(event, self._narrator.paused_s)
+            news := self._others.workers.stragglers.hear(event, self._narrator.paused_s)
         ):
             self._world.emit(news)
         self._others.read()
@@ -123,7 +123,7 @@ class Leader:
         What the lost leader did is not done again, though its successor may have had to take steps again before it.
         """
         last = epoch + 1 == self.job.learning.epochs
-        self._others.states[LEADER] = state
+        self._others.workers.states[LEADER] = state
         self._others.read()
         if last:  # hears the slower ones while they train, and not only once the servers let go
             self._others.wait_for_step(state.account.step)
@@ -140,7 +140,7 @@ class Leader:
 
     def interrupted(self, state: WorkerState) -> None:
         """Saves, once every worker has stopped where it will stop."""
-        self._others.states[LEADER] = state
+        self._others.workers.states[LEADER] = state
         if self._in_step:
             self._others.wait_for_step(state.account.step)
         else:
@@ -152,10 +152,10 @@ class Leader:
 
     def end(self, state: WorkerState) -> None:
         """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
-        self._others.states[LEADER] = state
+        self._others.workers.states[LEADER] = state
         self._others.wait_for_workers()
         self._replica.part.let_go()
-        self._others.wait_for_servers()
+        self._others.servers.wait()
         stopped = self._figures.stopped
         trained_s = self._narrator.trained_s
         if not stopped:

@@ -52,7 +52,7 @@ class RunFigures:
     @property
     def states(self) -> list[WorkerState]:
         """The latest of every worker that is there, in the workers' order."""
-        return self._others.states_in_order
+        return self._others.workers.in_order
 
     @property
     def stopped(self) -> bool:
@@ -91,7 +91,7 @@ class RunFigures:
             return
         cast = self._world.cast
         told = {cast.workers[state.account.worker]: state.account.arrivals for state in self.states}
-        told |= {rank: report["arrivals"] for rank, report in self._others.reports.items()}
+        told |= {rank: report["arrivals"] for rank, report in self._others.servers.reports.items()}
         told[self._world.network.rank] = (
             self._world.arrivals.to_json()
         )  # with what it heard while others left
@@ -111,7 +111,7 @@ class RunFigures:
         """
         job = self.job
         accounts = [state.account for state in self.states]
-        reports = list(self._others.reports.values())
+        reports = list(self._others.servers.reports.values())
         attendance = self._others.attendance
         images = sum(account.session_images for account in accounts) + attendance.images_of_lost
         return {
@@ -129,8 +129,8 @@ class RunFigures:
             **(result.test_figures(found) if found is not None else {}),
             "workers_lost": attendance.lost,
             "workers_joined": attendance.joined,
-            "servers_lost": self._others.servers.losses.lost,
-            "servers_joined": self._others.servers.losses.joined,
+            "servers_lost": self._others.servers.attendance.losses.lost,
+            "servers_joined": self._others.servers.attendance.losses.joined,
             "images_not_seen": 0 if self.stopped else job.begun.left_out + self._images_not_seen(),
             "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
             "staleness": result.staleness_figures(accounts, reports),
@@ -147,7 +147,7 @@ class RunFigures:
             ):  # workers that hold the same take a step that broke again, with all its images
                 lost = result.images_of_broken_rounds(self.job, formation.missed, part.exchanges)
             return lost + result.images_left_out(self.job, formation.absences)
-        reports = list(self._others.reports.values())
+        reports = list(self._others.servers.reports.values())
         not_applied = result.images_not_applied(self.job, self._world.cast, reports)
         not_there = result.images_of_absent(self.job, self._world.cast, reports)
         return result.images_not_seen(self.job, self._steps_done()) + not_applied + not_there
@@ -156,7 +156,7 @@ class RunFigures:
         """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
         done = {state.account.worker: state.account.step for state in self.states}
         for worker, rank in enumerate(self._world.cast.workers):
-            told = [report["steps"] for report in self._others.reports.values()]
+            told = [report["steps"] for report in self._others.servers.reports.values()]
             held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
             done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
         return done
