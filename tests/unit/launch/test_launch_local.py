@@ -17,7 +17,7 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.child import BUG, PEER, REQUEST, RUN
 from polyrhythm.launch.cores import threads_for_worker
 from polyrhythm.launch.ranks import Child, Ranks
-from polyrhythm.launch.watch import verdict
+from polyrhythm.launch.verdict import verdict
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.strategies.cast import Cast
 

@@ -37,8 +37,8 @@ def test_a_guest_and_a_successor_of_worker_0_that_come_at_once_know_of_each_othe
     job = replace(make_job("parameter_server", 2), losses=Losses(restarts=1))
     ranks = SimpleNamespace(job=job, cast=cast_in_order(2, 1), children=[], start=start)
     watch = Watch(ranks, StopWish(), mock.Mock(), mock.Mock())  # type: ignore[arg-type]
-    watch._guests = SimpleNamespace(look=look, present=present)  # type: ignore[assignment]
-    watch._succession.lose(Peer(0, 0), -10.0)
-    watch._start_successors(store)
+    watch._recovery.guests = SimpleNamespace(look=look, present=present)  # type: ignore[assignment]
+    watch._recovery.succession.lose(Peer(0, 0), -10.0)
+    watch._recovery.start_successors(store)
     assert found == [{0: 1}]
     assert told == [{GUEST}]
