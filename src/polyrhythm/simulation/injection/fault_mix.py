@@ -136,7 +136,7 @@ def _kill(cast: Cast, random: Random, length_s: float) -> Fault:
 
 
 def _kills(cast: Cast, random: Random, length_s: float) -> Fault:
-    every_s = _rounded(length_s * random.uniform(0.3, 1))  # so that steps are done in between
+    every_s = _rounded(length_s * random.uniform(0.5, 1))  # so that a group gets through a step in between
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
 
 
