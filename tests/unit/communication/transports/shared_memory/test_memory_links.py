@@ -102,8 +102,11 @@ def pair() -> Iterator[Pair]:
     made = Pair()
     yield made
     made.incoming.close(PATIENCE_S)
-    left = [thread.name for thread in threading.enumerate() if thread not in others]
-    assert not {"reader", "acceptor of this host"}.intersection(left)
+    ours = [thread for thread in threading.enumerate() if thread not in others]
+    left = [thread for thread in ours if thread.name in {"reader", "acceptor of this host"}]
+    for thread in left:  # it may be in its last line
+        thread.join(PATIENCE_S)
+    assert not any(thread.is_alive() for thread in left)
 
 
 @contextmanager
