@@ -120,6 +120,27 @@ def test_every_gradient_counts_once_under_many_seeds(spec: str, seeds: int) -> N
     assert (tried.seeds, tried.failures) == (seeds, ())
 
 
+@pytest.mark.parametrize("at_s", [0.0535, 0.0545, 0.0555, 0.0565])
+def test_a_successor_goes_on_alone_with_what_it_was_handed_when_the_other_dies_before_they_meet(
+    at_s: float,
+) -> None:
+    faults = (
+        f"kill(rank=1, at_s=0.05, restart_after_s=0.001); kill(rank=0, at_s={at_s}, restart_after_s=0.001)"
+    )
+    tried = try_seeds(trial("sgp", workers=2, steps=8, faults=faults), [1])
+    assert (tried.seeds, tried.failures) == (1, ())
+
+
+def test_what_was_handed_on_counts_where_all_are_lost_who_brought_something() -> None:
+    """Three times in a row some of them, worker 1 among them, which alone has had the mean at the end of a round."""
+    faults = (
+        "delay(probability=0.18, seconds=0.00558); delay(probability=0.0176, seconds=0.00217); "
+        "kill(rank=any, every_s=0.0481, restart_after_s=0.0)"
+    )
+    tried = try_seeds(trial("slowmo(steps=3, base=sgp)", steps=8, faults=faults), [241])
+    assert (tried.seeds, tried.failures) == (1, ())
+
+
 def counts_a_copy(self: Any, newest: Any, done: int, step: int) -> int:
     taken = BEFORE[0](self, newest, done, step)
     self._brings = True

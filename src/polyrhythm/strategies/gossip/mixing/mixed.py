@@ -1,7 +1,8 @@
 """Mixed: workers that mix in turns hold what the matrices of their topology say, and lose and double nothing.
 
 Those who begin anew, when one is lost or comes, do so at the mean of what each held after its steps, by their masses,
-with or without what it had learned in the step that broke; from there on the rule holds again.
+with or without what it had learned in the step that broke; from there on the rule holds again. If all are lost who held
+anything, the others begin at what one of them handed on.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ class Mixed(Invariant):
     def _begun_anew(self, event: Regrouped) -> _Company:
         shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
         bringing = {rank: found for rank, found in shares.items() if found}
-        tried = islice(product(*bringing.values()), _MOST_TRIED)
+        tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
         chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
-        if chosen is None:
+        if chosen is None and (bringing or not self._was_handed_on(event.vector)):
             self._refuse(event, "the mean of what those hold who are left, by their masses")
         learned = dict(zip(bringing, [share.learned for share in chosen or ()], strict=True))
         places = [
@@ -126,6 +127,11 @@ class Mixed(Invariant):
             for rank in event.members
         ]
         return _Company(dict(event.members), self._rule(places, event.vector), before=shares)
+
+    def _was_handed_on(self, point: Tensor) -> bool:
+        """Tells whether one of those who are all lost may have held this."""
+        members = self._company.members.items()
+        return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
     def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
         """Gives what a worker may bring; nothing if it has just come."""

@@ -4,6 +4,8 @@
     bring    point = sum_j x_j / sum_j a_j        an all-reduce of the model; a_j: mass, in D-PSGD 1
     take     all have the point                   an all-reduce of a few numbers
 
+Where all who brought something are lost before it was met about, what they handed on is brought in its place.
+
 If the last breaks, those who have heard that all have the point take it, and the others take it when they tell next. So
 what anybody holds is counted once, however often a reunion breaks.
 """
@@ -71,19 +73,24 @@ class Reunion:
             for row in table
         ]
 
-    def meet(self, workers: Communicator, brought: Tensor, mass: float) -> None:
+    def meet(self, workers: Communicator, held: Tensor, mass: float, *, brings: bool = True) -> None:
         """Takes the point that all come to.
 
         Args:
             workers: all that are there, who have told each other how far they have come.
-            brought: `(size,)`, what this worker brings, multiplied by its mass.
-            mass: 0 of who brings nothing.
+            held: `(size,)`, what this worker holds, multiplied by its mass.
+            mass: of it.
+            brings: whether that is its own; else it was handed on, and counts only where nobody brings anything.
 
         Raises:
             PeerLost: somebody is gone.
         """
-        total = torch.cat([brought if mass > 0 else torch.zeros_like(brought), brought.new_tensor([mass])])
+        whole = torch.cat([held, held.new_tensor([mass])])
+        total = whole if brings else torch.zeros_like(whole)
         workers.all_reduce(total)
+        if total[-1] == 0:  # nobody has brought anything, and `whole` is as it was
+            total = whole
+            workers.all_reduce(total)
         self._point = total[:-1].div_(total[-1])
         self._number += 1
         _gathered(workers, [], total)

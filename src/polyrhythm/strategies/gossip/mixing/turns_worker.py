@@ -9,7 +9,7 @@ No turn joins all, so those who are left have come to different steps. They begi
 their masses, as if each had a mass of 1. Who is behind takes its steps up to where the first is without mixing, so no
 step is left out; then all mix by the matrices of the topology for so many (`turns.made_anew`). What a worker has
 learned in a step that broke is in the mean, and not applied again. A successor brings nothing to the mean, and takes
-it.
+it; unless all others are lost before it is made.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TurnsWorker(WorkerPart):
         self._workers = workers
         own = Progress(steps=self._done, presented=self._presented, last=self._ending.last)
         told = self._reunion.tell(workers, own, self._flat.vector)
-        self._reunion.meet(workers, *(self.brought() if self._brings else (self._flat.vector, 0.0)))
+        self._reunion.meet(workers, *self.brought(), brings=self._brings)
         self._mixes_from = max(worker.steps for worker in told)
         self._presented_to_all = max(worker.presented for worker in told)
         self._turns = Turns(made_anew(self._topology, self._check, workers.size), workers)
@@ -94,12 +94,15 @@ class TurnsWorker(WorkerPart):
         self._ending = self._turns.ending(self._delay, min(known, default=None))
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begins as the newest is; or counts its last step, of which the newest has a mean that this one missed."""
+        """Begins as the newest is; or takes its model, and counts the last step, whose mean it has missed."""
         if done < 0:
             self.load_state(newest)
             self._done, self._updated = step, _NEVER
             self._presented = step  # after so many steps it goes on, and is at no presentation
         else:
+            self.begin_at(
+                self._flat.vector
+            )  # the newest's; its own is in that mean, and must not be handed on
             self._done = done + 1
         self._brings = False
         return self._done

@@ -51,14 +51,14 @@ def test_the_point_is_the_mean_by_masses_and_all_hear_how_far_each_has_come() ->
     own = [Progress(steps=4), Progress(steps=6, presented=5), Progress(steps=5, last=9)]
     brought = [
         (torch.tensor([1.0, 2.0]), 0.5),
-        (torch.tensor([7.0, 7.0]), 0.0),
+        (torch.tensor([7.0, 7.0]), 1.0),
         (torch.tensor([5.0, 1.0]), 1.5),
     ]
 
     def body(rank: int, network: Communicator) -> None:
         reunion = Reunion(held[rank].copy_)
         told[rank] = reunion.tell(network, own[rank], held[rank])
-        reunion.meet(network, *brought[rank])
+        reunion.meet(network, *brought[rank], brings=rank != 1)
 
     play(3, body)
     assert told == dict.fromkeys(range(3), own)
@@ -104,6 +104,19 @@ def test_a_point_that_nobody_has_taken_is_forgotten() -> None:
     play(2, body)
     assert sorted(kept) == [0.0, 4.0]
     assert [held[rank].tolist() for rank in range(2)] == [[1.0], [1.0]]  # 4 of a mass of 3, and nothing of 1
+
+
+def test_where_all_are_lost_who_brought_something_what_they_handed_on_counts() -> None:
+    held = {rank: torch.zeros(2) for rank in range(2)}
+    handed_on = [(torch.tensor([1.0, 2.0]), 0.5), (torch.tensor([5.0, 1.0]), 1.5)]
+
+    def body(rank: int, network: Communicator) -> None:
+        reunion = Reunion(held[rank].copy_)
+        reunion.tell(network, Progress(steps=4), held[rank])
+        reunion.meet(network, *handed_on[rank], brings=False)
+
+    play(2, body)
+    assert [vector.tolist() for vector in held.values()] == [[3.0, 1.5]] * 2
 
 
 def test_who_are_left_have_the_same_kind_of_graph_or_a_ring() -> None:
