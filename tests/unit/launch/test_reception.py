@@ -51,11 +51,11 @@ class Run:
     def lose(self, rank: int) -> None:
         self.reception.on_event(WorkerLost(time_s=1, worker=CAST.workers.index(rank), rank=rank, step=7))
 
-    def words(self, to: Peer) -> list[str]:
-        queue, found = f"words/{to.rank}/{to.incarnation}", []
-        while self.store.queue_len(queue):
-            found.append(self.store.queue_pop(queue, False).decode())
-        return found
+    def hears(self, to: Peer, *words: str) -> bool:
+        """Whether it is told these words, which may be on their way, and no others that are there."""
+        queue = f"words/{to.rank}/{to.incarnation}"
+        found = [self.store.queue_pop(queue).decode() for _ in words]
+        return found == list(words) and not self.store.queue_len(queue)
 
     def end(self, outcome: str = "done") -> None:
         self.reception.on_event(RunEnded(time_s=9, outcome=outcome, result={}))
@@ -67,10 +67,11 @@ def run() -> Run:
 
 
 def test_all_are_told_of_places_that_nobody_has_yet_and_of_who_is_lost(run: Run) -> None:
-    assert [run.words(Peer(rank, 0)) for rank in STARTED] == [["4 0"]] * 4
+    assert all(run.hears(Peer(rank, 0), "4 0") for rank in STARTED)
     run.begin()
     run.lose(1)
-    assert [run.words(Peer(rank, 0)) for rank in STARTED] == [["1 0"], [], ["1 0"], ["1 0"]]
+    assert all(run.hears(Peer(rank, 0), "1 0") for rank in (0, 2, 3))
+    assert run.hears(Peer(1, 0))
 
 
 def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None:
@@ -80,11 +81,11 @@ def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None
     assert let_in == []  # the one before lives, as far as anybody knows
     run.lose(1)
     assert let_in == [1]
-    assert run.words(Peer(1, 1)) == ["4 0"]  # whom it would look for in vain
+    assert run.hears(Peer(1, 1), "4 0")  # whom it would look for in vain
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
     run.lose(3)
-    assert run.words(Peer(1, 1)) == ["3 0"]
-    assert run.words(Peer(1, 0)) == ["4 0"]
+    assert run.hears(Peer(1, 1), "3 0")
+    assert run.hears(Peer(1, 0), "4 0")
 
 
 def test_one_that_dies_before_it_takes_part_is_followed_by_the_next(run: Run) -> None:
@@ -97,7 +98,7 @@ def test_one_that_dies_before_it_takes_part_is_followed_by_the_next(run: Run) ->
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
     run.reception.call(1, let_in.append)
     assert let_in == [1, 2, 3]
-    assert run.words(Peer(3, 0)) == ["4 0", "1 0", "1 1", "1 2"]
+    assert run.hears(Peer(3, 0), "4 0", "1 0", "1 1", "1 2")
 
 
 def test_news_of_a_loss_that_is_known_already_loses_nobody_else(run: Run) -> None:
@@ -107,7 +108,7 @@ def test_news_of_a_loss_that_is_known_already_loses_nobody_else(run: Run) -> Non
     run.reception.call(1, let_in.append)
     run.lose(1)  # of the one before
     run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
-    assert run.words(Peer(3, 0)) == ["4 0", "1 0"]
+    assert run.hears(Peer(3, 0), "4 0", "1 0")
 
 
 def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) -> None:
@@ -144,19 +145,19 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(
     place = visit.take_place()
     assert (place.peer, place.parameters, place.cast, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
     run.reception.look()
-    assert run.words(Peer(3, 1)) == ["4 0"]
+    assert run.hears(Peer(3, 1), "4 0")
     said = [event.text for event in run.said if isinstance(event, Notice)]
     assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for who joins"]
     assert said[2].endswith(" takes the place of worker 2 (rank 3)")
     let_in: list[int] = []
     run.reception.call(3, let_in.append)  # its torchrun starts it again, but a guest is there
     assert let_in == []
-    run.words(Peer(0, 0))
+    assert run.hears(Peer(0, 0), "4 0", "3 0")
     visit.leave("its host asked it to")
     while not let_in:
         run.reception.look()
     assert let_in == [2]
-    assert run.words(Peer(0, 0)) == ["3 1"]
+    assert run.hears(Peer(0, 0), "3 1")
     visit.close()
 
 
@@ -174,7 +175,7 @@ class TestCalls:
         with self.calls(run, silence_s=0.05):
             start = gather(self.outside(run, 1))
         assert start.rendezvous.incarnation == 1
-        assert run.words(Peer(3, 0)) == ["4 0", "1 0"]
+        assert run.hears(Peer(3, 0), "4 0", "1 0")
 
     def test_one_that_lives_keeps_its_rank(self, run: Run) -> None:
         run.begin()
