@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.child import child_main
+from polyrhythm.launch.inherited_garbage import left_to_the_parent
 from polyrhythm.launch.meeting_point import MeetingPoint
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
@@ -107,7 +108,8 @@ class Ranks:
             daemon=True,
         )
         try:
-            process.start()
+            with left_to_the_parent():
+                process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:  # spawn sends the job to the child
             raise RequestError(
                 f"workers cannot be given the data or the model ({error}): define classes and functions at the top "
