@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ def has_loaded(process: int, library: str) -> bool:
 def test_it_leaves_at_once_without_a_traceback(library: str, tmp_path: Path) -> None:
     process, terminal = pty.fork()
     if not process:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background have it ignored
         os.chdir(tmp_path)
         os.execv(COMMAND[0], COMMAND)
     wait_for(lambda: has_loaded(process, library), library)  # which happens in the middle of an import
