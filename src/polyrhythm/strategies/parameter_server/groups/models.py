@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.groups.inside_part import Contribution
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
@@ -95,8 +96,12 @@ class Models:
         self._part.break_off()
 
     def regroup(self, group: Communicator) -> None:
-        """Never yet."""
-        raise NotImplementedError
+        """Refuses: in the middle of a round members hold different models, of which the servers know none.
+
+        Raises:
+            RunError: always; a strategy with such groups does not regroup (`Mixed.regroups_apart`).
+        """
+        raise RunError("groups that push rounds do not regroup")
 
     def rest(self) -> Contribution | None:
         """Ends the round under way."""
