@@ -26,11 +26,12 @@ def loop(page: str, name: str) -> str:
     return found[1]
 
 
-def run(page: str, name: str, folder: Path) -> None:
+def run(page: str, name: str, folder: Path) -> dict[str, object]:
+    """Runs a loop, and gives all that it has made, so that none of it ends before the process does."""
     torch.manual_seed(0)
     inputs = torch.randn(POINTS, 6, dtype=torch.float64)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    names = {
+    names: dict[str, object] = {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         "criterion": nn.CrossEntropyLoss(),
@@ -40,9 +41,11 @@ def run(page: str, name: str, folder: Path) -> None:
     (folder / name).mkdir(exist_ok=True)
     os.chdir(folder / name)
     exec(loop(page, name), names)
+    return names
 
 
 if __name__ == "__main__":
     page, folder = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
-    run(page, "before", folder)
-    run(page, "after", folder)
+    kept = [run(page, name, folder) for name in ("before", "after")]
+    sys.stdout.flush()
+    os._exit(0)  # DDP's end waits, with the interpreter's lock, for a thread of gloo's that may want it: a deadlock
