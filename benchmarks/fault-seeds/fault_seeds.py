@@ -22,7 +22,7 @@ import torch
 
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import goes_on_without
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.injection.fault_mix import drawn_death

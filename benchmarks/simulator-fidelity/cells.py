@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.layout import Layout, lay_out

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from polyrhythm.api.average import average
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.export import export
-    from polyrhythm.api.group import Group
     from polyrhythm.api.join import join
+    from polyrhythm.api.loop.group import Group
     from polyrhythm.api.predict import predict
     from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
@@ -54,7 +54,7 @@ _HOMES = {
     "evaluate": "polyrhythm.api.evaluate",
     "export": "polyrhythm.api.export",
     "predict": "polyrhythm.api.predict",
-    "Group": "polyrhythm.api.group",
+    "Group": "polyrhythm.api.loop.group",
     "join": "polyrhythm.api.join",
     "profile": "polyrhythm.api.profile",
     "replay": "polyrhythm.api.replay",

@@ -30,8 +30,8 @@ from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.sharding import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Notice, RunStarted
-from polyrhythm.roles.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.training.checkpoint import latest_checkpoint
 

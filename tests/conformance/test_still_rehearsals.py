@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from conformance.jobs import strategies, strategy, uneven
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.rehearse import piece_of, rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.training.model_sizes import ModelSizes

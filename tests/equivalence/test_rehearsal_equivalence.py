@@ -17,7 +17,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World

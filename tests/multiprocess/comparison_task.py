@@ -48,4 +48,5 @@ if __name__ == "__main__":
     page, folder = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
     kept = [run(page, name, folder) for name in ("before", "after")]
     sys.stdout.flush()
-    os._exit(0)  # DDP's end waits, with the interpreter's lock, for a thread of gloo's that may want it: a deadlock
+    # DDP's end waits, with the interpreter's lock held, for a thread of gloo's that may want that lock: a deadlock.
+    os._exit(0)

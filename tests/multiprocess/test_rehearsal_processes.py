@@ -8,7 +8,7 @@ from conformance.jobs import strategy
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.events import Event
 from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.rehearse import perform, rehearsed
 from polyrhythm.strategies.cast import cast_in_order

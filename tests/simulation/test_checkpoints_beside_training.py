@@ -7,9 +7,10 @@ import pytest
 
 from conformance.jobs import make_job, resumed, simulated
 from polyrhythm.events import CheckpointSaved, Evaluated, Notice
-from polyrhythm.roles import archive, curator
-from polyrhythm.roles.archive import FOLDER
-from polyrhythm.roles.archivist import Archivist
+from polyrhythm.roles.keeping import archive
+from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.keeping.archivist import Archivist
+from polyrhythm.roles.leading import curator
 from polyrhythm.training.best_checkpoint import best_checkpoint
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 

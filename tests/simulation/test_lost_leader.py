@@ -23,8 +23,8 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
-from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.layout import lay_out

@@ -20,10 +20,10 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
-from polyrhythm.roles.archive import Archive
-from polyrhythm.roles.curator import Curator
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.leader import Leader
+from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.leading.curator import Curator
+from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.layout import lay_out

@@ -17,7 +17,7 @@ from polyrhythm.data.seeding import sample_keys
 from polyrhythm.data.sharding import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunStarted, WorkerProgress
-from polyrhythm.roles.archive import Archive
+from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, simulate, simulate_on
 from unit.simulation.clusters import cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.rehearse import rehearse_on

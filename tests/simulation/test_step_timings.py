@@ -12,7 +12,7 @@ from polyrhythm.communication.timed import TimedCommunicator
 from polyrhythm.events import Event, WorkerTimings
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.timings import StepParts
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.rehearse import rehearsed
 from polyrhythm.simulation.run import simulate
 from polyrhythm.simulation.stage import Surroundings

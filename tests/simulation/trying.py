@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.jobs import strategy as strategy_of
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial

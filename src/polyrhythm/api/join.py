@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from polyrhythm.api.group import Group
+from polyrhythm.api.loop.group import Group
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import strategy_from

@@ -18,7 +18,7 @@ from polyrhythm.launch.cores import computing_with
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.recording import Recording, read_recording, recorded_job
+from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Replay
 from polyrhythm.simulation.replay import replay as play
 from polyrhythm.simulation.script import Difference

@@ -15,8 +15,8 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.events import RunEnded, RunStarted
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
-from polyrhythm.roles.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.training.checkpoint import checkpoints
 
 AUTOMATIC = "auto"

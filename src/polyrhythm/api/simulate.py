@@ -21,7 +21,7 @@ from polyrhythm.launch.cores import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster

@@ -9,9 +9,9 @@ from torch import nn
 
 from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.archive import FOLDER
-from polyrhythm.roles.snapshot import Snapshot
-from polyrhythm.roles.worker_state import mean_buffers
+from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.keeping.snapshot import Snapshot
+from polyrhythm.roles.keeping.worker_state import mean_buffers
 from polyrhythm.training.best_checkpoint import best_checkpoint
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters

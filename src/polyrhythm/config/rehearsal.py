@@ -19,7 +19,7 @@ from polyrhythm.data.sharding import steps_per_epoch
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import sizes_of
 

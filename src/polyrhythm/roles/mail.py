@@ -9,12 +9,12 @@ from polyrhythm.data.begun import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.line import Line
-from polyrhythm.roles.member_side import MemberSide
-from polyrhythm.roles.regroup import Regroup
+from polyrhythm.roles.regrouping.member_side import MemberSide
+from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join
-from polyrhythm.roles.worker_state import WorkerState
 from polyrhythm.roles.world import LEADER, Departed, World
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.worker_state import Account
+from polyrhythm.roles.keeping.worker_state import Account
 from polyrhythm.strategies.cast import Cast
 
 

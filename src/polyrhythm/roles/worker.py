@@ -10,16 +10,16 @@ from torch import Tensor
 
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
-from polyrhythm.roles.company import Company
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.leader import Leader
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.mail import Mail
-from polyrhythm.roles.regroup import Member, Regroup, Side
+from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.regroup import Member, Regroup, Side
 from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.welcome import share_untrained
-from polyrhythm.roles.worker_state import Account, WorkerState
 from polyrhythm.roles.world import World
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsal import Rehearsal
-from polyrhythm.roles.rehearser import rehearse
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearser import rehearse
+from polyrhythm.roles.rehearsing.stand_in import as_it_was_sent
 from polyrhythm.roles.server import serve
-from polyrhythm.roles.stand_in import as_it_was_sent
 from polyrhythm.roles.world import StopWish, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.scene import Scene

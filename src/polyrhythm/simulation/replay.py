@@ -19,8 +19,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.recording import Recording
 from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.recording import Recording
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World

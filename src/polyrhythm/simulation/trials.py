@@ -13,7 +13,7 @@ from typing import Any
 
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault import Fault

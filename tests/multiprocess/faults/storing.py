@@ -14,7 +14,7 @@ from multiprocess.faults.seen import Seen
 from polyrhythm.api.faults import Outcome
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.launch.local import run_local
-from polyrhythm.roles.archive import FOLDER
+from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.training.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 
 MEBIBYTE = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.api.group import Group
 from polyrhythm.api.join import join
+from polyrhythm.api.loop.group import Group
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast

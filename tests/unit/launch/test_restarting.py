@@ -11,9 +11,9 @@ from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, Restarted, WorkerProgress
 from polyrhythm.launch.restarting import RankLost, run_restarting
-from polyrhythm.roles.archive import Archive
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.snapshot import Snapshot
+from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.keeping.snapshot import Snapshot
 from polyrhythm.simulation.stage import Surroundings
 
 Emit = Callable[[Event], None]

@@ -8,8 +8,8 @@ import torch
 
 from conformance.jobs import blobs, make_job
 from polyrhythm.data.sharding import batch_indices
+from polyrhythm.roles.keeping.worker_state import Account
 from polyrhythm.roles.result import bytes_per_step, digest, images_not_seen, staleness_figures, train_loss
-from polyrhythm.roles.worker_state import Account
 
 
 def account(worker=0, **changed):

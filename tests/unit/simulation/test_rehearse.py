@@ -8,7 +8,7 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsal import Rehearsal
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.rehearse import rehearse_on, rehearsed
 from polyrhythm.simulation.stage import Surroundings

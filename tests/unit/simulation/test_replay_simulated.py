@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.recording import Recording, recording_of
+from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.simulation.replay import replay, stage
 from polyrhythm.strategies.cast import Cast
 

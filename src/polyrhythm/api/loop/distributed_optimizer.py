@@ -1,0 +1,235 @@
+"""The optimiser that a user's loop calls: it shares out the gradients, and the strategy does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isclose
+from typing import Any
+
+import torch
+
+from polyrhythm.api.loop.beginning import Beginning
+from polyrhythm.api.loop.retaking import Retaking
+from polyrhythm.api.loop.server_states import ServerStates
+from polyrhythm.api.loop.step_weight import StepWeight
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.replica import Replica
+from polyrhythm.strategies.step import Step
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Stands for a user's optimiser, which the strategy runs on workers or servers.
+
+    It has the same `param_groups`, so schedulers of the one and of the other change both. During training only
+    learning rates may change, and those of several groups must keep their ratio. After a step all gradients are zero.
+
+    Args:
+        optimizer: the user's.
+        steps: takes the steps of the replica that it trains.
+        beginning: when the replica starts.
+        weight: knows how much the next step counts.
+        strategy: the strategy's spec, for saved states.
+        servers: their side of saved states, on the worker that leads.
+
+    Attributes:
+        beginning: as given.
+        over: whether the run has ended.
+        steps: that this worker has done.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        steps: Retaking,
+        beginning: Beginning,
+        weight: StepWeight,
+        strategy: str,
+        servers: ServerStates | None = None,
+    ) -> None:
+        self._closed = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.param_groups = optimizer.param_groups  # the list itself, not only its groups
+        self._closed = True
+        self.beginning = beginning
+        self.over = False
+        self.steps = 0
+        self._goes_on_with = 0
+        self._epoch_began_at = 0
+        self._steps = steps
+        self._replica = steps.replica
+        self._weight = weight
+        self._strategy = strategy
+        self._servers = servers
+        self._options = [_options(group) for group in self.param_groups]
+        self._rates = [float(group["lr"]) for group in self.param_groups]
+        self._lead = _first_in_vector(self.param_groups, self._replica)
+        if self._rates[self._lead] == 0 and any(self._rates):
+            raise RequestError(
+                f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
+                "the scheduler after group.distribute"
+            )
+        # A scheduler of the user's own optimiser watches whether that one steps, and would warn that it does not.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Exchanges the gradients and updates the parameters, as the strategy does.
+
+        Where the others have not waited for this worker (`backup_workers`), steps are left out until it is where they
+        are: they change nothing, so that all loops end after as many.
+
+        Args:
+            closure: computes the loss and its gradients; called once, first.
+
+        Returns:
+            What the closure gave.
+
+        Raises:
+            RequestError: an option other than the learning rate has changed, or a ratio of learning rates; or the run
+                is over.
+            RunError: a rank is gone.
+        """
+        if self.over:
+            raise RequestError("the run is over: call optimizer.step inside the `with` of polyrhythm.join")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        rate = self._learning_rate()
+        weight = self._weight.take()
+        if self.start() and self._replica.workers.rank > 0:
+            weight = 0.0  # this gradient was computed before this worker had worker 0's parameters
+        left_out = self.steps < self._goes_on_with
+        if weight == 0 or left_out:
+            self.zero_grad()
+        if not left_out:
+            self._steps.take(Step(self.steps, weight), rate)
+            self._goes_on_with = self._replica.part.next_step(self.steps)
+        self.steps += 1
+        return loss
+
+    def settle(self) -> None:
+        """Finishes what is under way, so that the parameters hold all steps so far.
+
+        A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
+        strategy that updates them only just before their use.
+        """
+        self._steps.bear(self._replica.settle)
+
+    def start(self) -> bool:
+        """Starts the replica if it has not started; gives whether it has done so now."""
+        if not self.beginning.now():
+            return False
+        self.steps = self._epoch_began_at = self.beginning.step
+        return True
+
+    def begin_epoch(self) -> None:
+        """Readies the replica for an epoch: its first, or one more, before which a user may have been evaluating."""
+        if self.start() or self.steps == self._epoch_began_at:
+            return
+        self.settle()
+        self._steps.bear(self._replica.part.catch_up)
+        self._epoch_began_at = self.steps
+
+    def go_on_at(self, step: int) -> None:
+        """Goes on with a step at which the others are, whatever this worker, a successor, was told at its start."""
+        self.steps = self.beginning.step = self._epoch_began_at = step
+        self._steps.go_on_at(step)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Sets all gradients to zero in place; they are never None, whatever `set_to_none` says."""
+        self._replica.flat.gather_gradients()
+        self._replica.flat.zero_gradients()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives this worker's state: the options of all groups, and what its strategy needs to go on.
+
+        That of the worker that leads holds the servers' as well (parameters, optimisers, clocks) while a run goes on.
+
+        Returns:
+            Tensors, numbers and texts in dicts and lists, which `torch.load` reads with `weights_only`.
+        """
+        tensors, facts = self._replica.part.state()
+        servers = []
+        if self._servers is not None and self.beginning.past and not self.over:
+            servers = self._servers.ask()
+        return {
+            "servers": servers,
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
+            ],
+            "strategy": self._strategy,
+            "steps": self.steps,
+            "tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()},
+            "facts": facts,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave; every worker must, before its first step.
+
+        Where it is the leader's, servers go on from theirs: their parameters then count, not those of worker 0.
+
+        Raises:
+            RequestError: training has begun, or the state is of another strategy or other groups.
+        """
+        if self.beginning.past:
+            raise RequestError("training has begun: load the optimizer's state right after group.distribute")
+        if state_dict.get("strategy") != self._strategy:
+            given = state_dict.get("strategy", "a plain optimizer")
+            raise RequestError(
+                f"the state is of {given}, not of {self._strategy}: join with the same strategy"
+            )
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise RequestError(
+                f"the state has {len(groups)} param groups, the optimizer {len(self.param_groups)}: make it as it was"
+            )
+        if self._servers is not None and state_dict.get("servers"):
+            self._servers.give(state_dict["servers"])
+        if state_dict["tensors"] or state_dict["facts"]:
+            self._replica.part.load_state((state_dict["tensors"], state_dict["facts"]))
+        for group, options in zip(self.param_groups, groups, strict=True):
+            group.update(options)
+        self.beginning.step = self.steps = state_dict["steps"]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: the parameters have been shared out.
+
+        Raises:
+            RequestError: always, once the optimiser has been made.
+        """
+        if self._closed:
+            raise RequestError(
+                "param groups cannot be added to a distributed optimizer: add them before distribute"
+            )
+        super().add_param_group(param_group)
+
+    def _learning_rate(self) -> float:
+        """Gives that of the group which leads, to which the strategy keeps the others' ratio."""
+        lead = float(self.param_groups[self._lead]["lr"])
+        for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
+            for key, value in options.items():
+                if group[key] != value:
+                    raise RequestError(
+                        f"{key} of param group {number} changed from {value} to {group[key]}: during training only "
+                        "the learning rate may (OneCycleLR and CyclicLR: pass cycle_momentum=False)"
+                    )
+            self._check_ratio(number, float(group["lr"]), lead)
+        return lead
+
+    def _check_ratio(self, number: int, rate: float, lead: float) -> None:
+        base, other = self._rates[self._lead], self._rates[number]
+        if rate != lead if base == other else not isclose(rate * base, lead * other, rel_tol=1e-6):
+            raise RequestError(
+                f"param groups {self._lead} and {number} began with learning rates {base:g} and {other:g} and are "
+                f"now at {lead:g} and {rate:g}: let their ratio be as it was"
+            )
+
+
+def _first_in_vector(groups: list[dict[str, Any]], replica: Replica) -> int:
+    """Gives the group of the first trained number: its learning rate is what an optimiser on the vector is told."""
+    starts = {view.parameter: view.start for view in replica.flat.views}
+    return min(range(len(groups)), key=lambda number: min(starts[each] for each in groups[number]["params"]))
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}

@@ -1,0 +1,184 @@
+"""What a worker of a user's loop has to do with the others, beside the steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+
+import torch
+
+from polyrhythm.api.loop.bulletin import Bulletin
+from polyrhythm.api.loop.course import Course
+from polyrhythm.api.loop.desk import LoopDesk
+from polyrhythm.api.loop.entry import LoopEntry
+from polyrhythm.api.loop.epochs import Epochs
+from polyrhythm.api.loop.leader import LoopLeader, meets_every_step
+from polyrhythm.api.loop.member import LoopMember
+from polyrhythm.api.loop.seat import Seat
+from polyrhythm.api.loop.server_states import ServerStates
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.errors import RunError
+from polyrhythm.events import Event, Notice, ServerLost
+from polyrhythm.launch.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY
+from polyrhythm.launch.places import Place, Places
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.regroup import Member
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+
+class Fellowship:
+    """One worker's.
+
+    Args:
+        strategy: how the workers share the work.
+        world: where this rank is.
+        home: this rank's connections.
+
+    Attributes:
+        bulletin: where workers leave word for each other.
+        course: how far this worker's loop has come.
+        desk: where it hears of others.
+        entry: how it comes among them.
+        epochs: of its loop.
+        workers: how many share the present epoch, or the last one.
+    """
+
+    def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
+        self.course = Course()
+        self._strategy = strategy
+        self._world = world
+        self._store = home.rendezvous.store
+        ranks = world.cast.workers
+        self._worker = ranks.index(world.network.rank)
+        self.workers = len(ranks)
+        self._replica: Replica | None = None
+        self._leader = LoopLeader(world, strategy, self._welcome, self._tell) if world.leads else None
+        self.desk: LoopDesk = self._leader or LoopMember(
+            world, strategy, tells=not meets_every_step(strategy, len(ranks))
+        )
+        self.bulletin = Bulletin(self._store, self.desk.heed)
+        self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
+        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self.course, self._leader)
+        self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
+        self._company: Company | None = None
+        if self._leader is not None:
+            self._leader.awaited = self._awaited
+            self._leader.whole = lambda rank, incarnation: self.bulletin.tell(
+                f"{WHOLE_KEY}/{rank}/{incarnation}", ""
+            )
+
+    @property
+    def server_states(self) -> ServerStates | None:
+        """The servers' side of saved states, on the worker that leads."""
+        if self._leader is None or not self._world.cast.servers:
+            return None
+        return ServerStates(self._world, self._strategy, self._leader.ask_servers)
+
+    def take(self, replica: Replica) -> Company:
+        """Takes the replica among those of the others."""
+        self._replica = replica
+        member = Member(self._worker, replica.part, replica.flat, _stay, _stay)
+        self._company = Company(self._world, self._strategy, replica.workers, member, self.desk)
+        return self._company
+
+    def seat(self, shard: int, epoch: int) -> Seat:
+        """An iteration over a shard begins: gives this worker's share of it.
+
+        Raises:
+            RunError: the others do without this worker.
+        """
+        trains = torch.is_grad_enabled()  # else it is an evaluation
+        if trains and self.course.optimizer is not None:
+            self.course.optimizer.begin_epoch()
+        present: tuple[int, ...] | None = self.epochs.present
+        if present is None:
+            here = json.dumps(self.entry.present()[0])
+            present = tuple(json.loads(self.bulletin.decide(f"script/deal/{shard}/{epoch}", here)))
+        if self._worker not in present:
+            raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
+        self.workers = len(present)
+        taken = 0
+        if trains:
+            taken, self.entry.leaves_out = self.entry.leaves_out, 0
+        return Seat(present.index(self._worker), len(present), taken)
+
+    def took(self, taken: int, of: int) -> None:
+        """So many batches of an epoch have been taken, for training."""
+        self.desk.took(taken, of)
+
+    def say_who_may_come(self) -> None:
+        """Tells the launcher whether a successor of a lost worker would find its way into the loop."""
+        if self._leader is not None:
+            self.bulletin.tell(ADMITS_KEY, self._why_nobody())
+
+    def tell_unseen(self, *, final: bool = False) -> None:
+        """Says what lost workers have not taken of their shares, unless successors take it.
+
+        Args:
+            final: whether nobody comes any more.
+        """
+        if self._leader is None:
+            return
+        places = self._places.read()
+        for worker, left, of in self._leader.unseen:
+            never = not self._leader.is_there(worker) if final else places[worker] is Place.GONE
+            if self.entry.waits or never:
+                many = "the last" if self._leader.knows else "at most"
+                _say(
+                    f"of worker {worker}, which is lost, {many} {left} of its {of} batches of an epoch are not seen"
+                )
+        self._leader.unseen.clear()
+
+    def leave(self, replica: Replica, steps: int) -> Counter[int]:
+        """Leaves with all others; the replica then holds the run's final model.
+
+        Returns:
+            How many gradients were applied at which staleness, as far as this worker knows.
+        """
+        assert self._company is not None, "something has been distributed"
+        self._company.end()
+        account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
+        staleness = Counter(replica.part.staleness)
+        staleness.update(self.desk.leave(WorkerState.of(replica, account, {}, to_resume=False), replica))
+        self.tell_unseen(final=True)
+        if self._leader is not None:
+            self.bulletin.tell(OVER_KEY, "")
+        return staleness
+
+    def _why_nobody(self) -> str:
+        assert self.course.optimizer is not None, "a loop has something to train"
+        strategy = self._strategy
+        in_step = strategy.in_step(len(self._world.cast.workers))
+        if in_step and not self.entry.waits:
+            return f"its place stays empty, since {strategy} lets nobody in again in a loop of your own"
+        scheduled = any("initial_lr" in group for group in self.course.optimizer.param_groups)
+        if scheduled and not self.course.kept:
+            return (
+                "its place stays empty, since a successor would not know the learning rate: hand the scheduler on, "
+                "`group.epochs(n, scheduler)`"
+            )
+        return ""
+
+    def _awaited(self) -> tuple[int, ...]:
+        return self.epochs.present or tuple(range(len(self._world.cast.workers)))
+
+    def _welcome(self) -> Welcome:
+        assert self._replica is not None, "a successor comes when training has begun"
+        return Welcome(self._replica.untrained, 0.0)
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
+            _say(event.text)
+
+
+def _stay(*_: object) -> None:
+    """Keeps the share of the epoch under way: the next one is dealt out anew."""
+
+
+def _say(text: str) -> None:
+    print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

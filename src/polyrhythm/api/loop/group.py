@@ -1,0 +1,223 @@
+"""A group of workers around a loop of the user's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.api.loop.beginning import Beginning
+from polyrhythm.api.loop.bulletin import Posted
+from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
+from polyrhythm.api.loop.fellowship import Fellowship
+from polyrhythm.api.loop.kept_state import Kept
+from polyrhythm.api.loop.retaking import Retaking
+from polyrhythm.api.loop.shard import Shard, batches_of
+from polyrhythm.api.loop.step_weight import StepWeight
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.config.assemble import warn_of
+from polyrhythm.errors import LetGo, RequestError, RunError
+from polyrhythm.launch.meeting import FAILED_KEY, LET_GO_KEY
+from polyrhythm.launch.patience import speaking_up
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+class Group:
+    """This worker's end of a group; made by `join`, used in a `with`.
+
+    At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without a
+    word and the error goes on; once its process has ended, others that wait for it get `RunError`. A worker that is
+    killed is done without where the strategy can: the others go on, and the next epoch is shared out among them.
+
+    Args:
+        strategy: how the workers share the work.
+        world: where this rank is.
+        home: this rank's connections.
+
+    Attributes:
+        rank: index of this worker, whoever else is lost.
+        leads: whether this worker is the one to print and to save.
+        staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
+    """
+
+    def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
+        self.rank = world.cast.workers.index(world.network.rank)
+        self.leads = world.leads
+        self.staleness: Counter[int] = Counter()
+        self._strategy = strategy
+        self._world = world
+        self._home = home
+        self._weight = StepWeight()
+        self._fellows = Fellowship(strategy, world, home)
+        self._replica: Replica | None = None
+        self._optimizer: DistributedOptimizer | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers share the present epoch, or the last one; at first how many were started."""
+        return self._fellows.workers
+
+    def distribute(
+        self, model: _Model, optimizer: torch.optim.Optimizer
+    ) -> tuple[_Model, DistributedOptimizer]:
+        """Ties a model and its optimiser to those of the other workers.
+
+        All workers get worker 0's parameters at the model's first use in training; weights loaded until then count.
+
+        Args:
+            model: changed in place: its parameters become views of one vector. On its final device.
+            optimizer: over the model's parameters, which it must treat number by number, as SGD and Adam do.
+
+        Returns:
+            The same model, and the optimiser to be used from now on.
+
+        Raises:
+            RequestError: model or optimiser cannot be distributed, or one has been.
+        """
+        if self._replica is not None:
+            raise RequestError("a group distributes one model: put several into one nn.Module")
+        if self._strategy.cuts_network:
+            raise RequestError(
+                f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
+                "polyrhythm.train, or join with synchronous"
+            )
+        replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
+        fellows = self._fellows
+        company = fellows.take(replica)
+        made = DistributedOptimizer(
+            optimizer,
+            Retaking(replica, company),
+            Beginning(replica, lambda step: fellows.entry.begin(replica, company, step)),
+            self._weight,
+            str(self._strategy),
+            fellows.server_states,
+        )
+        if self.leads:
+            warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
+            made.register_step_post_hook(lambda *_: fellows.desk.heed())
+        self._optimizer = fellows.course.optimizer = made
+        return model, made
+
+    def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
+        """Gives the epochs that this worker has a share of: all of them, unless it is the successor of a lost one.
+
+            for epoch in group.epochs(20, scheduler):
+                for x, y in shard:
+                    …
+
+        `range(count)` would do, but a successor would begin at 0; so without this nobody takes a lost worker's place.
+
+        Args:
+            count: of epochs.
+            *kept: what a successor must have from the others: learning-rate schedulers, and whatever else has a
+                `state_dict` of numbers and texts and a `load_state_dict`.
+
+        Raises:
+            RequestError: there is no optimiser yet, or the run is over.
+        """
+        optimizer = self._optimizer
+        if optimizer is None or optimizer.over:
+            raise RequestError(
+                "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
+            )
+        self._fellows.course.kept = kept
+        self._fellows.say_who_may_come()
+        for epoch in self._fellows.epochs.through(count, optimizer.start):
+            self._fellows.tell_unseen()
+            yield epoch
+
+    def shard(self, loader: Iterable[Any]) -> Shard:
+        """Gives this worker's share of a loader; all workers must call it at the same place of their programs.
+
+        - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
+          N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
+          cover everything. A sampler that shuffles does so anew each epoch, the same on all; one of your own must
+          draw from torch's generators. Where fewer images than workers are left, some worker sees one of the others'
+          images in a step whose gradient does not count.
+        - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
+          workers: each takes every N-th batch, and all stop after the last whole round.
+
+        Without a worker that is lost, N is smaller from the next epoch on, and an epoch has more steps.
+        """
+        number = self._fellows.course.next_shard
+        workers = len(self._world.cast.workers)
+        posted = Posted(self._fellows.bulletin, f"script/shard/{number}", self.rank, workers)
+        made = Shard(batches_of(loader, posted), self._weight, self._fellows, number)
+        self._fellows.course.add(made)
+        return made
+
+    def average(self, value: float | Tensor, weight: float = 1.0) -> float:
+        """Gives the mean of the workers' values, the same on all; returns when all workers have called it.
+
+        In a strategy that lets workers go at their own pace, the k-th call of a worker meets the k-th of the
+        others, so the faster ones wait here for the slowest: call it once an epoch or at the end. Nobody waits for a
+        worker that is lost.
+
+        Args:
+            value: this worker's.
+            weight: how much it counts, such as the images behind it.
+        """
+        if self._optimizer is not None and self._optimizer.over:
+            raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
+        course = self._fellows.course
+        number, course.averages = course.averages, course.averages + 1
+        part = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
+        total = self._fellows.desk.mean(number, part)
+        return float(total[0] / total[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+            return
+        own, store = self._home.rendezvous.own, self._home.rendezvous.store
+        with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
+            if isinstance(error, LetGo):
+                store.set(f"{LET_GO_KEY}/{own.rank}/{own.incarnation}", "")
+            elif not isinstance(
+                error, RunError
+            ):  # that would be what this worker has noticed of another's end
+                store.set(FAILED_KEY, str(own.rank))
+
+    def _finish(self) -> None:
+        if self._replica is None or self._optimizer is None:
+            raise RequestError(
+                "nothing was distributed: call group.distribute(model, optimizer) inside the `with`"
+            )
+        self._home.rendezvous.store.set(f"script/left/{self.rank}", "")
+        with speaking_up(self._who_is_missing):
+            self._optimizer.start()
+            self._optimizer.settle()
+            self.staleness = self._fellows.leave(self._replica, self._optimizer.steps)
+            self._optimizer.over = True
+            self._home.close()
+
+    def _who_is_missing(self) -> str:
+        store = self._home.rendezvous.store.clone()  # the other thread may be waiting on the store itself
+        missing = [
+            str(worker)
+            for worker, rank in enumerate(self._world.cast.workers)
+            if not (store.check([f"script/left/{worker}"]) or self._home.is_lost(rank))
+        ]
+        return (
+            f"worker {self.rank} has left the loop after {self._steps()} steps and waits for worker "
+            f"{', '.join(missing)} to leave"
+            if missing
+            else ""
+        )
+
+    def _steps(self) -> int:
+        return 0 if self._optimizer is None else self._optimizer.steps

@@ -1,0 +1,207 @@
+"""The leader's desk in a loop of a user's own: it adds up what workers average, and lets successors in.
+
+worker ── MEAN, its part ──▶ leader: waits for all who are there ── MEAN, the sum ──▶ all
+       ── BROKEN ──────────▶         calls those who wait for it: BROKEN ──▶ they break off as well
+successor ── JOIN ─────────▶         where workers go in step it waits at the door until an epoch begins
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from torch import Tensor
+
+from polyrhythm.api.loop.final_model import FinalModel
+from polyrhythm.api.loop.member import LOOP_TAG
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import Event, WorkerLost
+from polyrhythm.roles.keeping.worker_state import WorkerState
+from polyrhythm.roles.leading.correspondence import Correspondence
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.regrouping.formation import Broken, Formation
+from polyrhythm.roles.regrouping.regroup import Regroup
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
+
+
+class LoopLeader:
+    """The leader's; see `LoopDesk`.
+
+    Args:
+        world: where this rank is.
+        strategy: says which losses can be borne.
+        welcome: makes what a successor is given.
+        tell: is told of losses, and of what servers say.
+
+    Attributes:
+        awaited: gives the workers that a mean waits for, as long as they are there.
+        whole: is told of the rank and incarnation of a successor that has all shards of a lost server.
+        knows: whether it can tell how many batches each worker has taken, without having been told.
+        unseen: of lost workers, their indices with the batches that they had not taken of how many.
+    """
+
+    def __init__(
+        self, world: World, strategy: Strategy, welcome: Callable[[], Welcome], tell: Callable[[Event], None]
+    ) -> None:
+        self.awaited: Callable[[], Collection[int]] = lambda: range(len(world.cast.workers))
+        self.whole: Callable[[int, int], None] = lambda rank, incarnation: None
+        self.unseen: list[tuple[int, int, int]] = []
+        self._world = world
+        self._tell = tell
+        self.knows = meets_every_step(strategy, len(world.cast.workers))
+        self._regroups = strategy.regroups(len(world.cast.workers))
+        ledger = Ledger.of(len(world.cast.workers))
+        self._others = Correspondence(replace(world, emit=tell), strategy, self._hear_event, welcome, ledger)
+        self._others.takes = self._take
+        self._control = world.control()
+        self._regroup: Regroup | None = None
+        self._parts: dict[int, dict[int, Tensor]] = {}
+        self._means: dict[int, Tensor] = {}
+        self._taken: dict[int, tuple[int, int]] = {}
+        self._at_door: dict[int, int] = {}
+
+    @property
+    def side(self) -> LoopLeader:
+        """It makes the formations."""
+        return self
+
+    @property
+    def due(self) -> bool:
+        """Whether a worker waits for the next formation."""
+        return self._others.assembly.muster.due
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Lets workers regroup while this one waits for them."""
+        self._regroup = regroup
+        self._others.mend = regroup.mend
+
+    def first_formation(self) -> Formation:
+        """Makes the first one of a leader that has just come."""
+        return self._others.assembly.first_formation()
+
+    def next_formation(self, word: Broken) -> Formation:
+        """Calls those who wait for the leader, and makes the next formation."""
+        call = Message(Kind.BROKEN, version=word.round, tag=LOOP_TAG)
+        for worker in self._others.attendance.present - {LEADER}:
+            self._send(worker, call)
+        return self._others.assembly.next_formation(word)
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Never: without worker 0 the loops end."""
+        return False
+
+    def heed(self) -> None:
+        """Takes what has arrived: it must not pile up, and a successor waits for an answer."""
+        self._others.read()
+
+    def mean(self, number: int, total: Tensor) -> Tensor:
+        """Adds up what all who are there have sent; tells everyone."""
+        parts = self._parts.setdefault(number, {})
+        parts[LEADER] = total
+        present = self._others.attendance.present
+        self._wait(lambda: all(worker in parts for worker in self.awaited() if worker in present))
+        found = sum((parts[worker] for worker in sorted(parts)[1:]), parts[LEADER].clone())
+        self._means[number] = found
+        for worker in sorted(parts)[1:]:
+            self._answer(worker, number)
+        del self._parts[number]
+        return found
+
+    def took(self, taken: int, of: int) -> None:
+        """Notes it."""
+        self._taken[LEADER] = taken, of
+
+    def is_there(self, worker: int) -> bool:
+        """Whether a worker, or a successor of it, takes part."""
+        return worker in self._others.attendance.present
+
+    def admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
+        """Lets successors in that wait at the door, or are about to; gives whether there was one.
+
+        Args:
+            workers: their indices.
+            gone: whether one has died meanwhile.
+        """
+        let_in = False
+        for worker in workers:
+            rank = self._world.cast.workers[worker]
+            while rank not in self._at_door and not gone(worker):
+                self.heed()
+                self._world.clock.sleep(0.002)
+            if rank in self._at_door:
+                self._others.enter(rank, self._at_door.pop(rank))
+                let_in = True
+        return let_in
+
+    def ask_servers(self) -> list[State]:
+        """Asks for the state of every shard."""
+        return self._others.servers.ask()
+
+    def leave(self, state: WorkerState, replica: Replica) -> Counter[int]:
+        """Waits for the last states of all who are there, gives all the final model, and lets the servers go."""
+        self._others.workers.states[LEADER] = state
+        self._others.wait_for_workers()
+        states = self._others.workers.states
+        model = FinalModel.made_of(replica.flat.vector, [states[worker].buffers for worker in sorted(states)])
+        model.give(replica)
+        message = model.message(LOOP_TAG)
+        for worker in sorted(states)[1:]:
+            self._send(worker, message)
+        replica.part.let_go()
+        self._others.servers.wait()
+        staleness: Counter[int] = Counter()
+        for report in self._others.servers.reports.values():
+            staleness.update({int(age): count for age, count in report["staleness"].items()})
+        return staleness
+
+    def _wait(self, enough: Callable[[], bool]) -> None:
+        while not enough():
+            if self._regroup is not None and self.due:
+                self._regroup.mend()
+            else:
+                self._others.read_until(lambda: enough() or (self._regroup is not None and self.due))
+
+    def _take(self, source: int, message: Message) -> bool:
+        if message.kind is Kind.JOIN and self._regroups and source in self._world.cast.workers:
+            self._at_door[source] = message.version
+            return True
+        if message.kind is Kind.JOIN and source in self._world.cast.servers:
+            self.whole(source, message.version)
+        if message.kind not in (Kind.MEAN, Kind.TAKEN):
+            return False
+        worker = self._world.cast.workers.index(source)
+        if message.kind is Kind.TAKEN:
+            self._taken[worker] = message.step, message.version
+        elif message.step in self._means:  # a successor comes to one that is over
+            self._answer(worker, message.step)
+        elif message.tensor is not None:
+            self._parts.setdefault(message.step, {})[worker] = message.tensor
+        return True
+
+    def _hear_event(self, event: Event) -> None:
+        """Notes what a lost worker had not taken of its share, as it said last, or as all have."""
+        if isinstance(event, WorkerLost):
+            whose = LEADER if self.knows else event.worker
+            taken, of = self._taken.get(whose, (0, 0))
+            if taken < of:
+                self.unseen.append((event.worker, of - taken, of))
+        self._tell(event)
+
+    def _answer(self, worker: int, number: int) -> None:
+        self._send(worker, Message(Kind.MEAN, self._means[number], step=number, tag=LOOP_TAG))
+
+    def _send(self, worker: int, message: Message) -> None:
+        with suppress(PeerLost):  # as is heard where something is received from it
+            self._control.send(self._world.cast.workers[worker], message)
+
+
+def meets_every_step(strategy: Strategy, workers: int) -> bool:
+    """Whether all workers take their batches together, so that who leads knows how many each has taken."""
+    return strategy.in_step(workers) and strategy.round_steps(workers) == 1

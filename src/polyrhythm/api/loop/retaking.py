@@ -1,0 +1,112 @@
+"""Steps that are taken again when another worker is lost in the middle of one, with the gradients that were there.
+
+    backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange, with those who are left
+
+A user's loop cannot be asked for the gradients again, and an exchange may have changed some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from polyrhythm.errors import PeerLost
+from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.replica import Replica
+from polyrhythm.strategies.step import Step
+
+_NONE = Step(-1)
+
+
+class Retaking:
+    """Takes the steps of a user's loop, each until it is taken.
+
+    Args:
+        replica: whose steps.
+        company: the others.
+
+    Attributes:
+        replica: as given.
+    """
+
+    def __init__(self, replica: Replica, company: Company) -> None:
+        self.replica = replica
+        self._company = company
+        self._kept: Tensor | None = None
+        self._fresh: Tensor | None = None
+        self._step = _NONE
+        self._rate = 0.0
+        replica.bear = self.bear
+
+    def take(self, step: Step, learning_rate: float) -> None:
+        """Exchanges the gradients and updates the parameters.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        if not self._company.regroups:
+            self._finish(step, learning_rate)
+            return
+        if self.replica.part.hears_use:  # the step before may not be whole, and its gradients are still kept
+            self.bear(self.replica.part.settle)
+        self._keep()
+        self._step, self._rate = step, learning_rate
+        self._company.step = step.number
+        if self._company.bear(partial(self._finish, step, learning_rate)) is None:
+            self._again()
+        self._company.step = step.number + 1
+
+    def go_on_at(self, step: int) -> None:
+        """Goes on with a step."""
+        self._company.step = step
+
+    def bear(self, act: Callable[[], object]) -> None:
+        """Does something with the others between two exchanges; if that breaks, they regroup and it is left out.
+
+        A step that was half made is taken again. Gradients of the next one, which may be there already, stay.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        if not self._company.regroups:
+            act()
+            return
+        if self._company.bear(partial(self._saving, act)):
+            return
+        fresh, self._fresh = self._fresh, None
+        self._again()
+        while not self._company.bear(partial(self._saving, self.replica.settle)):
+            self._again()
+        if fresh is not None:
+            self.replica.flat.gradients.copy_(fresh)
+
+    def _saving(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except PeerLost:
+            if self._fresh is None:
+                self.replica.flat.gather_gradients()
+                self._fresh = self.replica.flat.gradients.clone()
+            raise
+        return True
+
+    def _again(self) -> None:
+        """Takes the latest step again, as often as that breaks; not if somebody has handed its update on."""
+        while self._kept is not None and self._company.step <= self._step.number:
+            self.replica.flat.gradients.copy_(self._kept)
+            if self._company.bear(partial(self._finish, self._step, self._rate)) is not None:
+                self._company.step = self._step.number + 1
+
+    def _finish(self, step: Step, learning_rate: float) -> bool:
+        self.replica.begin(step)
+        return self.replica.finish(learning_rate)
+
+    def _keep(self) -> None:
+        flat = self.replica.flat
+        flat.gather_gradients()
+        if self._kept is None:
+            self._kept = flat.gradients.clone()
+        else:
+            self._kept.copy_(flat.gradients)

@@ -1,0 +1,1 @@
+"""What the worker that leads does beside learning: it tests, saves, and speaks for the run."""

@@ -1,0 +1,256 @@
+"""What the other ranks tell the leader: events, states and last reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_json
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import Event, WorkerProgress, from_json
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.leading.roll import Roll
+from polyrhythm.roles.leading.server_desk import ServerDesk
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.line import TAG
+from polyrhythm.roles.regrouping.assembly import Assembly
+from polyrhythm.roles.regrouping.introductions import Introductions
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
+
+
+class Correspondence:
+    """The leader's side of the control messages.
+
+    Where the strategy goes on without a worker, nobody waits for one that is lost, and a successor is welcome.
+
+    Args:
+        world: where the leader is.
+        strategy: says which losses can be borne.
+        say: takes the leader's own events, whose times it sets.
+        welcome: makes what a successor is given.
+        ledger: of the run, which a successor of the leader has from that one.
+
+    Attributes:
+        attendance: of the workers.
+        workers: what each has handed in.
+        servers: what they have said.
+        assembly: of the workers, for the next formation.
+        mend: lets workers regroup; set where they do.
+        introductions: what a new leader hears of who is there.
+        takes: is offered every message first, and says whether it has taken it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        say: Callable[[Event], None],
+        welcome: Callable[[], Welcome],
+        ledger: Ledger,
+    ) -> None:
+        self._world = world
+        self._strategy = strategy
+        self._control = world.control()
+        self._welcome = welcome
+        self.attendance = ledger.attendance
+        self.workers = Roll(world.cast.workers, ledger.attendance, say)
+        self.servers = ServerDesk(world, strategy, ledger.servers, say, self.read_until)
+        self._behind: set[int] = set()
+        self._regroups = strategy.regroups(len(world.cast.workers))
+        self.assembly = Assembly(world, self)
+        self.introductions = Introductions()
+        self.mend: Callable[[], None] | None = None
+        self.takes: Callable[[int, Message], bool] = lambda source, message: False
+
+    def hand_out(
+        self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
+    ) -> None:
+        """Sends every other rank the state that it resumes from.
+
+        Args:
+            workers: every other's state.
+            servers: the state of every shard.
+            behind: workers that have done fewer steps than the leader.
+        """
+        self._behind.update(behind)
+        for server, rank in enumerate(self._world.cast.servers):
+            for shard in self._strategy.holds(server):
+                self._control.send(rank, Message(Kind.STATE, pack_tensors(*servers[shard])))
+        for worker, state in workers.items():
+            message = state.message()._replace(step=int(worker in behind))
+            self._send(self._world.cast.workers[worker], message)
+
+    def take_over(self) -> None:
+        """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
+        incarnation = self._world.incarnation
+        self.workers.see(LEADER, incarnation)
+        word = Message(Kind.LEAD, version=incarnation, tag=TAG)
+        for rank in range(self._world.network.size):
+            if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
+                self._control.start(partial(self.send_if_there, rank, word))
+
+    def await_untrained(self) -> dict[str, Tensor] | None:
+        """Waits until a worker has said what it holds that nobody trains; gives it, or None where nobody can.
+
+        Newcomers wait for their welcome meanwhile, of which that is a part; see `welcome_all`.
+        """
+        known, present = self.introductions, self.attendance.present
+        known.hold_back()
+        self.read_until(lambda: known.untrained is not None or known.none_left(present))
+        return known.untrained
+
+    def welcome_all(self) -> None:
+        """Lets in who has asked for it while this leader could not."""
+        for rank, incarnation in self.introductions.held_back():
+            self.enter(rank, incarnation)
+
+    def await_introductions(self) -> None:
+        """Waits until all who are there have said so to this new leader, and handed in again what they last had."""
+        self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
+
+    def let_leave(self) -> None:
+        """Lets everyone leave whose last words are here, and were kept by who said them until now."""
+        if self._world.goes_on_without(LEADER, self._strategy):
+            for worker in self.workers.states:
+                if worker != LEADER:
+                    self.send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
+
+    def read(self) -> None:
+        """Takes what has arrived."""
+        while self._hear(self._control.poll):
+            pass
+
+    def read_until(self, enough: Callable[[], bool]) -> None:
+        """Takes what arrives until there is enough."""
+        while not enough():
+            self._hear(self._control.receive)
+
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has said its last words."""
+        return self.workers.is_final(worker)
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until every worker has handed in its state of this step, or was stopped before it.
+
+        A successor that servers let go on where its predecessor was may be behind who waits here, and wait for it.
+        """
+        waits = self._strategy.in_step(len(self._world.cast.workers)) and not self._regroups
+        behind = self._behind if waits else set()
+        self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
+
+    def wait_for_stop(self) -> None:
+        """Waits until every worker has stopped early, or left because it was done."""
+        self._wait_for_all(lambda account: account.stopped or account.final)
+
+    def wait_for_workers(self) -> None:
+        """Waits for the last words of every worker."""
+        self._wait_for_all(lambda account: account.final)
+
+    def _wait_for_all(self, done: Callable[[Account], bool], but: Collection[int] = ()) -> None:
+        """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
+        states = self.workers.states
+        while not all(
+            worker in but or (worker in states and done(states[worker].account))
+            for worker in self.attendance.present
+        ):
+            if self.mend is not None and self.assembly.muster.due:
+                self.mend()
+            else:
+                self._hear(self._control.receive)
+
+    def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
+        """Takes a message, or the news of a loss; gives whether there was either."""
+        try:
+            found = get()
+        except PeerLost as loss:
+            if not self._world.goes_on_without(loss.rank, self._strategy):
+                raise
+            if loss.rank in self._world.cast.servers:
+                self.servers.lose(loss.rank)
+            else:
+                self._strike_off(loss.rank)
+            return True
+        if found is not None and not self.takes(*found):
+            self._take(*found)
+        return found is not None
+
+    def _strike_off(self, rank: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        self.introductions.lose(worker)
+        if worker in self.attendance.present and self.is_final(worker):
+            self.assembly.left.add(worker)
+        elif worker in self.attendance.present:
+            self.assembly.muster.lose(worker)
+            self.workers.lose(worker)
+
+    def _ask_to_enter(self, rank: int, incarnation: int) -> None:
+        worker = self._world.cast.workers.index(rank)
+        if self.introductions.hear_newcomer(worker, rank, incarnation):
+            self.enter(rank, incarnation)
+
+    def enter(self, rank: int, incarnation: int) -> None:
+        """Welcomes a successor of a lost worker; where workers go in step, it waits for the next formation."""
+        worker = self._world.cast.workers.index(rank)
+        self.workers.see(worker, incarnation)
+        self.workers.states.pop(worker, None)
+        self._send(rank, self._welcome().message())
+        if self._regroups:
+            self.assembly.muster.enter(worker, incarnation)
+        else:
+            self._behind.add(worker)
+
+    def _meet(self, source: int, message: Message) -> None:
+        """Hears a worker introduce itself."""
+        worker = self._world.cast.workers.index(source)
+        self.workers.see(worker, message.version)
+        if message.version or message.step:
+            self._behind.add(worker)
+        self.introductions.hear(worker, message)
+
+    def _take(self, source: int, message: Message) -> None:
+        if message.kind is Kind.JOIN and source in self._world.cast.servers:
+            self.servers.enter(source)
+            return
+        if message.kind is Kind.JOIN:
+            self._ask_to_enter(source, message.version)
+            return
+        if message.kind is Kind.LEAD:
+            self._meet(source, message)
+            return
+        assert message.tensor is not None, "every other control message carries a payload"
+        if message.kind is Kind.BROKEN:
+            self.assembly.muster.hear(self._world.cast.workers.index(source), message)
+        elif message.kind is Kind.EVENT:
+            self._pass_on(from_json(unpack_json(message.tensor)))
+        elif message.kind is Kind.REPORT or source in self._world.cast.servers:
+            self.servers.hear(source, message)
+        else:
+            state = WorkerState.from_message(message)
+            self.workers.states[state.account.worker] = state
+            if self._regroups and state.account.stopped and state.account.final:
+                self._world.stop.wish()  # after a step that the others may have to take again
+
+    def _pass_on(self, event: Event) -> None:
+        if isinstance(event, WorkerProgress):
+            self.attendance.note(event)
+        self._world.emit(event)
+        if isinstance(event, WorkerProgress) and (news := self.workers.stragglers.hear(event)):
+            self._world.emit(news)
+
+    def send_if_there(self, rank: int, message: Message) -> None:
+        """Sends, unless that rank is lost."""
+        with suppress(PeerLost):  # as is heard where something is received from it
+            self._control.send(rank, message)
+
+    def _send(self, rank: int, message: Message) -> None:
+        try:
+            self._control.send(rank, message)
+        except PeerLost:
+            if not self._world.goes_on_without(rank, self._strategy):
+                raise

@@ -1,0 +1,163 @@
+"""Who tests and saves what a run has learned.
+
+A test's result goes with the checkpoint that is saved after it, by which the best one is known.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyrhythm.events import Evaluated
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.keeping.archivist import Archivist
+from polyrhythm.roles.keeping.snapshot import Snapshot
+from polyrhythm.roles.leading.correspondence import Correspondence
+from polyrhythm.roles.leading.narrator import Narrator
+from polyrhythm.roles.leading.presentation import Presentation
+from polyrhythm.roles.leading.taking_over import inherit_average, tested_before
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+
+
+class Curator:
+    """The leader's.
+
+    Args:
+        job: what is learned.
+        world: where the leader is.
+        replica: the leader's.
+        others: what it has been told.
+        narrator: says what was tested and saved.
+        ledger: of the run so far.
+
+    Attributes:
+        job: what is learned, with what others did of it.
+        found: by the newest test, if there was one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        world: World,
+        replica: Replica,
+        others: Correspondence,
+        narrator: Narrator,
+        ledger: Ledger,
+    ) -> None:
+        self.job = job
+        self._world = world
+        self._replica = replica
+        self._others = others
+        self._narrator = narrator
+        self._presentation = Presentation(job, replica)
+        self._archive = Archive(job) if job.keeping.folder is not None else None
+        self._archivist = self._employed()
+        self.found = tested_before(ledger)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self._archivist is not None
+
+    @property
+    def averages(self) -> bool:
+        """Whether the moving average of the weights is what is tested."""
+        return self._presentation.average is not None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the checkpoint that was loaded."""
+        return [] if self._archive is None else self._archive.remarks
+
+    def load(self) -> Snapshot:
+        """Reads the newest checkpoint, and goes on with its average."""
+        assert self._archive is not None, "a resumed run has a folder"
+        snapshot = self._archive.load()
+        if self._presentation.average is not None and snapshot.average:
+            self._presentation.average.load_state_dict(snapshot.average)
+        return snapshot
+
+    def inherit(self) -> None:
+        """Goes on with the lost leader's average of the weights, as far as it is known."""
+        if self._presentation.average is not None:
+            inherit_average(self._presentation.average, self._archive, self._replica)
+
+    def step_done(self) -> None:
+        """Keeps the weight average, for which the step must be over."""
+        if self._archivist is not None:
+            self._archivist.look()
+        if self._presentation.average is not None:
+            self._replica.settle()
+            self._presentation.average.update(self._replica.flat.vector)
+
+    def evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
+        """Tests the model.
+
+        Args:
+            epoch: epochs that are over.
+            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
+        """
+        with self._world.activity.doing("testing the model", takes_long=True):
+            found = self._presentation.evaluate(self._others.workers.in_order, presented)
+        self.found = found
+        self._narrator.say(
+            Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
+        )
+
+    def snapshot(self, epoch: int, step: int, presented: Tensor | None = None) -> Snapshot | None:
+        """Copies the run's state, if it is kept; what workers and servers hand in is a copy already.
+
+        Args:
+            epoch: epochs that are over.
+            step: steps that the leader has done.
+            presented: `(size,)`, the parameters that were tested, where they are not the replica's.
+        """
+        if self._archivist is None:
+            return None
+        self._archivist.wait()  # before there is one more copy
+        average = {} if self._presentation.average is None else self._presentation.average.state_dict()
+        return Snapshot(
+            epoch=epoch,
+            step=step,
+            seconds=self._narrator.total_s,
+            parameters=self._replica.flat.vector.detach().to("cpu", copy=True),
+            workers=dict(self._others.workers.states),
+            servers=self._others.servers.ask(),
+            average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
+            presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
+            begun=self.job.begun,
+        )
+
+    def save(self, snapshot: Snapshot | None, *, tested: bool = False) -> None:
+        """Has the run's state written.
+
+        Args:
+            snapshot: nothing of it may change any more; None: it is not kept.
+            tested: whether the newest test was of this model.
+        """
+        if self._archivist is not None and snapshot is not None:
+            self._archivist.begin(snapshot, self.found.top1 if tested and self.found is not None else None)
+
+    def finish(self) -> None:
+        """Tests and saves the final model."""
+        self.evaluate(self.job.learning.epochs)
+        if self.job.keeping.folder is not None:
+            self._presentation.save(
+                self.job.keeping.folder / "model.safetensors", self._others.workers.in_order
+            )
+        if self._archivist is not None and self.found is not None:
+            self._archivist.tested(self.found.top1)
+
+    def wait(self) -> None:
+        """Waits until no checkpoint is under way."""
+        if self._archivist is not None:
+            self._archivist.wait()
+
+    def _employed(self) -> Archivist | None:
+        if self._archive is None or not self.job.keeping.checkpoints:
+            return None
+        return Archivist(
+            self._archive, self._world.activity, self._narrator.say, beside=self._world.pace.live
+        )

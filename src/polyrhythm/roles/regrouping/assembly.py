@@ -1,0 +1,106 @@
+"""The leader's way to the next formation: it waits for everyone who is there, and tells all who goes on.
+
+Who has left, or is about to, is not waited for. But a leader that has just come holds nothing, and at the very end
+there may be nobody else to have it from: those who only wait for leave to go take part once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.line import TAG
+from polyrhythm.roles.regrouping.formation import NOTHING, Broken, Formation
+from polyrhythm.roles.regrouping.muster import Muster
+from polyrhythm.roles.world import World
+
+
+class Hearing(Protocol):
+    """What the leader hears and says; a part of its desk.
+
+    Attributes:
+        attendance: of the workers.
+    """
+
+    attendance: Attendance
+
+    def read(self) -> None:
+        """Takes what has arrived."""
+
+    def read_until(self, enough: Callable[[], bool]) -> None:
+        """Takes what arrives until there is enough."""
+
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has said its last words."""
+
+    def send_if_there(self, rank: int, message: Message) -> None:
+        """Sends, unless that rank is lost, as will be heard."""
+
+
+class Assembly:
+    """One leader's; see `Side`.
+
+    Args:
+        world: where it is.
+        hearing: what it hears.
+
+    Attributes:
+        muster: who waits.
+        left: workers that have left in good order.
+    """
+
+    def __init__(self, world: World, hearing: Hearing) -> None:
+        self._world = world
+        self._hearing = hearing
+        self.muster = Muster(len(world.cast.workers), world.incarnation)
+        self.left: set[int] = set()
+
+    @property
+    def due(self) -> bool:
+        """Whether a worker waits for the next formation."""
+        self._hearing.read()
+        return self.muster.due
+
+    def first_formation(self) -> Formation:
+        """Makes the first one of a leader that has just come."""
+        return self.next_formation(Broken(round=0, done=NOTHING, incarnation=self._world.incarnation))
+
+    def next_formation(self, word: Broken) -> Formation:
+        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
+        awaited, called = self._staying, set[int]()
+        if word.done == NOTHING:
+            awaited = self._there
+
+        def complete() -> bool:
+            if word.done == NOTHING and self.muster.called:
+                called.update(self._call_back(but=called))
+            return self.muster.complete(awaited())
+
+        self._hearing.read_until(complete)
+        formation = self.muster.form(word.done, awaited())
+        for worker in formation.workers[1:]:
+            self._hearing.send_if_there(self._world.cast.workers[worker], formation.message())
+        return formation
+
+    def _staying(self) -> set[int]:
+        """Gives the workers that are there, and have not said that they leave."""
+        present = self._hearing.attendance.present
+        return {worker for worker in present if not self._hearing.is_final(worker)}
+
+    def _there(self) -> set[int]:
+        """Gives the workers that are there."""
+        return self._hearing.attendance.present - self.left
+
+    def _call_back(self, but: set[int]) -> set[int]:
+        """Calls those who were through with this leader's last formation, and only wait for leave to go."""
+        through = {
+            worker
+            for worker in self.muster.formation.workers
+            if worker not in but and self._hearing.is_final(worker) and not self.muster.waits(worker)
+        }
+        for worker in through:
+            word = Message(Kind.LEAD, version=self._world.incarnation, tag=TAG)
+            self._hearing.send_if_there(self._world.cast.workers[worker], word)
+        return through

@@ -1,0 +1,95 @@
+"""Regrouping apart: those who are left of a worker's group go on with each other, and other groups take no notice.
+
+member                                 server (`GroupServer`)
+a collective of the group breaks       hears of the loss, or a successor asks to be let in
+gives up what was under way ─────────▶ waits for this word of all of the group who are there
+◀───────────────────────────────────── who goes on together
+all: begin anew at what the servers have of the group
+"""
+
+from __future__ import annotations
+
+from polyrhythm.communication.transports.collective_broken import UNKNOWN_RANK
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.roles.regrouping.formation import NOTHING_DONE
+from polyrhythm.roles.regrouping.regroup import Member
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+_MOST_IN_VAIN = 100
+
+
+class GroupRegroup:
+    """One worker's way from formation to formation of its group.
+
+    Args:
+        world: where this rank is.
+        strategy: which `regroups_apart`.
+        member: what it brings.
+
+    Attributes:
+        step: steps that this worker has done; kept by its loop.
+        over: whether its group has done all that there is to do.
+    """
+
+    def __init__(self, world: World, strategy: Strategy, member: Member) -> None:
+        self.step = NOTHING_DONE
+        self.over = False
+        self._world = world
+        self._strategy = strategy
+        self._member = member
+        self._in_vain = 0
+
+    def bears(self, loss: PeerLost) -> bool:
+        """Whether a worker is lost which others can do without; the loss of a server is not to be mended here."""
+        if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
+            return True
+        workers = self._world.cast.workers
+        return loss.rank in workers and self._world.goes_on_without(loss.rank, self._strategy)
+
+    def look(self, step: int) -> None:
+        """Breaks off if somebody waits to be let into the group; called before a step.
+
+        Args:
+            step: its number.
+
+        Raises:
+            PeerLost: so it is.
+        """
+        self._in_vain = 0
+        if self._member.part.due:
+            raise PeerLost(self._world.network.rank, "letting a worker in")
+
+    def mend(self) -> None:
+        """Goes on with those of the group who are there.
+
+        Raises:
+            PeerLost: somebody is gone whom the run needs.
+            RunError: it has been tried again and again, and no step came of it.
+        """
+        self._reassemble(enters=False)
+
+    def enter(self) -> None:
+        """Waits to be let in, as a successor.
+
+        Raises:
+            PeerLost: somebody is gone whom the run needs, or the run is ending.
+        """
+        self._reassemble(enters=True)
+
+    def _reassemble(self, *, enters: bool) -> None:
+        while True:
+            self._in_vain += 1
+            if self._in_vain > _MOST_IN_VAIN:
+                raise RunError(f"a group has regrouped {_MOST_IN_VAIN} times, and no step came of it")
+            try:
+                found = self._member.part.reassemble(enters=enters)
+                break
+            except PeerLost as loss:
+                if not self.bears(loss):
+                    raise
+            enters = False  # it has been let in, and another was lost since
+        self.step, self.over = found.step, found.over
+        if not found.over:
+            place = found.there.index(self._member.worker)
+            self._member.stands_in(found.absent, place, len(found.there))

@@ -1,0 +1,206 @@
+"""Rehearsing: a worker's steps without a model, data or results, so that only time and traffic are left.
+
+    learning     begin ─▶ forward, backward of a network ─▶ gradients_ready ─▶ …  ─▶ test, save
+    rehearsing   begin ─▶ the time that both would take  ─▶ gradients_ready ─▶ …
+
+The strategy's parts run unchanged, on a `StandIn` for the model.
+"""
+
+from __future__ import annotations
+
+from polyrhythm.events import WorkerProgress
+from polyrhythm.roles.keeping.worker_state import Account
+from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.regroup import Member
+from polyrhythm.roles.rehearsing.desk import rehearsal_desk
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.step_timer import NoTimer
+from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import WorkerSetting
+
+_NO_LOSS = float("nan")
+
+
+def _stay(place: int, present: int) -> None:
+    """Goes on with the same batches among others: who is lost does not make a step longer."""
+
+
+def _stay_alone(absent: tuple[int, ...], place: int, present: int) -> None:
+    """Does the same where others of a group are lost."""
+
+
+def rehearse(rehearsal: Rehearsal, world: World) -> None:
+    """Takes all steps of one worker, or fewer if someone wants to stop.
+
+    Args:
+        rehearsal: what to take them of.
+        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
+            and figures of the run.
+    """
+    _Rehearser(rehearsal, world.timed() if rehearsal.timings else world).run()
+
+
+class _Rehearser:
+    """One worker."""
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        assert not world.pace.live, "nothing is computed here, so the pace must draw the time that it takes"
+        self._rehearsal = rehearsal
+        self._world = world
+        self._flat = rehearsal.stand_in.flat()
+        workers = world.workers()
+        self._worker = workers.rank
+        plan = rehearsal.plan(self._flat)
+        setting = WorkerSetting(
+            world.network,
+            workers,
+            world.cast,
+            self._flat,
+            plan,
+            rehearsal.steps,
+            rehearsal.still,
+            rehearsal.sizes.head,
+            rehearsal.batch_size,
+            world.rejoins,
+            world.incarnation,
+            world.leader_returns,
+        )
+        self._part = rehearsal.strategy.worker(setting)
+        self._announces = self._part.hears_buckets and workers.size > 1
+        listens = self._announces or self._part.hears_use
+        self._shares = rehearsal.sizes.shares if listens else ()
+        self._tally = Tally(self._worker, world.clock)
+        self._desk = rehearsal_desk(rehearsal, world)
+        member = Member(self._worker, self._part, self._flat, _stay, _stay_alone)
+        self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
+        self._regroups = self._company.regroups
+        self._bytes_sent = 0
+        # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
+        self._network, self._pace, self._stop = world.network, world.pace, world.stop
+        self._now = world.clock.now
+        self._timer = None if isinstance(world.timer, NoTimer) else world.timer
+        self._steps_in_all, self._epoch_steps = rehearsal.steps, rehearsal.steps_per_epoch
+        self._report_steps, self._learning_rate = rehearsal.steps_per_report, rehearsal.learning_rate
+
+    def run(self) -> None:
+        if self._company.let_in:
+            self._desk.ask_to_enter()
+        start = self._company.start(0)
+        self._desk.begin(start)
+        # All rehearsed ranks that may have successors share one clock, which began with the run.
+        elapsed_s = self._world.clock.now() if self._world.rejoins else 0.0
+        self._tally.begin(elapsed_s)
+        self._world.timer.start(elapsed_s)
+        if start:  # a successor says at once that it is there
+            self._report(start)
+        step, stopped = self._steps(start)
+        self._company.end()
+        self._desk.end(self._account(step, stopped), self._part.let_go)
+        self._part.close()
+
+    def _steps(self, start: int) -> tuple[int, bool]:
+        """Takes the steps; gives how many are done, and whether it was stopped before the last."""
+        done, stopped = start, self._company.over
+        while done < self._rehearsal.steps and not stopped:
+            taken = self._company.bear(lambda: self._go_on(done))  # noqa: B023
+            done, stopped = taken or (self._company.step, self._company.over)
+        return done, stopped and done < self._rehearsal.steps
+
+    def _go_on(self, done: int) -> tuple[int, bool]:
+        """Takes steps until all are done or someone wants to stop; gives the same as `_steps`."""
+        stop = False
+        while done < self._rehearsal.steps and not stop:
+            done, stop = self._advance(done)
+        return done, stop
+
+    def _advance(self, before: int) -> tuple[int, bool]:
+        """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
+        stop = self._step(before)
+        done, steps = self._part.next_step(before), self._steps_in_all
+        done = steps if done > steps else done
+        if self._regroups:
+            self._company.step = done
+        last = done == steps
+        epoch_over = done // self._epoch_steps > before // self._epoch_steps
+        progress = None
+        if last or stop or done // self._report_steps > before // self._report_steps:
+            progress = self._report(done)
+        if epoch_over or stop:
+            self._settle()
+        if self._timer is not None:
+            self._timer.end_step(done)
+        if progress is not None:
+            self._tell_timings(progress)
+        if not (stop or last):
+            if epoch_over:
+                self._part.present()
+                self._part.catch_up()
+            if self._regroups:
+                self._company.look(done)
+        return done, stop
+
+    def _step(self, number: int) -> bool:
+        """Takes a step; gives whether to stop."""
+        rehearsal, network, part, timer = self._rehearsal, self._network, self._part, self._timer
+        if timer is not None:
+            timer.begin()
+        images = rehearsal.images(self._worker, number)
+        step = Step(number, images / rehearsal.batch_size, self._stop.wished)
+        sent_before = network.bytes_sent
+        part.begin(step)
+        if images:
+            self._pace.forward(self._shares, self._use)
+            if not rehearsal.still:
+                rehearsal.gradient(self._worker, number, self._flat.gradients)
+            self._pace.backward(self._shares, self._announce)
+            if timer is not None:
+                timer.lap("backward")
+        computed_at = self._now()
+        stop = part.gradients_ready(step, self._learning_rate)
+        if timer is not None:
+            timer.lap("update")
+        if not rehearsal.still:
+            self._flat.zero_gradients()
+        self._bytes_sent += network.bytes_sent - sent_before
+        self._tally.add(images, _NO_LOSS, self._now() - computed_at)
+        return stop
+
+    def _settle(self) -> None:
+        sent_before = self._world.network.bytes_sent
+        self._part.settle()
+        self._bytes_sent += self._world.network.bytes_sent - sent_before
+
+    def _use(self, bucket: int) -> None:
+        if self._part.hears_use:
+            self._part.before_use(bucket)
+
+    def _announce(self, bucket: int) -> None:
+        if self._announces:
+            self._part.bucket_ready(bucket)
+
+    def _report(self, done: int) -> WorkerProgress:
+        epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
+        progress = self._tally.say(epoch, done, self._rehearsal.learning_rate)
+        self._desk.progress(progress)
+        return progress
+
+    def _tell_timings(self, progress: WorkerProgress) -> None:
+        in_step = self._rehearsal.strategy.in_step(self._rehearsal.workers)
+        if timings := self._world.timer.say(progress, in_step=in_step):
+            self._desk.progress(timings)
+
+    def _account(self, step: int, stopped: bool) -> Account:
+        return Account(
+            worker=self._worker,
+            step=step,
+            session_steps=self._tally.steps,
+            session_images=self._tally.images,
+            epoch_images=0,
+            epoch_loss=0.0,
+            bytes_sent=self._bytes_sent,
+            staleness={str(key): count for key, count in self._part.staleness.items()},
+            stopped=stopped,
+            final=True,
+        )

@@ -1,0 +1,193 @@
+"""Dealing a loader's batches out: tables by hand, and the plain loader with a batch size N times as large."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from polyrhythm.api.loop.dealing import DealtLoader
+from polyrhythm.api.loop.seat import Seat
+from polyrhythm.errors import RequestError
+
+
+@dataclass
+class Member:
+    """One worker's place in a group whose broadcasts carry what worker 0 had."""
+
+    rank: int
+    size: int
+    heard: list[Tensor]
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        if self.rank == root:
+            self.heard.append(tensor.clone())
+        else:
+            tensor.copy_(self.heard.pop(0))
+
+
+def numbers(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def deal(workers: int, make: Any) -> list[DealtLoader]:
+    """Makes all workers' loaders, each from a loader of its own, as in separate processes."""
+    heard: list[Tensor] = []
+    dealt = [DealtLoader(make(), Member(0, workers, heard))]  # type: ignore[arg-type]
+    for rank in range(1, workers):
+        dealt.append(DealtLoader(make(), Member(rank, workers, list(heard))))  # type: ignore[arg-type]
+    return dealt
+
+
+def seen(loader: DealtLoader, epoch: int = 0) -> list[tuple[list[int], float]]:
+    return [(batch[0].tolist(), weight) for batch, weight in loader.epoch(epoch)]
+
+
+def test_the_table_of_the_module() -> None:
+    dealt = deal(3, lambda: DataLoader(numbers(14), batch_size=2))
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 3], 1.0), ([6, 9], 1.0), ([12], 0.5)],
+        [([1, 4], 1.0), ([7, 10], 1.0), ([13], 0.5)],
+        [([2, 5], 1.0), ([8, 11], 1.0), ([12], 0.0)],
+    ]
+    assert [len(loader) for loader in dealt] == [3, 3, 3]
+
+
+def test_a_ragged_last_step_is_dropped_if_the_loader_drops_it() -> None:
+    dealt = deal(3, lambda: DataLoader(numbers(14), batch_size=2, drop_last=True))
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 3], 1.0), ([6, 9], 1.0)],
+        [([1, 4], 1.0), ([7, 10], 1.0)],
+        [([2, 5], 1.0), ([8, 11], 1.0)],
+    ]
+    assert len(dealt[0]) == 2
+
+
+def test_those_who_are_left_share_an_epoch_out_among_themselves() -> None:
+    _, second, third = deal(3, lambda: DataLoader(numbers(10), batch_size=2))
+    second.seat, third.seat = Seat(0, 2), Seat(1, 2)
+    assert [seen(second, 1), seen(third, 1)] == [
+        [([0, 2], 1.0), ([4, 6], 1.0), ([8], 0.5)],
+        [([1, 3], 1.0), ([5, 7], 1.0), ([9], 0.5)],
+    ]
+    assert (len(second), len(third)) == (3, 3)
+
+
+def test_a_successor_loads_only_what_is_left_of_its_share() -> None:
+    loaded: list[int] = []
+
+    class Noted(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            loaded.append(index)
+            return super().__getitem__(index)
+
+    _, second = deal(2, lambda: DataLoader(Noted(torch.arange(13)), batch_size=2))
+    second.seat = Seat(1, 2, taken=2)
+    assert seen(second) == [([9, 11], 1.0), ([12], 0.0)]
+    assert loaded == [9, 11, 12]
+
+
+@pytest.mark.parametrize("loading_processes", [0, 1])
+def test_a_seeded_shuffle_is_that_of_one_worker_with_the_whole_batch_size(loading_processes: int) -> None:
+    gc.collect()  # stores that other tests have left must not be torn down in a forked process
+
+    def make(batch_size: int) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(7)
+        return DataLoader(
+            numbers(45), batch_size, shuffle=True, generator=generator, num_workers=loading_processes
+        )
+
+    plain = make(10)
+    dealt = deal(2, lambda: make(5))
+    orders = []
+    for epoch in range(2):
+        whole = [sorted(batch[0].tolist()) for batch in plain]
+        shares = [seen(loader, epoch) for loader in dealt]
+        assert [sorted(a + b) for (a, _), (b, _) in zip(*shares, strict=True)] == whole
+        assert [weight for _, weight in shares[1]] == [1, 1, 1, 1, 2 / 5]
+        orders.append(whole)
+    assert orders[0] != orders[1]
+
+
+def test_a_shuffle_from_the_global_generator_is_the_same_on_all_and_new_each_epoch() -> None:
+    seeds = iter([11, 22])
+
+    def make() -> DataLoader[Any]:
+        torch.manual_seed(next(seeds))  # separate processes have different global generators
+        return DataLoader(numbers(32), batch_size=4, shuffle=True)
+
+    first, second = deal(2, make)
+    epochs = []
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        one = seen(first, epoch)
+        torch.manual_seed(100)
+        before = torch.get_rng_state()
+        two = seen(second, epoch)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert sorted(number for batch, _ in one + two for number in batch) == list(range(32))
+        epochs.append([batch for batch, _ in one])
+    assert epochs[0] != epochs[1]
+    assert [batch for batch, _ in seen(first, 0)] == epochs[0]  # an epoch is a function of its number
+
+
+def test_a_weighted_sampler_keeps_its_weights() -> None:
+    weights = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    dealt = deal(2, lambda: DataLoader(numbers(4), 5, sampler=WeightedRandomSampler(weights.tolist(), 40)))
+    counted = Counter(number for loader in dealt for batch, _ in seen(loader) for number in batch)
+    assert set(counted) == {1, 3}
+    assert counted.total() == 40
+
+
+def test_batches_of_a_batch_sampler_are_taken_in_turns() -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(numbers(14), batch_sampler=[[0, 1, 2], [3], [4, 5], [6, 7], [8]])
+
+    dealt = deal(2, make)
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 1, 2], 1.0), ([4, 5], 1.0)],
+        [([3], 1.0), ([6, 7], 1.0)],
+    ]
+    assert len(dealt[0]) == 2
+
+
+def test_a_sampler_of_whole_batches_without_collation_is_taken_in_turns() -> None:
+    def make() -> DataLoader[Any]:
+        sampler = BatchSampler(SequentialSampler(range(9)), 2, drop_last=False)
+        return DataLoader(numbers(9), batch_size=None, sampler=sampler)
+
+    dealt = deal(2, make)
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 1], 1.0), ([4, 5], 1.0)],
+        [([2, 3], 1.0), ([6, 7], 1.0)],
+    ]
+
+
+def test_the_other_settings_of_the_loader_stay() -> None:
+    dealt = deal(
+        2,
+        lambda: DataLoader(numbers(8), 2, collate_fn=lambda items: [torch.stack([i[0] for i in items]) * 10]),
+    )
+    assert seen(dealt[1]) == [([10, 30], 1.0), ([50, 70], 1.0)]
+
+
+def test_loaders_that_cannot_be_shared_out_are_refused() -> None:
+    data = numbers(10)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0)
+    with pytest.raises(RequestError, match="DistributedSampler"):
+        deal(2, lambda: DataLoader(data, 2, sampler=sampler))
+    with pytest.raises(RequestError, match="do not make one step of 3 workers"):
+        deal(3, lambda: DataLoader(data, 4, drop_last=True))

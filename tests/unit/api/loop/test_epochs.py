@@ -1,0 +1,115 @@
+"""Whose epochs are whose: marks that whoever comes first leaves, and successors who come to them later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+from polyrhythm.api.loop.bulletin import Bulletin
+from polyrhythm.api.loop.course import Course
+from polyrhythm.api.loop.epochs import Begun, Epochs, begun_key
+
+
+class Scripted:
+    """An entry whose answers are given, and which notes what it is told."""
+
+    def __init__(self, present: Sequence[int], begins: Begun | None = None, waits: bool = False) -> None:
+        self.rejoins = begins is not None
+        self.waits = waits
+        self.now: tuple[list[int], list[int]] = list(present), []
+        self.told: list[Any] = []
+        self._begins = begins
+
+    def present(self) -> tuple[list[int], list[int]]:
+        return self.now
+
+    def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
+        self.told += [("let in", begun.epoch, *entering)] if entering else []
+
+    def entered(self) -> Begun:
+        assert self._begins is not None
+        return self._begins
+
+    def go_on(self, begun: Begun) -> None:
+        self.told.append(("go on", begun.epoch))
+
+
+class Loop:
+    """A worker's loop, as far as epochs see it."""
+
+    def __init__(self, store: Any, worker: int, entry: Scripted) -> None:
+        self.course = Course()
+        self.course.optimizer = SimpleNamespace(steps=0, param_groups=[{"lr": 0.1}])  # type: ignore[assignment]
+        self.entry = entry
+        self.bulletin = Bulletin(store, lambda: None)
+        self.epochs = Epochs(worker, self.bulletin, self.course, entry)
+
+    def through(self, count: int) -> Iterator[int]:
+        """Takes four steps and an average an epoch."""
+        for epoch in self.epochs.through(count, lambda: None):
+            yield epoch
+            self.course.averages += 1
+            assert self.course.optimizer is not None
+            self.course.optimizer.steps += 4
+
+
+def test_who_comes_first_says_who_has_a_share() -> None:
+    store = dist.HashStore()
+    first, second = (Loop(store, worker, Scripted([0, 1, 2])) for worker in (0, 1))
+    one, other = first.through(2), second.through(2)
+    assert next(one) == 0
+    second.entry.now = [0, 1], []  # it has heard of a loss meanwhile
+    assert next(other) == 0
+    assert first.epochs.present == second.epochs.present == (0, 1, 2)
+    assert next(other) == 1
+    assert next(one) == 1
+    assert first.epochs.present == second.epochs.present == (0, 1)
+    assert list(one) == list(other) == []
+    assert first.epochs.present is None
+    assert first.bulletin.told(begun_key(0)) == Begun(0, 1, 4).to_text()
+
+
+def test_a_successor_begins_with_the_epoch_of_its_predecessor_and_misses_those_without_a_share() -> None:
+    store = dist.HashStore()
+    leader = Loop(store, 0, Scripted([0, 1]))
+    steps = leader.through(5)
+    assert [next(steps), next(steps)] == [0, 1]
+    leader.entry.now = [0], []
+    assert next(steps) == 2
+    successor = Loop(store, 1, Scripted([0, 1], begins=Begun(0, 1, 4)))
+    own = successor.through(5)
+    assert next(own) == 1
+    assert (successor.entry.told, successor.course.averages) == ([("go on", 1)], 1)
+    leader.entry.now = [0, 1], []
+    assert next(steps) == 3
+    assert next(own) == 3
+    assert successor.course.averages == leader.course.averages == 3
+    assert [*steps, *own] == [4, 4]
+
+
+def test_a_successor_hears_that_the_others_have_left_the_loop_early() -> None:
+    store = dist.HashStore()
+    leader = Loop(store, 0, Scripted([0]))
+    for epoch in leader.through(9):
+        if epoch == 2:
+            break
+    successor = Loop(store, 1, Scripted([0, 1], begins=Begun(0, 1, 4)))
+    assert list(successor.through(9)) == []
+    assert successor.course.averages == leader.course.averages == 2
+
+
+def test_a_loop_that_the_predecessor_was_through_with_is_not_begun_again() -> None:
+    store = dist.HashStore()
+    leader = Loop(store, 0, Scripted([0, 1]))
+    assert list(leader.through(2)) == [0, 1]
+    second = leader.through(3)
+    leader.entry.now = [0, 1], [1]
+    assert next(second) == 0
+    assert leader.entry.told == [("let in", 0, 1)]
+    successor = Loop(store, 1, Scripted([0, 1], begins=Begun(1, 0, 8), waits=True))
+    assert list(successor.through(2)) == []
+    assert next(successor.through(3)) == 0
+    assert successor.course.averages == 2

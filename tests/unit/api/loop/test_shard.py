@@ -1,0 +1,109 @@
+"""A worker's share of a stream, epochs, and how much a step counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from polyrhythm.api.loop.seat import Seat
+from polyrhythm.api.loop.shard import EveryNth, Shard
+from polyrhythm.api.loop.step_weight import StepWeight
+
+
+class Weighted:
+    """Batches 0, 1, 2 of every epoch, with weights 1, 1 and 0.5."""
+
+    seat = Seat(0, 1)
+
+    def __len__(self) -> int:
+        return 3
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
+        yield from [((epoch, 0), 1.0), ((epoch, 1), 1.0), ((epoch, 2), 0.5)]
+
+
+class Diary:
+    """A host that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+        self.seats: list[tuple[int, int]] = []
+
+    def seat(self, shard: int, epoch: int) -> Seat:
+        self.seats.append((shard, epoch))
+        return Seat(0, 1)
+
+    def took(self, taken: int, of: int) -> None:
+        self.heard.append((taken, of))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(11))
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_each_takes_every_nth_and_all_stop_after_the_last_whole_round(worker: int) -> None:
+    share = EveryNth(range(11), worker, 3)
+    assert list(share.epoch(0)) == [(worker, 1.0), (worker + 3, 1.0), (worker + 6, 1.0)]
+    assert len(share) == 3
+
+
+def test_a_stream_is_shared_out_among_those_who_are_left() -> None:
+    share = EveryNth(range(11), 2, 3)
+    share.seat = Seat(1, 2, taken=3)
+    assert list(share.epoch(0)) == [(7, 1.0), (9, 1.0)]
+    assert len(share) == 5
+
+
+def test_an_evaluation_takes_nothing() -> None:
+    diary = Diary()
+    with torch.no_grad():
+        list(Shard(Weighted(), StepWeight(), diary))
+    assert (diary.seats, diary.heard) == ([(0, 0)], [])
+
+
+def test_iterable_data_sets_are_streams_of_batches() -> None:
+    share = EveryNth(DataLoader(Stream(), batch_size=2), 1, 2)
+    assert [batch.tolist() for batch, _ in share.epoch(0)] == [[2, 3], [6, 7], [10]]
+    with pytest.raises(TypeError, match="len"):
+        len(EveryNth(iter([1, 2]), 0, 1))
+
+
+def test_every_iteration_is_the_next_epoch() -> None:
+    diary = Diary()
+    shard = Shard(Weighted(), StepWeight(), diary, number=4)
+    assert len(shard) == 3
+    assert [list(shard), list(shard)] == [[(epoch, step) for step in range(3)] for epoch in range(2)]
+    assert (shard.epoch, diary.seats) == (2, [(4, 0), (4, 1)])
+    assert diary.heard == 2 * [(0, 3), (1, 3), (2, 3), (3, 3)]
+    shard.epoch = 7
+    assert next(iter(shard)) == (7, 0)
+
+
+def test_a_step_weighs_the_mean_of_its_batches() -> None:
+    weight = StepWeight()
+    shard = Shard(Weighted(), weight, Diary())
+    taken = []
+    for _, step in shard:
+        if step != 1:  # the second step has two batches
+            taken.append(weight.take())
+    assert taken == [1.0, 0.75]
+    assert weight.take() == 1.0
+
+
+def test_a_validation_pass_inside_an_epoch_does_not_count() -> None:
+    weight = StepWeight()
+    training, validation = (Shard(Weighted(), weight, Diary()) for _ in range(2))
+    taken = []
+    for _, step in training:
+        if step == 2:
+            for _, seen in validation:
+                if seen == 1:
+                    break
+        taken.append(weight.take())
+    assert taken == [1.0, 1.0, 0.5]

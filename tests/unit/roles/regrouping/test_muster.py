@@ -1,0 +1,114 @@
+"""Who goes in step next, from what workers say, and what the successor of a leader makes of their words."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyrhythm.roles.regrouping.formation import NOTHING, Broken, Done, Formation
+from polyrhythm.roles.regrouping.muster import Muster, NobodyLeft
+
+
+def muster(workers=4):
+    return Muster(workers)
+
+
+def step(done, *, over=False):
+    """Gives how far a worker has come that meets the others at every step."""
+    return Done(meetings=done, steps=done, over=over)
+
+
+def word(round_, done, incarnation=0, formation=None):
+    return Broken(round=round_, done=done, incarnation=incarnation, formation=formation).message()
+
+
+def test_at_first_all_go_in_step():
+    made = muster()
+    assert (made.formation.round, made.formation.workers, made.due) == (0, (0, 1, 2, 3), False)
+    assert made.formation.absences == ((0, ()),)
+
+
+def test_it_is_complete_when_all_but_the_leader_wait():
+    made = muster()
+    made.hear(1, word(0, step(7)))
+    assert made.due
+    assert not made.complete({0, 1, 3})
+    made.hear(3, word(0, step(8)))
+    assert made.complete({0, 1, 3})
+
+
+def test_the_newest_hands_on_to_those_who_are_behind():
+    made = muster()
+    made.hear(1, word(0, step(7)))
+    made.hear(3, word(0, step(8)))
+    made.enter(2, 1)
+    formed = made.form(step(7), {0, 1, 2, 3})
+    assert (formed.round, formed.workers, formed.incarnations) == (1, (0, 1, 2, 3), (0, 0, 1, 0))
+    assert (formed.step, formed.newest, formed.behind, formed.over) == (8, 3, (0, 1, 2), False)
+    assert formed.absences == ((0, ()), (8, ()))
+    assert formed.missed == ((8, 2),)
+    assert not made.due
+
+
+def test_who_is_lost_is_left_out_and_words_of_earlier_rounds_count_no_more():
+    made = muster()
+    made.hear(1, word(0, step(7)))
+    made.hear(2, word(0, step(7)))
+    made.lose(2)
+    formed = made.form(step(7), {0, 1})
+    assert (formed.workers, formed.newest, formed.behind, formed.over) == ((0, 1), 0, (), False)
+    assert (formed.absences[-1], formed.missed) == ((7, (2, 3)), ((7, 2), (7, 3)))
+    made.hear(1, word(0, step(7)))
+    assert not made.due
+    made.hear(1, word(1, step(7)))
+    assert made.due
+
+
+def test_who_has_met_the_others_as_often_is_not_behind_however_many_steps_it_has_done():
+    made = muster()
+    made.hear(1, word(0, Done(meetings=2, steps=11)))
+    made.hear(2, word(0, Done(meetings=1, steps=7)))
+    made.hear(3, word(0, Done(meetings=2, steps=8)))
+    formed = made.form(Done(meetings=2, steps=9), {0, 1, 2, 3})
+    assert (formed.step, formed.newest, formed.behind) == (11, 1, (2,))
+
+
+def test_who_has_ended_hands_on_to_all_who_have_not():
+    made = muster()
+    made.hear(1, word(0, Done(meetings=2, steps=9)))
+    made.hear(2, word(0, Done(meetings=2, steps=9, over=True)))
+    formed = made.form(NOTHING, {0, 1, 2})
+    assert (formed.over, formed.newest, formed.behind) == (True, 2, (0, 1))
+
+
+def test_a_successor_goes_on_from_the_latest_formation_that_anybody_took_part_in():
+    lost = muster()
+    lost.hear(1, word(0, step(3)))
+    lost.hear(2, word(0, step(3)))
+    earlier = lost.form(step(3), {0, 1, 2})
+    lost.hear(1, word(1, step(5)))
+    lost.enter(3, 1)
+    lost.lose(2)
+    latest = lost.form(step(5), {0, 1, 3})  # of which only 3 has heard when the leader dies
+    made = Muster(4, incarnation=1)
+    made.hear(3, word(2, NOTHING, 1, latest))
+    made.hear(1, word(1, step(5), 0, earlier))
+    formed = made.form(NOTHING, {0, 1, 3})
+    assert (formed.round, formed.workers, formed.incarnations) == (3, (0, 1, 3), (1, 0, 1))
+    assert (formed.step, formed.newest, formed.behind) == (5, 1, (0, 3))
+    assert formed.absences == ((0, ()), (3, (3,)), (5, (2,)), (5, (2,)))
+    assert formed.missed == ((3, 3), (5, 2), (5, 0))
+    assert formed.name != latest.name
+
+
+def test_without_anybody_who_holds_something_there_is_nothing_to_go_on_with():
+    made = Muster(2, incarnation=1)
+    made.enter(1, 1)
+    with pytest.raises(NobodyLeft, match=r"^all workers that held the parameters are lost, with worker 0$"):
+        made.form(NOTHING, {0, 1})
+
+
+def test_formations_and_words_travel_as_text():
+    formed = muster().form(step(4), {0, 2})
+    assert Formation.of(formed.message().received()) == formed
+    told = Broken(round=1, done=step(4, over=True), incarnation=2, formation=formed)
+    assert Broken.of(told.message().received()) == told

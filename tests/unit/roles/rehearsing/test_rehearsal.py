@@ -1,0 +1,96 @@
+"""Rehearsals of small things by hand; whole ones against training are in tests/equivalence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.jobs import OPTIMIZERS, strategies, strategy
+from polyrhythm.data.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
+from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.simulation.rehearse import rehearsed
+from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.specs import build
+from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.training.model_sizes import ModelSizes
+
+SIZES = ModelSizes((6_000_000, 4_000_000), (0.25, 0.75))
+
+
+def rehearsal(spec: str, workers: int = 3, steps: int = 5, **values: Any) -> Rehearsal:
+    chosen = {"sizes": SIZES, "batch_size": 4, **values}
+    return Rehearsal(strategy=strategy(spec), workers=workers, steps=steps, **chosen)
+
+
+def test_batches_are_as_large_as_in_training() -> None:
+    made = rehearsal("synchronous", epoch_images=53, steps=10)
+    order = epoch_order(53, 0, 0)
+    assert made.steps_per_epoch == steps_per_epoch(53, 3, 4) == 5
+    for step in range(10):
+        for worker in range(3):
+            assert made.images(worker, step) == len(batch_indices(order, step % 5, worker, 3, 4))
+
+
+@pytest.mark.parametrize("spec", strategies())
+def test_every_strategy_can_be_rehearsed(spec: str) -> None:
+    events = rehearsed(rehearsal(spec), Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+    assert isinstance(events[0], RunStarted)
+    assert events[0].parameters == 10_000_000
+    assert isinstance(events[-1], RunEnded)
+    result = events[-1].result
+    assert (events[-1].outcome, result["steps"], result["epochs"]) == ("done", 5, 1)
+    assert result["images_per_s"] == pytest.approx(3 * 5 * 4 / result["seconds"])
+    said = [event for event in events if isinstance(event, WorkerProgress)]
+    assert {worker: sum(event.steps for event in said if event.worker == worker) for worker in range(3)} == {
+        0: 5,
+        1: 5,
+        2: 5,
+    }
+
+
+def test_a_wish_to_stop_is_heard() -> None:
+    around = Surroundings(step_s=lambda worker: 1.0, stop_at_s=2.5)
+    for spec in ("synchronous", "parameter_server"):
+        ended = rehearsed(rehearsal(spec, steps=50), around)[-1]
+        assert isinstance(ended, RunEnded)
+        assert ended.outcome == "interrupted"
+        assert 2 <= ended.result["steps"] <= 5
+
+
+def test_many_workers_have_few_events() -> None:
+    assert rehearsal("parameter_server", workers=10_000, steps=100).steps_per_report == 100
+    assert rehearsal("parameter_server", workers=1_000, steps=100).steps_per_report == 25
+    assert rehearsal("parameter_server", workers=2, steps=1000).steps_per_report == 50
+
+
+def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers and a rate of 1: the servers hold minus the sum of all that was pushed."""
+    values: dict[int, Tensor] = {}
+    finish = ShardServer._answer_final
+
+    def kept(self: ShardServer) -> Any:
+        values[id(self)] = self.values
+        return finish(self)
+
+    monkeypatch.setattr(ShardServer, "_answer_final", kept)
+
+    def gradient(worker: int, step: int, gradients: Tensor) -> None:
+        gradients.fill_(worker + 10 * step)
+        gradients[worker] += 100
+
+    made = rehearsal(
+        "parameter_server(servers=2)",
+        steps=4,
+        optimizer=build("optimizer", "sgd(lr=1, momentum=0)", OPTIMIZERS),
+        gradient=gradient,
+    )
+    rehearsed(made, Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+    shards = list(values.values())
+    pushed = 4 * (0 + 1 + 2) + 3 * 10 * (0 + 1 + 2 + 3)
+    expected = torch.full((made.stand_in.numbers,), -float(pushed))
+    expected[:3] -= 400
+    assert torch.equal(torch.cat(shards), expected)
