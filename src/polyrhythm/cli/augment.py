@@ -17,9 +17,11 @@ def augment(
     data: Annotated[
         str, typer.Option(help="A name (fashion-mnist, digits) or a folder of images.")
     ] = "fashion-mnist",
-    pictures: Annotated[int, typer.Option(min=1, help="How many pictures.")] = 6,
-    variants: Annotated[int, typer.Option(min=1, help="How many variants of each.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the pictures and their changes.")] = 0,
+    pictures: Annotated[int, typer.Option(metavar="N", min=1, help="How many pictures.")] = 6,
+    variants: Annotated[int, typer.Option(metavar="N", min=1, help="How many variants of each.")] = 8,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Chooses the pictures and their changes.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Show what augmentation makes of pictures: a contact sheet, each beside its variants."""

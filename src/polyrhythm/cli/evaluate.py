@@ -18,10 +18,12 @@ def evaluate(
     ],
     data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time (default: 500).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Images at a time (default: 500).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     image_size: Annotated[
-        int | None, typer.Option(min=1, help="Pixels a side (default: as in the run).")
+        int | None, typer.Option(metavar="N", min=1, help="Pixels a side (default: as in the run).")
     ] = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out broken images.")
@@ -46,7 +48,7 @@ def evaluate(
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
     ] = False,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Test images for --robustness (default: 1000).")
+        int | None, typer.Option(metavar="N", min=1, help="Test images for --robustness (default: 1000).")
     ] = None,
     kinds: Annotated[
         str | None, typer.Option(metavar="rotation,…", help="Changes for --robustness (default: all).")

@@ -16,7 +16,7 @@ def join(
     address: Annotated[str, typer.Argument(help="HOST:PORT, as `polyrhythm train --listen` says it.")],
     token_file: Annotated[
         str | None,
-        typer.Option(help="Of the run token (default: POLYRHYTHM_TOKEN in the environment)."),
+        typer.Option(help="The file of the run token (default: POLYRHYTHM_TOKEN in the environment)."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Where this host has the run's data (default: by the same name).")

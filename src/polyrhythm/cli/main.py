@@ -21,6 +21,7 @@ from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
+from polyrhythm.cli.verb import Verb, Verbs
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.launch.preemption import PREEMPTED, Preempted
 from polyrhythm.launch.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
@@ -31,22 +32,21 @@ USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 app = typer.Typer(
     name="polyrhythm",
+    cls=Verbs,
     help="Train image classifiers on several workers: in step, out of step, or mixed.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(join)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(export)
-app.command()(average)
-app.command()(augment)
-app.command()(strategies)
-app.command()(profile)
-app.command()(replay)
-app.command(context_settings=CONTEXT)(run)
-app.command()(simulate)
+VERBS = {
+    "Train": (train, run, join),
+    "Use what was trained": (evaluate, predict, export, average),
+    "Try without the machines": (simulate, replay, profile),
+    "Look up": (strategies, augment),
+}
+"""How `--help` shows the verbs."""
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        app.command(cls=Verb, rich_help_panel=panel, context_settings=CONTEXT if verb is run else None)(verb)
 
 
 def _show_version(wanted: bool) -> None:
@@ -60,7 +60,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def polyrhythm(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
     """Train image classifiers on several workers: in step, out of step, or mixed."""

@@ -12,6 +12,21 @@ import typer
 
 from polyrhythm.config.run_config import RunConfig
 
+PANELS = {
+    "The job": ("data", "model", "strategy", "workers", "epochs", "batch_size", "seed"),
+    "Learning": (
+        *("optimizer", "schedule", "batch_schedule", "loss", "class_weights", "label_smoothing"),
+        *("weight_average", "teacher", "temperature", "teacher_share"),
+    ),
+    "Starting from other weights": ("weights", "freeze", "freeze_epochs", "rate_decay"),
+    "Pictures": ("augment", "image_size", "scale", "size_schedule", "pixels", "skip_unreadable"),
+    "Speed": ("device", "precision", "threads", "cache", "decoded", "compile", "channels_last"),
+    "What the run leaves": ("keep_checkpoints", "keep_best", "timings", "tensorboard"),
+    "When something dies": ("restarts", "min_workers", "on_loss", "silence_s", "notice_s"),
+    "The network": ("listen", "token_file", "vacant", "port"),
+}
+"""How `--help` shows the fields of `RunConfig`, each in one panel."""
+
 
 def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Gives a verb that takes `**options` one option for every field of `RunConfig`.
@@ -40,24 +55,28 @@ def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options() -> list[inspect.Parameter]:
-    made = []
-    for name, info in RunConfig.model_fields.items():
-        default = "" if info.default is None else f" (default: {info.default})"
-        option = typer.Option(
-            f"--{name.replace('_', '-')}",
-            help=f"{info.description}{default}",
-            show_default=False,
-            metavar=_metavar(info.annotation),
-        )
-        # All but flags are texts here, so that the command line and recipes have one set of checks and messages.
-        annotation: Any = Annotated[(bool if info.annotation is bool else str) | None, option]
-        made.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        )
-    return made
+    return [_option(name, panel) for panel, names in PANELS.items() for name in names]
 
 
-def _metavar(annotation: Any) -> str | None:
+def _option(name: str, panel: str) -> inspect.Parameter:
+    info = RunConfig.model_fields[name]
+    is_flag = info.annotation is bool
+    text = info.description or ""
+    if not is_flag and info.default is not None:
+        text = f"{text.removesuffix('.')} (default: {info.default})."
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=text,
+        show_default=False,
+        metavar=_metavar(info.annotation),
+        rich_help_panel=panel,
+    )
+    # All but flags are texts here, so that the command line and recipes have one set of checks and messages.
+    annotation: Any = Annotated[(bool if is_flag else str) | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _metavar(annotation: Any) -> str:
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in annotation.__args__ if part is not type(None))
-    return {int: "N", float: "X", bool: None}.get(annotation, "TEXT")
+    return {int: "N", float: "X", bool: ""}.get(annotation, "TEXT")

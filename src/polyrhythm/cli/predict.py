@@ -15,7 +15,7 @@ def predict(
         list[str],
         typer.Option(help="A run folder or a file of weights; several stand side by side, and vote."),
     ],
-    top: Annotated[int, typer.Option(min=1, help="How many classes of each picture.")] = 5,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many classes of each picture.")] = 5,
     data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",

@@ -18,7 +18,7 @@ def run(
     workers: Annotated[int, typer.Option(metavar="N", help="How many workers; servers come on top.")] = 2,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Compute threads of a worker [default: its share of the cores]."),
+        typer.Option(metavar="N", help="Compute threads of a worker (default: its share of the cores)."),
     ] = None,
     restarts: Annotated[
         int,

@@ -18,7 +18,8 @@ class RunConfig(BaseModel):
     )
 
     data: Any = Field(
-        default="fashion-mnist", description="A name (fashion-mnist, digits) or a folder of images."
+        default="fashion-mnist",
+        description="A name (fashion-mnist, digits), a folder of images, a manifest (photos.csv) or tar shards.",
     )
     model: Any = Field(
         default="lenet5", description="A network: mlp, lenet5, deep_image, or any of torchvision and timm."
@@ -56,10 +57,11 @@ class RunConfig(BaseModel):
         description="For example adam(lr=0.001) (default: sgd, with a rate that fits the strategy).",
     )
     schedule: Any = Field(
-        default="cosine", description="Of the learning rate, for example cosine(warmup_epochs=1)."
+        default="cosine", description="How the learning rate changes, for example cosine(warmup_epochs=1)."
     )
     batch_schedule: Any = Field(
-        default="constant", description="Of the batch size, for example step(at=[0.5, 0.75], growth=2)."
+        default="constant",
+        description="How the batch size changes, for example step(at=[0.5, 0.75], growth=2).",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
     weights: str | None = Field(
@@ -93,7 +95,7 @@ class RunConfig(BaseModel):
     )
     size_schedule: str = Field(
         default="constant",
-        description="Of the size of training pictures, for example progressive(sizes=[128, 160], until=[0.4, 0.7]); "
+        description="How large training pictures are, for example progressive(sizes=[128, 160], until=[0.4, 0.7]); "
         "tests see the image size.",
     )
     loss: Any = Field(
@@ -107,8 +109,12 @@ class RunConfig(BaseModel):
     teacher: str | None = Field(
         default=None, description="Runs or weights to learn from besides the labels, with ; between."
     )
-    temperature: float = Field(default=4.0, gt=0, description="Of the teachers' and the student's softmax.")
-    teacher_share: float = Field(default=0.7, ge=0, le=1, description="Of the loss that is the teachers'.")
+    temperature: float = Field(
+        default=4.0, gt=0, description="Temperature of the teachers' and the student's softmax."
+    )
+    teacher_share: float = Field(
+        default=0.7, ge=0, le=1, description="Share of the loss that is the teachers'."
+    )
     pixels: Literal["imagenet", "centred"] | None = Field(
         default=None,
         description="How image files are normalised: imagenet, or centred, (x - 127) / 128 (default: as the weights "
@@ -166,8 +172,8 @@ class RunConfig(BaseModel):
     )
     token_file: str | None = Field(
         default=None,
-        description="Of the run token that they must know (default: POLYRHYTHM_TOKEN in the environment, else a new "
-        "one in the run folder).",
+        description="The file of the run token that they must know (default: POLYRHYTHM_TOKEN in the environment, else "
+        "a new one in the run folder).",
     )
     vacant: int = Field(
         default=0,

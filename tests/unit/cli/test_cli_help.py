@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from polyrhythm.cli.main import _status
+from polyrhythm.cli.main import VERBS, _status
+from polyrhythm.cli.options import PANELS
 from polyrhythm.config.run_config import RunConfig
 
 WITHOUT_TORCH = """
@@ -47,6 +49,29 @@ def test_every_field_of_a_recipe_is_an_option(
     text = capsys.readouterr().out
     for name in RunConfig.model_fields:
         assert f"--{name.replace('_', '-')} " in text
+
+
+def test_every_option_has_one_panel() -> None:
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize("verb", [[], *([verb.__name__] for verbs in VERBS.values() for verb in verbs)])
+def test_options_are_not_shown_with_types_of_python(
+    verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status([*verb, "--help"]) == 0
+    options = [line for line in capsys.readouterr().out.splitlines() if re.match(r"│ [* ]*--", line)]
+    assert not [line for line in options if "<" in line or ". (default" in line]
+    assert ["│", "--help", "Show"] in [line.split()[:3] for line in options]  # a flag takes no value
+
+
+def test_nothing_of_a_help_text_is_taken_for_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status(["run", "--help"]) == 0
+    assert "its share of the cores" in capsys.readouterr().out
 
 
 def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
