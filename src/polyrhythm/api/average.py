@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.config.options import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.seeding import generator_for
@@ -31,7 +32,7 @@ def average(
     *,
     greedy: bool = False,
     device: str = "auto",
-    **options: Any,
+    **options: Unpack[TrainedOptions],
 ) -> dict[str, Any]:
     """Averages weights into one file, computes batch-norm statistics anew, and tests the result.
 
@@ -66,7 +67,7 @@ def average(
     return {"file": str(path), "averaged": chosen, **tested}
 
 
-def _states(paths: Sequence[str | Path], trained: Trained, options: dict[str, Any]) -> dict[str, State]:
+def _states(paths: Sequence[str | Path], trained: Trained, options: TrainedOptions) -> dict[str, State]:
     if len(paths) == 1:
         return _checkpoints(trained)
     states = {str(trained.path): _copied(trained.model)}

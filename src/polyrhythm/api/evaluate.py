@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from polyrhythm.config.checkpointed import best_of
+from polyrhythm.config.options import EvaluateOptions, refuse_unknown
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
@@ -29,7 +30,7 @@ def evaluate(
     model: Any = None,
     batch_size: int = 500,
     device: str = "auto",
-    **options: Any,
+    **options: Unpack[EvaluateOptions],
 ) -> dict[str, Any]:
     """Tests a model, or several that vote, on the test images of some data.
 
@@ -53,14 +54,16 @@ def evaluate(
     Raises:
         RequestError: something in the request is wrong.
     """
+    refuse_unknown(options, EvaluateOptions)
+    asked: dict[str, Any] = {**options}
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
-    if options.pop("best", False):
+    if asked.pop("best", False):
         paths = [best_of(Path(path)) for path in paths]
-    views = _views(options)
-    greedy = bool(options.pop("greedy", False))
+    views = _views(asked)
+    greedy = bool(asked.pop("greedy", False))
     if greedy and len(paths) < 2:
         raise RequestError("--greedy chooses among several models: name more than one")
-    trained = [load_trained(path, data=data, model=model, device=device, **options) for path in paths]
+    trained = [load_trained(path, data=data, model=model, device=device, **asked) for path in paths]
     _check_together(trained)
     classifiers = [
         ViewedClassifier(
@@ -100,8 +103,8 @@ class _Tested:
         }
 
 
-def _views(options: dict[str, Any]) -> Views:
-    given = {key: options.pop(key) for key in _ASKED if key in options}
+def _views(asked: dict[str, Any]) -> Views:
+    given = {key: asked.pop(key) for key in _ASKED if key in asked}
     return Views(**{**given, "scales": tuple(given.get("scales") or ())})
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyrhythm.api.served import load_served
+from polyrhythm.config.options import NetworkOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.models.exporting import export as export_network
 
 
-def export(weights: str | Path, out: str | Path, **options: Any) -> dict[str, Any]:
+def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOptions]) -> dict[str, Any]:
     """Writes a network with its preprocessing: bytes (B, C, H, W) in, class probabilities (B, classes) out.
 
     Args:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from polyrhythm.api.served import Served, load_served
+from polyrhythm.config.options import NetworkOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import average
 
@@ -22,7 +23,7 @@ def predict(
     *,
     top: int = 5,
     device: str = "auto",
-    **options: Any,
+    **options: Unpack[NetworkOptions],
 ) -> dict[str, Any]:
     """Names the likeliest classes of pictures.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import assemble
+from polyrhythm.config.options import RunOptions
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import computing_with
@@ -31,7 +32,11 @@ _LEADER = 0
 
 
 def profile(
-    *, steps: int = 30, out: str | Path = PROFILE_FILE, start_method: str = "spawn", **options: Any
+    *,
+    steps: int = 30,
+    out: str | Path = PROFILE_FILE,
+    start_method: str = "spawn",
+    **options: Unpack[RunOptions],
 ) -> dict[str, Any] | None:
     """Measures this host, its links and the step of a model, and writes them as a cluster file.
 

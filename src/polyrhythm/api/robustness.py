@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from polyrhythm.config.options import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
@@ -23,7 +24,7 @@ def robustness(
     kinds: Sequence[str] = (),
     plot: str | Path | None = None,
     device: str = "auto",
-    **options: Any,
+    **options: Unpack[TrainedOptions],
 ) -> dict[str, Any]:
     """Tests networks under augmentations and corruptions of rising strength.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyrhythm.api import run_folder
 from polyrhythm.api.cluster_figures import ClusterFigures, watched_ranks
 from polyrhythm.api.told import Run, Told, told_in, told_run
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.model import name_of
+from polyrhythm.config.options import RunOptions, refuse_real_only
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.config.run_config import RunConfig
@@ -38,8 +39,6 @@ from polyrhythm.specs import build
 CLUSTER_FILE = "cluster.yaml"
 TRACE_FILE = "trace.json"
 GRADIENTS = ("real", "none")
-REAL_ONLY = ("port", "listen", "token_file", "vacant", "notice_s")
-"""Options that mean nothing where no process is."""
 
 
 def simulate(  # noqa: PLR0913 - what a user may say, all by name
@@ -53,7 +52,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
     check: bool = False,
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Trains a classifier on a cluster that is only described: virtual time, one process.
 
@@ -81,11 +80,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
         RequestError: something in the request is wrong; nothing has been written.
         RunError: the run failed, by a deadlock for example.
     """
-    for key in REAL_ONLY:
-        if key in options:
-            raise RequestError(
-                f"simulated ranks meet at no port, and nobody joins them: leave --{key.replace('_', '-')} out"
-            )
+    refuse_real_only(options)
     if gradients not in GRADIENTS:
         raise unknown("gradients", gradients, GRADIENTS)
     if gradients == "none":

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -18,6 +18,7 @@ from polyrhythm.api.thawing import train_thawing
 from polyrhythm.api.told import Run, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
+from polyrhythm.config.options import RunOptions
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
@@ -40,7 +41,7 @@ def train(
     resume: str | Path | None = None,
     observers: Sequence[Observer] = (),
     start_method: str = "spawn",
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Run | None:
     """Trains a classifier on several workers.
 
@@ -96,9 +97,7 @@ def _check_importable() -> None:
         raise RequestError('workers import this script anew: call train below `if __name__ == "__main__":`')
 
 
-def _configuration(
-    recipe: str | Path | None, resume: str | Path | None, options: dict[str, Any]
-) -> RunConfig:
+def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:
     layers = []
     if resume is not None:
         layers.append(read_recipe(_resumed_config(Path(resume))))
@@ -160,7 +159,7 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 
 
-def _with_torchruns_workers(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig:
     workers = torchrun.workers_of(strategy_from(config.strategy)) + config.vacant
     if options.get("workers") not in (None, workers):
         raise RequestError(

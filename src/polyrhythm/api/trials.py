@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from polyrhythm.api.simulate import described_cluster, laid_out
+from polyrhythm.config.options import RunOptions, refuse_real_only
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.errors import RequestError
@@ -27,7 +28,7 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     step_time: str | StepTime | None = None,
     faults: str | Sequence[str | Fault] | None = None,
     on_failure: Callable[[Failure], bool] = lambda failure: True,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Tried:
     """Rehearses a strategy with many seeds under faults, while its invariants are watched.
 
@@ -48,8 +49,7 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     """
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
-    if "port" in options:
-        raise RequestError("simulated ranks meet at no port: leave --port out")
+    refuse_real_only(options)
     check_rehearsable(options, steps)
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -28,10 +28,14 @@ PANELS = {
 """How `--help` shows the fields of `RunConfig`, each in one panel."""
 
 
-def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
+def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = ()) -> Callable[..., None]:
     """Gives a verb that takes `**options` one option for every field of `RunConfig`.
 
     Options that are not given are not passed, so that a recipe's values stay.
+
+    Args:
+        verb: to be given the options.
+        unmentioned: fields that `--help` does not show, because the verb refuses them and says why.
     """
     own = [
         parameter
@@ -48,17 +52,19 @@ def with_run_options(verb: Callable[..., None]) -> Callable[..., None]:
     annotated = [
         parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own
     ]
-    call.__signature__ = inspect.Signature([*annotated, *_options()])  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature([*annotated, *_options(unmentioned)])  # type: ignore[attr-defined]
     call.__doc__ = verb.__doc__
     call.__name__ = verb.__name__
     return call
 
 
-def _options() -> list[inspect.Parameter]:
-    return [_option(name, panel) for panel, names in PANELS.items() for name in names]
+def _options(unmentioned: Collection[str]) -> list[inspect.Parameter]:
+    return [
+        _option(name, panel, hidden=name in unmentioned) for panel, names in PANELS.items() for name in names
+    ]
 
 
-def _option(name: str, panel: str) -> inspect.Parameter:
+def _option(name: str, panel: str, *, hidden: bool) -> inspect.Parameter:
     info = RunConfig.model_fields[name]
     is_flag = info.annotation is bool
     text = info.description or ""
@@ -70,6 +76,7 @@ def _option(name: str, panel: str) -> inspect.Parameter:
         show_default=False,
         metavar=_metavar(info.annotation),
         rich_help_panel=panel,
+        hidden=hidden,
     )
     # All but flags are texts here, so that the command line and recipes have one set of checks and messages.
     annotation: Any = Annotated[(bool if is_flag else str) | None, option]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -10,11 +11,12 @@ import typer
 from polyrhythm.cli.options import with_run_options
 from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings, say_what_held_back
 from polyrhythm.cli.seeds import try_seeds
+from polyrhythm.config.options import REAL_ONLY
 
 INTERRUPTED = 130
 
 
-@with_run_options
+@partial(with_run_options, unmentioned=REAL_ONLY)
 def simulate(
     cluster: Annotated[
         str, typer.Option(help="A cluster file, or a ready cluster: office, spot, bsc, h100_pair, …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in read.items()}
 
 
-def configure(*layers: dict[str, Any]) -> RunConfig:
+def configure(*layers: Mapping[str, object]) -> RunConfig:
     """Checks values and makes a configuration of them; later layers win.
 
     Raises:
         RequestError: an unknown key, or a value out of its range.
     """
-    merged = {key: value for layer in layers for key, value in layer.items()}
+    merged: dict[str, Any] = {key: value for layer in layers for key, value in layer.items()}
     if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
         merged["pixels"] = wanted
     return validated("the run", RunConfig, merged)

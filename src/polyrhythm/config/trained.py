@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from polyrhythm.config.checkpointed import fill, is_last, run_of
 from polyrhythm.config.model import device_from, model_maker, name_of
+from polyrhythm.config.options import PictureOptions, refuse_unknown
 from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
@@ -48,7 +49,7 @@ def load_trained(
     model: Any = None,
     device: str = "auto",
     dataset: Dataset | None = None,
-    **options: Any,
+    **options: Unpack[PictureOptions],
 ) -> Trained:
     """Opens a trained network and its data.
 
@@ -61,8 +62,9 @@ def load_trained(
         **options: `image_size`, `scale` and `skip_unreadable`, as for `train`.
 
     Raises:
-        RequestError: there are no such weights, or they do not say what they were trained with.
+        RequestError: there are no such weights, they do not say what they were trained with, or an option is unknown.
     """
+    refuse_unknown(options, PictureOptions)
     path = Path(weights)
     known = facts_of(path)
     model = model if model is not None else known.get("model")

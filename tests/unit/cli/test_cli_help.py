@@ -10,6 +10,7 @@ import pytest
 
 from polyrhythm.cli.main import VERBS, _status
 from polyrhythm.cli.options import PANELS
+from polyrhythm.config.options import REAL_ONLY
 from polyrhythm.config.run_config import RunConfig
 
 WITHOUT_TORCH = """
@@ -64,6 +65,15 @@ def test_options_are_not_shown_with_types_of_python(
     options = [line for line in capsys.readouterr().out.splitlines() if re.match(r"│ [* ]*--", line)]
     assert not [line for line in options if "<" in line or ". (default" in line]
     assert ["│", "--help", "Show"] in [line.split()[:3] for line in options]  # a flag takes no value
+
+
+def test_what_a_simulation_refuses_is_not_offered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status(["simulate", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in REAL_ONLY if f"--{name.replace('_', '-')} " in text] == []
 
 
 def test_nothing_of_a_help_text_is_taken_for_markup(
