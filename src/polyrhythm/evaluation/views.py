@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.resized import whole_pictures
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.dense import DenseNetwork, NotConvertible, to_dense
+from polyrhythm.evaluation.dense.network import DenseNetwork, NotConvertible
+from polyrhythm.evaluation.dense.to_dense import to_dense
 from polyrhythm.evaluation.windows import SlidingWindows
 
 if TYPE_CHECKING:

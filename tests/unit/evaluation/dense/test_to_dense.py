@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.evaluation.dense import NotConvertible, to_dense
+from polyrhythm.evaluation.dense.network import NotConvertible
+from polyrhythm.evaluation.dense.to_dense import to_dense
 from polyrhythm.evaluation.windows import SlidingWindows
 from polyrhythm.models.create import create_model
 

@@ -1,0 +1,1 @@
+"""Dense evaluation: a network trained on small pictures, applied at every place of larger ones."""
