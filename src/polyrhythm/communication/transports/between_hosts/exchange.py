@@ -1,4 +1,4 @@
-"""All collectives of one member that are under way, over its connections to the others.
+"""Who moves the bytes of a member's collectives, and when.
 
 Whoever waits for a collective moves its bytes; a helper thread does where nobody waits but others may need this member:
 
@@ -10,20 +10,16 @@ Whoever waits for a collective moves its bytes; a helper thread does where nobod
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 
 from torch import Tensor
 
-from polyrhythm.communication.transports.between_hosts.addition import Addition, Outgoing, is_small
-from polyrhythm.communication.transports.between_hosts.frames import Frame, Shape
+from polyrhythm.communication.transports.between_hosts.addition import is_small
 from polyrhythm.communication.transports.between_hosts.order import Order
-from polyrhythm.communication.transports.between_hosts.stream import PATIENCE_S, Stream
+from polyrhythm.communication.transports.between_hosts.stream import PATIENCE_S
+from polyrhythm.communication.transports.between_hosts.traffic import Traffic
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
 from polyrhythm.communication.transports.tcp.sockets import TcpSocket
 from polyrhythm.errors import PolyrhythmError, RunError
@@ -36,8 +32,8 @@ _LOOKS = 12
 class Exchange:
     """One member's side.
 
-    Connections and what has come over them belong to the thread that moves bytes at the moment, which holds a lock for
-    that. Nobody else waits for it: who starts a collective while another thread moves bytes leaves an order.
+    The traffic belongs to the thread that moves bytes at the moment, which holds a lock for that. Nobody else waits for
+    it: who starts a collective while another thread moves bytes leaves an order.
 
     Args:
         member: this one.
@@ -53,32 +49,15 @@ class Exchange:
         connections: dict[int, TcpSocket],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._member = member
-        self._ranks = ranks
+        self._members = len(ranks)
+        self._traffic = Traffic(member, ranks, connections, patience_s)
+        self._look_every_s = patience_s / _LOOKS
         self._driving = threading.Lock()
+        self._orders: deque[Order] = deque()
         self._needed = threading.Event()
         self._helper: threading.Thread | None = None
-        self._orders: deque[Order] = deque()
-        self._begun: dict[int, Order] = {}
-        self._additions: dict[int, Addition] = {}
-        self._started = 0
         self._given_up: PolyrhythmError | None = None
-        self._broken: PolyrhythmError | None = None
         self._closed = False
-        self._look_every_s = patience_s / _LOOKS
-        self._poll = select.epoll()
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._news, select.EPOLLIN)
-        self._streams: dict[int, Stream] = {}
-        self._sending: set[int] = set()
-        for other, connection in connections.items():
-            self._streams[connection.fileno()] = Stream(connection, other, self, self._note_sent, patience_s)
-            self._poll.register(connection, select.EPOLLIN)
-        self._stream_to = {stream.member: stream for stream in self._streams.values()}
-
-    def __del__(self) -> None:
-        self._poll.close()
-        os.close(self._news)
 
     def start(self, vector: Tensor, contributors: Sequence[int]) -> Order:
         """Starts to add up the vectors of some members; all members must start the same in the same order.
@@ -91,11 +70,11 @@ class Exchange:
             CollectiveBroken: a member is gone.
             RunError: members disagree about what to add up.
         """
-        if self._broken is not None:
-            raise _again(self._broken)
+        if self._traffic.broken is not None:
+            raise _again(self._traffic.broken)
         order = Order(vector, contributors)
         self._orders.append(order)
-        if not is_small(vector.nbytes, len(self._ranks)):
+        if not is_small(vector.nbytes, self._members):
             self._call_helper()
         elif self._driving.acquire(blocking=False):
             try:
@@ -103,7 +82,7 @@ class Exchange:
             finally:
                 self._let_go()
         else:
-            os.eventfd_write(self._news, 1)
+            self._traffic.wake()
         if order.error is not None:
             raise _again(order.error)
         return order
@@ -133,7 +112,7 @@ class Exchange:
         if not order.over and self._driving.acquire(blocking=False):
             try:
                 self._begin()
-                self._step(_AT_ONCE_S)
+                self._traffic.step(_AT_ONCE_S)
             finally:
                 self._let_go()
         return order.over
@@ -144,9 +123,10 @@ class Exchange:
         When it returns nothing touches the vectors any more.
         """
         self._given_up = self._given_up or reason
-        os.eventfd_write(self._news, 1)
+        self._traffic.wake()
         with self._driving:
-            self._break(self._given_up)
+            self._traffic.break_off(self._given_up)
+            self._end_orders()
 
     def close(self) -> None:
         """Leaves; what has been sent arrives."""
@@ -156,163 +136,41 @@ class Exchange:
         if self._helper is not None:
             self._helper.join()
 
-    def target(self, source: int, frame: Frame) -> memoryview:
-        """Gives where a frame's bytes belong."""
-        return self._addition(frame.number, frame.shape).target(source, frame)
-
-    def arrived(self, source: int, frame: Frame) -> None:
-        """Notes that a frame's bytes are there."""
-        addition = self._addition(frame.number, frame.shape)
-        self._queue(addition.arrived(source, frame))
-        self._end_if_done(addition)
-
-    def _addition(self, number: int, shape: Shape) -> Addition:
-        if number not in self._additions:
-            if number <= self._started and number not in self._begun:
-                raise RunError("a member of a collective sent more than its part of one that is over")
-            self._additions[number] = Addition(self._member, len(self._ranks), number, shape)
-        return self._additions[number]
-
     def _drive(self, until: Callable[[], bool]) -> None:
         while True:
             self._begin()
             if until():
                 return
-            if not self._step(self._look_every_s):
-                self._look_for_silence()
-
-    def _let_go(self) -> None:
-        """Stops to move bytes; the helper goes on with what others may need, and with what somebody waits for."""
-        needed = any(
-            order.awaited or not self._additions[number].small for number, order in self._begun.items()
-        )
-        needed = needed or any(stream.backlog for stream in self._streams.values())
-        self._driving.release()
-        if needed or self._orders:  # those have been left while this thread moved bytes
-            self._call_helper()
+            if not self._traffic.step(self._look_every_s):
+                self._traffic.look_for_silence()
 
     def _begin(self) -> None:
         """Begins what has been started, and ends everything if somebody has given up."""
-        while self._orders and self._broken is None:
-            order = self._orders.popleft()
-            self._started += 1
-            self._begun[self._started] = order
-            self._guarded(partial(self._take_part, order))
+        while self._orders and self._traffic.broken is None:
+            self._traffic.begin(self._orders.popleft())
         if self._given_up is not None:
-            self._break(self._given_up)
-        while self._orders:
-            self._orders.popleft().end(self._broken)
+            self._traffic.break_off(self._given_up)
+        self._end_orders()
 
-    def _take_part(self, order: Order) -> None:
-        addition = self._addition(self._started, Shape.of(order.vector))
-        self._queue(addition.begin(order.vector, order.contributors))
-        self._send_on()
-        self._check_those_gone()
-        self._end_if_done(addition)
+    def _end_orders(self) -> None:
+        """Ends what nobody will begin any more."""
+        while self._orders and self._traffic.broken is not None:
+            self._orders.popleft().end(self._traffic.broken)
 
-    def _step(self, patience_s: float) -> bool:
-        """Moves what can be moved; whether there was anything to do before the patience ended."""
-        news = self._poll.poll(patience_s)
-        for descriptor, events in news:
-            stream = self._streams.get(descriptor)
-            if stream is not None:
-                self._guarded(partial(self._serve, stream, events))
-            elif descriptor == self._news:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(self._news)
-        return bool(news)
-
-    def _look_for_silence(self) -> None:
-        for stream in [each for each in self._streams.values() if each.is_cut_off()]:
-            self._guarded(partial(self._lose, stream))
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Breaks everything with what fails."""
-        try:
-            work()
-        except (RunError, OSError) as error:
-            self._break(error)
-        except BaseException as error:  # half of something may have been done
-            self._break(CollectiveBroken(f"stopped by {type(error).__name__}"))
-            raise
-
-    def _serve(self, stream: Stream, events: int) -> None:
-        if events & ~select.EPOLLOUT:
-            try:
-                stream.receive_on()
-            except (EOFError, OSError):
-                self._lose(stream)
-        self._send_on()
-
-    def _send_on(self) -> None:
-        for descriptor, stream in self._streams.items():
-            if stream.backlog:
-                try:
-                    stream.send_on()
-                except OSError:
-                    raise self._gone(stream.member) from None
-            if stream.backlog != (descriptor in self._sending):
-                self._sending ^= {descriptor}
-                events = select.EPOLLIN | (select.EPOLLOUT if stream.backlog else 0)
-                self._poll.modify(descriptor, events)
-
-    def _queue(self, frames: Sequence[Outgoing]) -> None:
-        for frame in frames:
-            if frame.to not in self._stream_to:
-                raise self._gone(frame.to)
-            self._stream_to[frame.to].add(frame)
-
-    def _note_sent(self, frame: Outgoing) -> None:
-        frame.addition.unsent -= 1
-        self._end_if_done(frame.addition)
-
-    def _end_if_done(self, addition: Addition) -> None:
-        if addition.done and addition.number in self._begun:
-            del self._additions[addition.number]
-            self._begun.pop(addition.number).end()
-
-    def _lose(self, stream: Stream) -> None:
-        """A member has left. That is its right, unless something of it is missing."""
-        descriptor = stream.connection.fileno()
-        del self._streams[descriptor], self._stream_to[stream.member]
-        self._sending.discard(descriptor)
-        unsent = stream.backlog
-        stream.close()
-        if unsent:
-            raise self._gone(stream.member)
-        self._check_those_gone()
-
-    def _check_those_gone(self) -> None:
-        for member in range(len(self._ranks)):
-            if member not in self._stream_to and member != self._member:
-                for number in self._begun:
-                    if self._additions[number].needs(member):
-                        raise self._gone(member)
-
-    def _gone(self, member: int) -> CollectiveBroken:
-        rank = self._ranks[member]
-        return CollectiveBroken(f"rank {rank} is gone", rank)
-
-    def _break(self, error: Exception) -> None:
-        """Ends everything, by closing the connections: so the news reaches all members."""
-        if self._broken is not None:
-            return
-        self._broken = error if isinstance(error, PolyrhythmError) else CollectiveBroken(str(error))
-        for stream in self._streams.values():
-            stream.close()
-        begun = list(self._begun.values())
-        self._streams, self._stream_to, self._begun, self._additions = {}, {}, {}, {}
-        for order in begun:
-            order.end(self._broken)
-        while self._orders:
-            self._orders.popleft().end(self._broken)
+    def _let_go(self) -> None:
+        """Stops to move bytes; the helper goes on with what others may need, and with what somebody waits for."""
+        self._end_orders()
+        needed = self._traffic.needed
+        self._driving.release()
+        if needed or self._orders:  # those have been left while this thread moved bytes
+            self._call_helper()
 
     def _call_helper(self) -> None:
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="collectives", daemon=True)
             self._helper.start()
         self._needed.set()
-        os.eventfd_write(self._news, 1)  # whoever moves bytes looks for orders
+        self._traffic.wake()  # whoever moves bytes looks for orders
 
     def _help(self) -> None:
         while True:
@@ -322,7 +180,7 @@ class Exchange:
                 return
             self._driving.acquire()
             try:
-                self._drive(lambda: not self._begun)
+                self._drive(lambda: self._traffic.idle)
             finally:
                 self._let_go()
 
