@@ -26,23 +26,22 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.gossip.mixing.in_turns import InTurns
 from polyrhythm.strategies.gossip.mixing.mixed import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
-from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.mixing.turns_worker import REUNITE, TurnsWorker
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
-class DPSGD(Strategy):
+class DPSGD(InTurns):
     """Every worker averages with its neighbours at every step, while it computes.
 
     Attributes:
@@ -63,14 +62,11 @@ class DPSGD(Strategy):
         when_a_worker_dies=REUNITE,
     )
 
-    can_begin_anew: ClassVar[bool] = True
-
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
     def check(self, workers: int) -> None:
         """Refuses graphs that so many workers cannot have, and weights that do not keep the mean."""
         super().check(workers)
-        self.topology.check(workers)
         for turn in range(self.topology.period(workers)):
             for worker in range(workers):
                 shares = self.topology.shares(worker, workers, turn)
@@ -81,33 +77,9 @@ class DPSGD(Strategy):
                         f"so the mean would move: mend its weights, or use sgp(topology={self.topology})"
                     )
 
-    def remark(self, workers: int) -> str:
-        """Tells the spectral gap."""
-        return remark(self.topology, workers)
-
-    def in_step(self, workers: int) -> bool:
-        """Always: everybody waits for its neighbours' last step."""
-        return True
-
-    def agrees(self, workers: int) -> bool:
-        """Only alone: others differ by what has not spread yet."""
-        return workers == 1
-
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping."""
-        return self.regroups(workers)
-
-    def regroups(self, workers: int) -> bool:
-        """If there is more than one worker."""
-        return workers > 1
-
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
         return OfReplicas("parameters", together=True)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: the mean moves by the mean gradient."""
-        return 1
 
     def invariants(self, conditions: Conditions) -> list[Invariant]:
         """The mean of all moves by the mean gradient, and everybody by the rule."""
