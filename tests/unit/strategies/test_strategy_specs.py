@@ -64,7 +64,7 @@ def test_every_strategy_says_where_it_comes_from_and_what_it_costs(name):
         "parameter_server(servers=2)",
         "parameter_server(servers=2, consistency=synchronous)",
         "parameter_server(placement=dedicated)",
-        "mixed(replicas=4, servers=7)",
+        "mixed(servers=7, replicas=4)",
         "mixed(consistency=synchronous)",
         "synchronous(collective=rabenseifner)",
         "synchronous(collective=two_level(group=4, inside=direct, between=segmented_chain(segments=3)))",

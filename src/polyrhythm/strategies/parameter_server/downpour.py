@@ -14,30 +14,27 @@ the optimiser `downpour_adagrad`; any other takes its place. Departure: what is 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.sums import Sums
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
 from polyrhythm.strategies.parameter_server.sums.server import SumServer
 from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
-from polyrhythm.strategies.placement import PLACEMENTS, Placement
-from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 
-class Downpour(Strategy):
+class Downpour(WithServers):
     """Workers step on their own, push sums of gradients and fetch parameters, each now and then and without waiting.
 
     Attributes:
@@ -64,18 +61,6 @@ class Downpour(Strategy):
     n_push: Count = 1
     local_rate: NonNegative = 1.0
     warm_start_steps: int = Field(default=0, ge=0)
-    servers: Count = 1
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def in_step(self, workers: int) -> bool:
         """Never."""

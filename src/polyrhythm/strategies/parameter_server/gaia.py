@@ -17,30 +17,27 @@ final model, that of worker 0's site, holds all updates; a site whose workers ar
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
 from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
-from polyrhythm.strategies.placement import PLACEMENTS, Placement
-from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
-class Gaia(Strategy):
+class Gaia(WithServers):
     """Sites with a copy of the parameters each go in step inside, and tell each other only significant changes.
 
     Attributes:
@@ -70,8 +67,6 @@ class Gaia(Strategy):
     threshold: NonNegative = 0.01
     lag: int = Field(default=4, ge=0)
     barrier: Fraction = 0.5
-    servers: Count = 1
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
     @property
     def server_count(self) -> int:
@@ -82,11 +77,6 @@ class Gaia(Strategy):
     def shard_count(self) -> int:
         """Of each site."""
         return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def in_step(self, workers: int) -> bool:
         """If there is but one site."""

@@ -33,17 +33,15 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
-from polyrhythm.strategies.placement import PLACEMENTS, Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.quantities import Count
 
 
-class Hierarchical(Strategy):
+class Hierarchical(WithServers):
     """Leaf servers average the gradients of a group of workers each, and push one to the root servers.
 
     Attributes:
@@ -68,9 +66,7 @@ class Hierarchical(Strategy):
     )
 
     groups: Count = 2
-    servers: Count = 1
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
     @property
     def server_count(self) -> int:
@@ -81,11 +77,6 @@ class Hierarchical(Strategy):
     def shard_count(self) -> int:
         """The roots'."""
         return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def check(self, workers: int) -> None:
         """Refuses what the consistency cannot do with so many groups."""
@@ -163,9 +154,8 @@ class Hierarchical(Strategy):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom its leaf is the only server."""
-        for shard in shards(
-            setting.flat.size, self.servers
-        ):  # refuses what roots cannot do, before a leaf tries
+        # What roots cannot do is refused here, before a leaf tries.
+        for shard in shards(setting.flat.size, self.servers):
             setting.plan.part(shard.start, shard.stop)
         leaf = Levels.of(setting.cast, self.groups).leaf_of(setting.network.rank)
         return ServedWorker(replace(setting, cast=Cast(setting.cast.workers, (leaf,))))

@@ -54,19 +54,17 @@ from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served import (
     CONSISTENCIES,
     MERGE_RULES,
-    PLACEMENTS,
     check_rules,
 )
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.placement import Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
-class Mixed(Strategy):
+class Mixed(WithServers):
     """Groups of replicas average inside and meet other groups only at the servers.
 
     Attributes:
@@ -95,21 +93,9 @@ class Mixed(Strategy):
     )
 
     replicas: int = Field(default=2, ge=1)
-    servers: int = Field(default=1, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()
     merge: Annotated[MergeRule, chosen("merge rule", MERGE_RULES)] = Plain()
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
     inside: Annotated[Strategy, chosen("inside strategy", *FAMILIES)] = Synchronous()
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     @property
     def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only

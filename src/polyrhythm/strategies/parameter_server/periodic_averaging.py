@@ -15,10 +15,9 @@ centre, 1 - a at the worker.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
@@ -29,19 +28,16 @@ from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
 from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
-from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
-from polyrhythm.strategies.placement import Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
 
 Reply = tuple[int, Message]
 
 
-class PeriodicAveraging(Strategy):
+class PeriodicAveraging(WithServers):
     """Workers train alone, and every few steps take over a running mean that their model has gone into.
 
     Attributes:
@@ -66,18 +62,6 @@ class PeriodicAveraging(Strategy):
 
     steps: Count = 4
     share: InnerFraction | None = None
-    servers: Count = 1
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def rule(self, workers: int) -> ElasticRule:
         """Gives the numbers for so many workers."""

@@ -19,12 +19,11 @@ what r knows: use SGD.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.rounds import every
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -37,16 +36,14 @@ from polyrhythm.strategies.parameter_server.batches.invariant import Batches
 from polyrhythm.strategies.parameter_server.batches.resharding import OfBatches
 from polyrhythm.strategies.parameter_server.batches.server import BatchServer
 from polyrhythm.strategies.parameter_server.batches.worker import BatchWorker
-from polyrhythm.strategies.placement import PLACEMENTS, Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 
-class Sandblaster(Strategy):
+class Sandblaster(WithServers):
     """Workers add up gradients of a large batch, and servers take an L-BFGS step with it, each on its shard.
 
     Attributes:
@@ -73,18 +70,6 @@ class Sandblaster(Strategy):
     memory: int = Field(default=10, ge=0)
     trials: int = Field(default=1, ge=0)
     tolerance: NonNegative = 0.9
-    servers: Count = 1
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def in_step(self, workers: int) -> bool:
         """Always: a batch is everybody's."""

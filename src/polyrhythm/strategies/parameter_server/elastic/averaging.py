@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.elastic import Elastic
@@ -18,12 +17,9 @@ from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
 from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
-from polyrhythm.strategies.parameter_server.serving.served import PLACEMENTS
-from polyrhythm.strategies.placement import Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -33,7 +29,7 @@ PAPER = Paper(
 WHEN_A_WORKER_DIES = "the others go on, and a successor begins at the centre with the steps that are left"
 
 
-class ElasticAveraging(Strategy):
+class ElasticAveraging(WithServers):
     """Workers train alone, and every few steps they and a centre pull at each other.
 
     Attributes:
@@ -53,24 +49,12 @@ class ElasticAveraging(Strategy):
     tau: Count = 4
     beta: NonNegative = 0.9
     alpha: NonNegative | None = None
-    servers: Count = 1
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Self:
         if self.alpha is not None and "beta" in self.model_fields_set:
             raise RequestError(f"strategy {self.name}: alpha is beta / N, so give only one of them")
         return self
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def rule(self, workers: int) -> ElasticRule:
         """Gives the numbers for so many workers."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import chosen
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
@@ -27,8 +25,7 @@ from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.strategies.placement import Placement
-from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
@@ -40,10 +37,9 @@ from polyrhythm.training.quantities import Count
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
 AGGREGATORS = "polyrhythm.strategies.parameter_server.aggregators"
-PLACEMENTS = "polyrhythm.strategies.placements"
 
 
-class Served(Strategy):
+class Served(WithServers):
     """A strategy of pushes and pulls.
 
     Attributes:
@@ -54,9 +50,7 @@ class Served(Strategy):
             let it go.
     """
 
-    servers: int = Field(default=1, ge=1)
     replicas: int = Field(default=1, ge=1, le=2)
-    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
     eject_after: Count = 5
 
     def rules(self) -> tuple[Consistency, Handling]:
@@ -69,11 +63,6 @@ class Served(Strategy):
         check_rules(*self.rules(), workers, self.servers)
         if self.replicas > 1:
             check_replicas(self.rules()[1], self.servers)
-
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
 
     def goes_on_from(self, before: Strategy) -> bool:
         """Where only servers are others: their number, their replicas, and where they run."""
@@ -91,11 +80,6 @@ class Served(Strategy):
     def holders(self, shard: int) -> tuple[int, ...]:
         """Its own server, and with two replicas the one after it."""
         return (shard,) if self.replicas == 1 else (shard, (shard + 1) % self.servers)
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
 
     def in_step(self, workers: int) -> bool:
         """As the consistency has it."""
