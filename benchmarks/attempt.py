@@ -82,9 +82,8 @@ class Attempt:
         except EOFError:
             ending = "killed", None
         self.process.join()
-        while any(
-            Path(f"/proc/{pid}").exists() for pid in ranks
-        ):  # orphans look for their launcher every second
+        # Orphans look for their launcher every second.
+        while any(Path(f"/proc/{pid}").exists() for pid in ranks):
             time.sleep(0.02)
         return ending
 

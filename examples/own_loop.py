@@ -38,9 +38,8 @@ def main() -> None:
     with polyrhythm.join(options.strategy) as group:  # 2
         model, optimizer = group.distribute(model, optimizer)  # 3
         shard = group.shard(loader)  # 4
-        for epoch in group.epochs(
-            options.epochs
-        ):  # or range(…), which lets nobody take a lost worker's place
+        # Or range(…), which lets nobody take a lost worker's place.
+        for epoch in group.epochs(options.epochs):
             total = 0.0
             for x, y in shard:
                 loss = criterion(model(x), y)

@@ -76,9 +76,8 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
 def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: Starter) -> None:
     command = start("--strategy", ON_TWO, "--epochs", "18")
     command.wait_for(in_epoch(1))
-    for joined in range(
-        3
-    ):  # server 0, server 1, and the successor of server 0: a successor is the last process
+    # Server 0, server 1, and the successor of server 0: a successor is the last process.
+    for joined in range(3):
         os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
         wait_for(lambda: count_of(command, ServerJoined) > joined, "the successor to have its shards")  # noqa: B023
     result = command.result()

@@ -47,10 +47,8 @@ def test_the_bytes_and_steps_are_those_of_the_simulation(spec: str) -> None:
     assert {key: real[key] for key in same} == {key: simulated[key] for key in same}
     assert real["seconds"] >= STEPS * STEP_S
     counted, declared = real["bytes_sent_per_step"], simulated["bytes_sent_per_step"]
-    if (
-        "direct" in spec or "server" in strategy(spec).name
-    ):  # a library's own all-reduce is counted by its formula
+    if "direct" in spec or "server" in strategy(spec).name:
         assert counted == declared
-    else:
+    else:  # a library's own all-reduce is counted by its formula
         assert counted == pytest.approx(declared, rel=0.05)
     assert sum(real["staleness"]["histogram"].values()) == sum(simulated["staleness"]["histogram"].values())

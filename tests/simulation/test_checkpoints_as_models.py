@@ -41,9 +41,8 @@ def test_it_is_the_model_that_was_tested(spec: str, average: float, tmp_path: Pa
     told = [event for event in simulated(job).events if isinstance(event, Evaluated)]
     oldest_first = checkpoints(tmp_path / FOLDER)[::-1]
     assert len(told) == len(oldest_first) == 3
-    for event, path in zip(
-        told[:2], oldest_first[:2], strict=True
-    ):  # the last one is told after all have met
+    # The last one is told after all have met.
+    for event, path in zip(told[:2], oldest_first[:2], strict=True):
         loss, top1 = _shown(job, path)
         assert (loss, top1) == pytest.approx((event.test_loss, event.test_top1), rel=1e-6)
 

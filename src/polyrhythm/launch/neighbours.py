@@ -62,9 +62,8 @@ def asked_threads(environment: Mapping[str, str]) -> int | None:
     Raises:
         RequestError: they are no number.
     """
-    asked = (
-        environment.get(_VARIABLE, "").partition(",")[0].strip()
-    )  # the first of a list is for what is not nested
+    # The first of a list is for what is not nested.
+    asked = environment.get(_VARIABLE, "").partition(",")[0].strip()
     several = environment.get("LOCAL_WORLD_SIZE", "1") != "1"
     if not asked or (several and asked == _TORCHRUNS_OWN):
         return None

@@ -95,9 +95,8 @@ class Recovery:
         self._say(f"{self._ranks.name(child.rank)} {child.death}; {others}{then}")
         living = sum(other.open and other.rank in self._cast.workers for other in self._ranks.children)
         living += 0 if self.guests is None else len(self.guests.present)
-        if (
-            pause_s is None and living < self._job.losses.min_workers
-        ):  # the leader may not know of all that died
+        if pause_s is None and living < self._job.losses.min_workers:
+            # The leader may not know of all that died.
             self._stop.wish()
             self._ranks.signal(signal.SIGTERM)
 

@@ -162,9 +162,8 @@ class Watch:
             self._say(self._how_to_join)
 
     def _deal_with_failures(self, store: Any) -> None:
-        children = sorted(
-            self._ranks.children, key=lambda child: child.rank
-        )  # the leader's successor comes first
+        # The leader's successor comes first.
+        children = sorted(self._ranks.children, key=lambda child: child.rank)
         self._learn_causes(store)
         leaders = [child for child in children if child.rank == LEADER]
         over = any(not child.open and (self._recovery.ended or not child.failed) for child in leaders)

@@ -159,9 +159,8 @@ def images_of_broken_rounds(
     for reached, worker in missed:
         step = reached - 1
         if exchanges(reached + 1) > exchanges(reached) and not job.losses.rescale:
-            step = min(
-                reached, job.calendar.total_steps - 1
-            )  # at whose end they meet again, with what they had
+            # At the end of the run they meet again, with what they had.
+            step = min(reached, job.calendar.total_steps - 1)
         while step >= 0 and exchanges(step) == exchanges(reached):
             found += job.calendar.images(step, worker)
             step -= 1

@@ -68,9 +68,8 @@ class LowRankFisher:
         turned = (rows @ self.basis.T).T @ rows * share
         turned += kept * (self.spectrum[:-1] + self.spectrum[-1]).unsqueeze(1) * self.basis  # R T
         squares, directions = torch.linalg.eigh((turned @ turned.T).double())
-        values = (
-            squares.clamp_min(0).sqrt().flip(0).to(rows.dtype)
-        )  # of T on the directions found, largest first
+        # Of T on the directions found, largest first.
+        values = squares.clamp_min(0).sqrt().flip(0).to(rows.dtype)
         trace = share * rows.square().sum() + kept * self.trace
         least = torch.maximum(_LEAST_SHARE * values[0], values.new_tensor(_LEAST))
         rest = torch.maximum((trace - values.sum()) / (size - rank), least)

@@ -59,9 +59,8 @@ class Course:
         for shard, epoch in zip(self._shards, mark.shards, strict=False):
             if shard is not None:
                 shard.epoch = epoch
-        self._shards += [None] * (
-            len(mark.shards) - len(self._shards)
-        )  # that this loop has not made, nor will
+        not_made = len(mark.shards) - len(self._shards)
+        self._shards += [None] * not_made  # nor will this loop make them
         for kept, state in zip(self.kept, mark.kept, strict=True):
             take_state(kept, state)
         for group, rate in zip(self.optimizer.param_groups, mark.rates, strict=True):

@@ -187,9 +187,8 @@ class Group:
         with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
             if isinstance(error, LetGo):
                 store.set(f"{LET_GO_KEY}/{own.rank}/{own.incarnation}", "")
-            elif not isinstance(
-                error, RunError
-            ):  # that would be what this worker has noticed of another's end
+            elif not isinstance(error, RunError):
+                # That would be what this worker has noticed of another's end.
                 store.set(FAILED_KEY, str(own.rank))
 
     def _finish(self) -> None:

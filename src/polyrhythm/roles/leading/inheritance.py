@@ -76,9 +76,8 @@ class Inheritance:
             if not (missing.at_its_end and self._agree):
                 self._narrator.say(Notice(time_s=0, text=missing.text))
             self._curator.evaluate(missing.epochs, presented)
-        if missing.save and (
-            missing.at_its_end or not self._regroups
-        ):  # else they have states of several steps
+        if missing.save and (missing.at_its_end or not self._regroups):
+            # Otherwise they have states of several steps.
             self._curator.save(self._curator.snapshot(missing.epochs, step, presented), tested=missing.test)
         if not self._regroups:  # who go in step wait meanwhile
             self._replica.part.catch_up()

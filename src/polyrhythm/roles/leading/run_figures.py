@@ -92,9 +92,8 @@ class RunFigures:
         cast = self._world.cast
         told = {cast.workers[state.account.worker]: state.account.arrivals for state in self.states}
         told |= {rank: report["arrivals"] for rank, report in self._others.servers.reports.items()}
-        told[self._world.network.rank] = (
-            self._world.arrivals.to_json()
-        )  # with what it heard while others left
+        # With what this one heard while others left.
+        told[self._world.network.rank] = self._world.arrivals.to_json()
         ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
         digest = result.digest(self._replica.flat.vector)
         lost = self._others.attendance.lost
@@ -142,9 +141,8 @@ class RunFigures:
         if self.job.strategy.regroups(self.job.workers):
             part, formation = self._replica.part, self._others.assembly.muster.formation
             lost = 0
-            if (
-                not part.replicated
-            ):  # workers that hold the same take a step that broke again, with all its images
+            if not part.replicated:
+                # Workers that hold the same take a step that broke again, with all its images.
                 lost = result.images_of_broken_rounds(self.job, formation.missed, part.exchanges)
             return lost + result.images_left_out(self.job, formation.absences)
         reports = list(self._others.servers.reports.values())

@@ -218,9 +218,8 @@ class _Reading:
     def _receive_packet(self) -> tuple[int, array[int]]:
         try:
             received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
-        except (
-            ConnectionResetError
-        ):  # it is gone and will not hear of its slots; what it sent before is still there
+        except ConnectionResetError:
+            # It is gone and will not hear of its slots; what it sent before is still there.
             received = self._socket.recvmsg_into([self._packet], _ONE_FILE_BYTES, socket.MSG_CMSG_CLOEXEC)
         length, ancillary, flags, _ = received
         files = array("i")

@@ -51,9 +51,8 @@ class Links:
         self._groups = groups
         self._membership = membership
         self._outgoing: dict[int, OutgoingLink] = {}
-        self._opening: defaultdict[int, threading.Lock] = defaultdict(
-            threading.Lock
-        )  # one that hangs holds up no other
+        # A lock a link: one that hangs holds up no other.
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._tcp = self._listen()
         self._memory = self._listen_on_host() if shared_memory else None
         memory_card = "" if self._memory is None else self._memory.card.to_text()

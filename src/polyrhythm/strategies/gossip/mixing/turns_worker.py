@@ -100,9 +100,8 @@ class TurnsWorker(WorkerPart):
             self._done, self._updated = step, _NEVER
             self._presented = step  # after so many steps it goes on, and is at no presentation
         else:
-            self.begin_at(
-                self._flat.vector
-            )  # the newest's; its own is in that mean, and must not be handed on
+            # The vector is the newest's; its own is in that mean, and must not be handed on.
+            self.begin_at(self._flat.vector)
             self._done = done + 1
         self._brings = False
         return self._done

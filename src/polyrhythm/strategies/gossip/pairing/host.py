@@ -36,9 +36,8 @@ class Host:
             return self._join(source, message.step)
         if message.kind is Kind.LEAVE:
             return self._leave(source)
-        if (
-            message.kind is Kind.LEAD
-        ):  # of a successor that found the question in its inbox, and asks to be let in
+        if message.kind is Kind.LEAD:
+            # Of a successor that found the question in its inbox, and asks to be let in.
             return []
         assert message.tensor is not None, "who leaves gives its parameters"
         self._total.add_(message.tensor.to(self._total.device))

@@ -234,9 +234,8 @@ class ShardCopy:
 
     def _enter(self, pusher: int, message: Message | None) -> list[Reply]:
         """Takes an entry; its answers wait until the other copy has it as well."""
-        if (
-            message is not None and self.part.done
-        ):  # the other may be through, and acknowledges nothing any more
+        if message is not None and self.part.done:
+            # The other may be through, and acknowledges nothing any more.
             return [(to, self._tagged(reply)) for to, reply in self.part.on_message(pusher, message)]
         relayed = message
         if message is None:
@@ -247,9 +246,8 @@ class ShardCopy:
         self._note(entry)
         owed = [(to, self._tagged(reply)) for to, reply in entry.replies if to in self._asking]
         if message is not None and message.kind is Kind.LEAVE:
-            owed.append(
-                (pusher, Message(Kind.LEAVE, tag=self._place.tag))
-            )  # else nobody knew that both have it
+            # Otherwise nobody knew that both have it.
+            owed.append((pusher, Message(Kind.LEAVE, tag=self._place.tag)))
         self._unacknowledged.append((entry, owed))
         if not self.followed:
             return self._release() + (self.hand_over() if self._awaited else [])

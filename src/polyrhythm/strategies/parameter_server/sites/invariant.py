@@ -87,9 +87,8 @@ class Sites(Invariant):
             self._unawaited.add(pair)
         elif message is not None and message.kind is Kind.DIFFERENCE and pair in self._unawaited:
             self._unawaited.discard(pair)
-            self._let_on[event.server] = (
-                self._clocks[event.server] + 1
-            )  # its workers may be under way already
+            # Its workers may be under way already.
+            self._let_on[event.server] = self._clocks[event.server] + 1
 
     def _book(self, server: int) -> None:
         held = self._held.pop(server, [])
