@@ -30,12 +30,12 @@ class Succession:
         Args:
             peer: who is lost.
             now_s: when.
-            awaited: whether all others wait for the successor: the first one starts at once.
+            awaited: whether all others wait for the successor: it starts at once, unless the last one died soon.
         """
         if not self.left:
             return None
         self.left -= 1
-        pause_s = 0.0 if awaited and peer.rank not in self._last else self._pause_s(peer.rank, now_s)
+        pause_s = self._pause_s(peer.rank, now_s, awaited=awaited)
         self._last[peer.rank] = pause_s, now_s + pause_s
         self._due.append((now_s + pause_s, Peer(peer.rank, peer.incarnation + 1)))
         return pause_s
@@ -65,10 +65,14 @@ class Succession:
         self._due = [entry for entry in self._due if entry[1].rank == spare]
         self.left = 0
 
-    def _pause_s(self, rank: int, now_s: float) -> float:
+    def _pause_s(self, rank: int, now_s: float, *, awaited: bool) -> float:
+        if not self._died_soon(rank, now_s):
+            return 0.0 if awaited else FIRST_PAUSE_S
+        pause_s, _ = self._last[rank]
+        return min(2 * pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S
+
+    def _died_soon(self, rank: int, now_s: float) -> bool:
         if rank not in self._last:
-            return FIRST_PAUSE_S
+            return False
         pause_s, started_at_s = self._last[rank]
-        if now_s - started_at_s >= _LIVES * pause_s:
-            return FIRST_PAUSE_S
-        return min(2 * pause_s, LONGEST_PAUSE_S)
+        return now_s - started_at_s < _LIVES * (pause_s or FIRST_PAUSE_S)

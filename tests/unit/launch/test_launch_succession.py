@@ -52,3 +52,12 @@ def test_the_one_whom_the_others_wait_for_starts_all_the_same() -> None:
     made.cancel(spare=0)
     assert made.left == 0
     assert made.take_due(100.0) == [Peer(0, 1)]
+
+
+def test_one_whom_all_wait_for_starts_at_once_unless_the_last_one_died_soon() -> None:
+    made = Succession(9)
+    assert made.lose(Peer(0, 0), 10.0, awaited=True) == 0.0
+    assert made.lose(Peer(0, 1), 12.5, awaited=True) == 0.0
+    assert made.lose(Peer(0, 2), 13.0, awaited=True) == 0.5  # after half a second
+    assert made.lose(Peer(0, 3), 14.0, awaited=True) == 1.0
+    assert made.lose(Peer(0, 4), 40.0, awaited=True) == 0.0

@@ -13,7 +13,8 @@ class ClockBound(Invariant):
     """Keeps every pusher's clock on every server, from the messages alone.
 
     A lost pusher counts for nothing until its successor pushes; that one's clock begins at the slowest of those that
-    are there, if the other fell before that, and does not pass them while it catches up.
+    are there, if the other fell before that, and while it catches up it
+    does not pass the first of those who never were behind. Where nobody is left of them, all clocks go back alike.
 
     Args:
         cast: who does what.
@@ -36,14 +37,13 @@ class ClockBound(Invariant):
         """Moves the sender's clock, then looks at everyone who may go on."""
         clocks, gone = self._clocks[event.server], self._gone[event.server]
         if event.message is None or event.message.kind is Kind.LEAVE:
-            gone.add(event.source)
+            self._lose(event.server, event.source)
         elif (
             event.message.kind is Kind.PUSH and event.message.step >= self._pushed[event.server][event.source]
         ):
             self._pushed[event.server][event.source] = event.message.step + 1
             if event.source in gone:
-                gone.discard(event.source)
-                self._credits[event.server][event.source] = max(clocks.values())
+                self._let_in(event.server, event.source, event.message.step + 1)
             self._move(event.server, event.source, event.message.step + 1)
         present = [clock for pusher, clock in clocks.items() if pusher not in gone]
         for to, reply in event.replies:
@@ -54,10 +54,28 @@ class ClockBound(Invariant):
             elif reply.tensor is not None:  # a successor's first copy
                 self._copies[event.server, to] = min(present, default=clocks[to])
 
+    def _lose(self, server: int, pusher: int) -> None:
+        """Shifts all clocks that are left alike, if none of them is the count of its pusher's steps."""
+        gone, credits = self._gone[server], self._credits[server]
+        gone.add(pusher)
+        left = [other for other in credits if other not in gone]
+        least = min((credits[other] for other in left), default=0)
+        for other in left:
+            credits[other] -= least
+            self._clocks[server][other] -= least
+            self._copies[server, other] = self._copies.get((server, other), -1) - least
+
+    def _let_in(self, server: int, pusher: int, steps: int) -> None:
+        clocks, gone = self._clocks[server], self._gone[server]
+        slowest = min((clocks[other] for other in clocks if other not in gone), default=0)
+        self._credits[server][pusher] = max(0, slowest - steps)
+        gone.discard(pusher)
+
     def _move(self, server: int, pusher: int, steps: int) -> None:
-        clocks, credits = self._clocks[server], self._credits[server]
-        others = [clocks[other] for other in clocks if other not in {pusher, *self._gone[server]}]
-        credits[pusher] = max(0, min(credits[pusher], min(others, default=0) - steps))
+        clocks, credits, gone = self._clocks[server], self._credits[server], self._gone[server]
+        if credits[pusher]:
+            first = max(clocks[other] for other in clocks if other not in gone and not credits[other])
+            credits[pusher] = max(0, min(credits[pusher], first - steps))
         clocks[pusher] = steps + credits[pusher]
 
     def _check(self, event: Handled, to: int, slowest: int, *, fresh: bool) -> None:

@@ -16,7 +16,7 @@ Otherwise the answer is empty, and the worker applies its own gradient to its ow
 M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
 from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
 successor of a lost worker takes the steps that are left of that one's, and its clock begins with its first gradient, at
-the slowest of the others', so that nobody waits until it has caught up; as it catches up, it stays behind theirs.
+the slowest of the others', so that nobody waits until it has caught up; as it catches up, it does not pass the first.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ class BoundedStalenessGate:
         """Applies the gradient, and answers all that may go on."""
         if pusher in self._entering:
             self._entering.discard(pusher)
+            slowest = min((self._clocks[other] for other in self._present), default=0)
+            self._credits[pusher] = max(0, slowest - step - 1)
             self._present.add(pusher)
-            self._credits[pusher] = max(self._clocks)
         self._set_clock(pusher, step + 1)
         self._waiting.add(pusher)
         return self._decide((pusher,))
@@ -115,6 +116,8 @@ class BoundedStalenessGate:
         self._present.discard(pusher)
         self._entering.discard(pusher)
         self._waiting.discard(pusher)
+        self._credits[pusher] = 0
+        self._rebase()
         return self._decide()
 
     def join(self, pusher: int) -> None:
@@ -131,12 +134,22 @@ class BoundedStalenessGate:
         self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
 
     def _set_clock(self, pusher: int, steps: int) -> None:
-        """Counts a credit only as far as it is still behind: else it would wait for those who have done all steps."""
+        """Counts a credit only as far as it is still behind: else it would wait for those who have done all steps.
+
+        Behind the first of those who never were: two who catch up would hold each other back, and with them all.
+        """
         if self._credits[pusher]:
-            others = [self._clocks[other] for other in self._present if other != pusher]
-            behind = max(0, min(others, default=0) - steps)
-            self._credits[pusher] = min(self._credits[pusher], behind)
+            true = (self._clocks[other] for other in self._present if not self._credits[other])
+            self._credits[pusher] = max(0, min(self._credits[pusher], max(true, default=0) - steps))
         self._clocks[pusher] = steps + self._credits[pusher]
+
+    def _rebase(self) -> None:
+        """Has one at least count its steps alone, where all who are left were behind once; differences stay."""
+        least = min((self._credits[pusher] for pusher in self._present), default=0)
+        for pusher in self._present if least else ():
+            self._credits[pusher] -= least
+            self._clocks[pusher] -= least
+            self._copied[pusher] = max(-1, self._copied[pusher] - least)
 
     def _decide(self, apply: tuple[int, ...] = ()) -> Decision:
         counted = self._present or self._entering

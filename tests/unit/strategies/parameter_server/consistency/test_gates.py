@@ -234,6 +234,38 @@ class TestBoundedStaleness:
         )  # 0 has to ask again after a resumption
         assert gate.arrive(1, 1) == Decision(apply=(1,), answer=(0, 1))
 
+    def test_two_successors_that_catch_up_do_not_hold_each_other_back(self):
+        """Both are ten steps behind 0, and as quick: nobody ever waits."""
+        gate = BoundedStaleness(s=3).gate(3)
+        for lost in (1, 2):
+            gate.leave(lost)
+        for step in range(10):
+            gate.arrive(0, step)
+        for new in (1, 2):
+            gate.join(new)
+            assert gate.ask(new, 0).answer == (new,)
+        for step in range(10):
+            turns = [(0, step + 10), (1, step), (2, step)]
+            for pusher, number in turns if step % 2 else reversed(turns):
+                assert gate.arrive(pusher, number).answer == (pusher,)
+
+    def test_who_is_left_of_successors_waits_for_none_that_is_through(self):
+        """1 and 2 come late, 2 the later one, and 0 leaves. 1 is through first, and stays until 2 is."""
+        gate = BoundedStaleness(s=3).gate(3)
+        for lost in (1, 2):
+            gate.leave(lost)
+        for step in range(9):
+            if step in {2, 7}:
+                gate.join(1 if step == 2 else 2)
+            gate.arrive(0, step)
+            if step >= 2:
+                gate.arrive(1, step - 2)
+            if step >= 7:
+                gate.arrive(2, step - 7)
+        gate.leave(0)
+        assert [gate.arrive(1, step).answer for step in (7, 8)] == [(1,)] * 2
+        assert [gate.arrive(2, step).answer for step in range(2, 9)] == [(2,)] * 7
+
     def test_a_successor_never_waits_for_who_has_done_all_steps(self):
         """0 and 2 have done all three, and stay until 1 has as well."""
         gate = BoundedStaleness(s=1).gate(3)
