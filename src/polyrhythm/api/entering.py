@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+from polyrhythm.claim import Superseded
 from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
@@ -41,7 +41,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     address, given = parse_address(config.listen), read_token(config.token_file)
     drawn = None
     if given is None:
-        given, drawn = draw_token(folder)
+        given, drawn = draw_token(folder, job.keeping.claim)
     entrance = Entrance(address, given)
     entrance.offer = {
         "version": version("polyrhythm"),
@@ -55,13 +55,16 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     knowing = "" if file else ", with POLYRHYTHM_TOKEN in the environment"
     entrance.how = f"others may join at {entrance.address}: {command}{knowing}"
     told = {"address": str(entrance.address), "token_file": str(file) if file else None, "command": command}
-    (folder / JOIN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    claim = job.keeping.claim
+    claim.draft(folder / JOIN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    claim.publish(folder / JOIN_FILE)
     try:
         yield entrance
     finally:
         entrance.close()
-        for name in (JOIN_FILE, TOKEN_FILE):
-            Path(folder / name).unlink(missing_ok=True)
+        with suppress(Superseded):
+            for name in (JOIN_FILE, TOKEN_FILE):
+                claim.remove(folder / name)
 
 
 def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:

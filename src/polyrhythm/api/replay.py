@@ -104,14 +104,15 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
 def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> Replay:
     """Plays, and leaves a run folder."""
     out = run_folder.choose(out, "replay")
-    run_folder.create(out, config, job)
-    log = EventLog(out / "events.jsonl")
+    claim = run_folder.create(out, config, job)
+    log = EventLog(out / "events.jsonl", claim)
     try:
         found = play(
             dataclasses.replace(job, keeping=Keeping(folder=out, checkpoints=0)), recording, log.on_event
         )
     finally:
         log.close()
+        claim.release()
     if found.parameters_sha256 is not None:  # else there may be nothing to report
         write_report(out)
     return found

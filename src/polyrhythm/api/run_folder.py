@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
+from polyrhythm.claim import Claim, claim, is_desk
 from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import FOLDER
 
 RUNS = Path("runs")
 
@@ -43,7 +45,7 @@ def choose(out: str | Path | None, name: str) -> Path:
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file: name a folder with --out")
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not _is_bare(folder):
         holds = "already holds another run" if (folder / CONFIG_FILE).exists() else "is not empty"
         raise RequestError(
             f"{folder} {holds}: name another with --out, or continue it with --resume {folder}"
@@ -51,17 +53,26 @@ def choose(out: str | Path | None, name: str) -> Path:
     return folder
 
 
-def create(folder: Path, config: RunConfig, job: Job) -> None:
-    """Makes the folder of a job with `config.yaml` and `environment.json`.
+def _is_bare(folder: Path) -> bool:
+    """Whether nothing is there, or what a start has left that was killed before it wrote anything."""
+    return all(
+        is_desk(path) or (path.name == FOLDER and path.is_dir() and all(map(is_desk, path.iterdir())))
+        for path in folder.iterdir()
+    )
+
+
+def create(folder: Path, config: RunConfig, job: Job) -> Claim:
+    """Makes the folder of a job with `config.yaml` and `environment.json`, and claims it.
 
     Raises:
         RequestError: it cannot be written.
+        Superseded: a later start has claimed it.
     """
-    create_for(folder, _settled(config, job), str(job.device))
+    return create_for(folder, _settled(config, job), str(job.device))
 
 
-def create_for(folder: Path, config: RunConfig, device: str) -> None:
-    """Makes a folder with `config.yaml` and `environment.json`.
+def create_for(folder: Path, config: RunConfig, device: str) -> Claim:
+    """Makes a folder with `config.yaml` and `environment.json`, and claims it.
 
     Args:
         folder: new or empty.
@@ -70,14 +81,21 @@ def create_for(folder: Path, config: RunConfig, device: str) -> None:
 
     Raises:
         RequestError: it cannot be written.
+        Superseded: a later start has claimed it.
     """
-    existed = folder.exists()
+    existed, own = folder.exists(), None
+    path, environment = folder / CONFIG_FILE, folder / "environment.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_recipe(config, folder / CONFIG_FILE)
+        own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
+        write_recipe(config, own.draft(path))
+        own.publish(path)
         text = json.dumps(_environment(config, device), indent=2) + "\n"
-        (folder / "environment.json").write_text(text, encoding="utf-8")
+        own.draft(environment).write_text(text, encoding="utf-8")
+        own.publish(environment)
+        return own
     except OSError as error:
+        if own is not None:
+            own.release()
         if not existed:
             discard(folder)
         raise RequestError(

@@ -118,10 +118,12 @@ def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers:
     folder = _folder(out, job, config, where)
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
 
-    def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
-        simulate_on(layout, job, emit, stop=stop, timeline=timeline)
-
     with computing_with(config.threads or 1), told_run(job, config, observers) as told:
+        claimed = told.claimed(job)
+
+        def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
+            simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
+
         _played(layout, folder, told, play, {"gradients": "real"})
     return told.run()
 
@@ -147,8 +149,8 @@ def _rehearse(
     known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
-    run_folder.create_for(folder, config, "none")
-    with computing_with(1), told_in(folder, config, observers) as told:
+    claim = run_folder.create_for(folder, config, "none")
+    with computing_with(1), told_in(folder, config, observers, claim) as told:
         _played(layout, folder, told, play, known)
     return told.run()
 

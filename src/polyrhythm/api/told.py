@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.api import run_folder
+from polyrhythm.claim import Superseded, Unclaimed
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, Notice, Restarted, RunEnded
+from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
 from polyrhythm.launch.preemption import Preempted
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog, read_events
 from polyrhythm.reporting.figures import RunFigures
@@ -20,6 +22,8 @@ from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.report import write_report
 from polyrhythm.roles.job import Job
+
+_LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iter
     folder = job.keeping.folder
     assert folder is not None
     begun = (folder / LOG_FILE).exists()
-    run_folder.create(folder, config, job)
-    with told_in(folder, config, observers, resumed=begun or job.keeping.resume) as told:
+    claim = run_folder.create(folder, config, job)
+    with told_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as told:
         if begun and not job.keeping.resume:
             told.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
         yield told
@@ -60,17 +64,29 @@ def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iter
 
 @contextmanager
 def told_in(
-    folder: Path, config: RunConfig, observers: Sequence[Observer], *, resumed: bool = False
+    folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed, *, resumed: bool = False
 ) -> Iterator[Told]:
     """Tells a run whose folder is there; it is removed like that of `told_run`, unless the run is a resumed one."""
-    told = Told(folder, config, observers)
     try:
-        with told:
-            yield told
-    except (RequestError, KeyboardInterrupt):
-        if not told.begun and not resumed:
-            run_folder.discard(folder)
-        raise
+        told = _begun(folder, config, observers, claim)
+        try:
+            with told:
+                yield told
+        except (RequestError, KeyboardInterrupt):
+            if not told.begun and not resumed and claim.holds():
+                run_folder.discard(folder)
+            raise
+    finally:
+        claim.release()
+
+
+def _begun(folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed) -> Told:
+    try:
+        return Told(folder, config, observers, claim)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror or error}; make room there"
+        ) from None
 
 
 class Told:
@@ -80,21 +96,35 @@ class Told:
         folder: of the run.
         config: says whether TensorBoard is wanted.
         observers: besides the log.
+        claim: to the folder; the run ends when a later start has it.
 
     Attributes:
+        claim: to the folder.
         hurries: whether there is no time for a report.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed
+    ) -> None:
         self._folder = folder
+        self.claim = claim
         self.hurries = False
+        self._looked_s = time.monotonic()
         self._last: Event | None = None
         self._figures = RunFigures()
-        self._observers: list[Observer] = [EventLog(folder / LOG_FILE), *observers]
+        self._observers: list[Observer] = [EventLog(folder / LOG_FILE, claim), *observers]
         if config.tensorboard:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
 
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
+
+    def claimed(self, job: Job) -> Job:
+        """Gives a job that writes into the folder as this start of the run does."""
+        return replace(job, keeping=replace(job.keeping, claim=self.claim))
+
+    def tell(self, observer: Observer) -> None:
+        """Tells one more observer, from now on."""
+        self._observers.append(observer)
 
     @property
     def begun(self) -> bool:
@@ -102,7 +132,14 @@ class Told:
         return self._last is not None
 
     def on_event(self, event: Event) -> None:
-        """Tells all observers."""
+        """Tells all observers.
+
+        Raises:
+            Superseded: a later start has the folder.
+        """
+        if isinstance(event, WorkerProgress) and time.monotonic() - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self.claim.check()
         self._last = event
         self._figures.add(event)
         for observer in self._observers:
@@ -118,12 +155,14 @@ class Told:
         with ExitStack() as stack:  # each is closed, even if another fails
             for observer in self._observers:
                 stack.callback(observer.close)
-        if self.begun and not self.hurries and not isinstance(error, Preempted):
+        if self.begun and not self.hurries and not isinstance(error, Preempted) and self.claim.holds():
             self._write_report()
 
     def _write_report(self) -> None:
         try:
-            write_report(self._folder)
+            write_report(self._folder, self.claim)
+        except Superseded:  # between the two
+            return
         except OSError as error:  # what the run has come to is more than its report
             reason = f"cannot write the report of {self._folder}: {error.strerror or error}"
             print(f"polyrhythm: {reason}", file=sys.stderr, flush=True)

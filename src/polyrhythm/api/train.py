@@ -6,7 +6,8 @@ import dataclasses
 import multiprocessing
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
@@ -15,7 +16,7 @@ import torch
 from polyrhythm.api import resuming, run_folder
 from polyrhythm.api.entering import admission_of, entrance_of
 from polyrhythm.api.thawing import train_thawing
-from polyrhythm.api.told import Run, told_run
+from polyrhythm.api.told import Run, Told, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.options import RunOptions
@@ -83,8 +84,6 @@ def train(
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
-    if config.timings:
-        observers = [*observers, StepTrace(folder / TRACE_FILE)]
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)
@@ -138,7 +137,7 @@ def _check_port(port: int) -> None:
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
-    with told_run(job, config, observers) as told, entrance_of(job, config) as entrance:
+    with _told(job, config, observers) as told, entrance_of(told.claimed(job), config) as entrance:
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 
@@ -153,10 +152,19 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
             )
 
         restarts = config.restarts if config.keep_checkpoints and entrance is None else 0
-        preempted = run_restarting(job, play, told.on_event, restarts)
+        preempted = run_restarting(told.claimed(job), play, told.on_event, restarts)
         told.hurries = preempted
     run = told.run()
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
+
+
+@contextmanager
+def _told(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[Told]:
+    assert job.keeping.folder is not None
+    with told_run(job, config, observers) as told:
+        if config.timings:
+            told.tell(StepTrace(job.keeping.folder / TRACE_FILE, told.claim))
+        yield told
 
 
 def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig:
@@ -175,9 +183,9 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
         if torchrun.run_under_torchrun(job, _say_notices, config.threads, admission_of(job, config)):
             raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
-    with told_run(job, config, observers) as told, entrance_of(job, config) as entrance:
-        admission = admission_of(job, config, entrance)
-        preempted = torchrun.run_under_torchrun(job, told.on_event, config.threads, admission)
+    with _told(job, config, observers) as told, entrance_of(told.claimed(job), config) as entrance:
+        admission = admission_of(told.claimed(job), config, entrance)
+        preempted = torchrun.run_under_torchrun(told.claimed(job), told.on_event, config.threads, admission)
         told.hurries = preempted
     return dataclasses.replace(told.run(), preempted=preempted)
 

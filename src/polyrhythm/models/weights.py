@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.models.weights_formats import is_safetensors, read_tensors
 
@@ -49,32 +50,37 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(given, strict=False)  # not strict: of tied tensors one is enough
 
 
-def save_weights(model: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+def save_weights(
+    model: nn.Module, path: Path, metadata: dict[str, str], claim: Unclaimed = UNCLAIMED
+) -> None:
     """Writes a model's parameters and buffers as safetensors; the file appears whole or not at all.
 
     Args:
         model: may have tied parameters, or views of one vector as parameters: each is written by itself.
         path: the file; an older one is replaced.
         metadata: texts to keep beside the weights; see `read_metadata`.
+        claim: to the folder.
 
     Raises:
         RunError: it cannot be written (no such folder, disk full, …).
+        Superseded: the folder is another's.
     """
     tensors = {
         # cloned, as safetensors refuses tensors that share memory
         name: tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = claim.draft(path)
     try:
         unfinished.touch()
         usual_mode = unfinished.stat().st_mode
         save_file(tensors, unfinished, metadata)
         unfinished.chmod(usual_mode)  # the library lets nobody but the owner read it
         _flush_to_disk(unfinished)
-        unfinished.replace(path)
+        claim.publish(path)
         _flush_to_disk(path.parent)
     except (OSError, SafetensorError) as error:
+        claim.check()
         raise RunError(f"cannot write the weights {path}: {error}") from error
     finally:
         with suppress(OSError):  # there is none after success, nor where the folder is no folder

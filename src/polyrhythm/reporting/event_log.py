@@ -13,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, from_json
 
@@ -30,15 +31,31 @@ class EventLog:
 
     A disk that is full ends no run: events are left out until there is room again, and a notice says how many.
 
+    Args:
+        path: of the file; a resumed run goes on with a copy that takes its place, so that what an earlier start may
+            still write goes into the old one, which nobody finds any more.
+        claim: to its folder.
+
     Raises:
-        OSError: the file cannot be opened.
+        Superseded: the folder is another's.
+        OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        _cut_to_whole_lines(path)
+    def __init__(self, path: Path, claim: Unclaimed = UNCLAIMED) -> None:
+        self._path = path
+        draft, before = claim.draft(path), _whole_lines(path)
+        draft.unlink(missing_ok=True)
         # Unbuffered: a line is with the operating system before on_event returns, and what is not never will be.
-        self._file = path.open("ab", buffering=0)
+        self._file = draft.open("xb", buffering=0)
         self._left_out = 0
+        try:
+            if self._file.write(before) != len(before):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            claim.publish(path)
+        except OSError:
+            self._file.close()
+            draft.unlink(missing_ok=True)
+            raise
 
     def on_event(self, event: Event) -> None:
         """Writes one line."""
@@ -66,20 +83,20 @@ class EventLog:
         self._file.truncate(end)
         if not self._left_out:
             print(
-                f"polyrhythm: cannot write {self._file.name}: {reason}; events are left out until it can be written",
+                f"polyrhythm: cannot write {self._path}: {reason}; events are left out until it can be written",
                 file=sys.stderr,
                 flush=True,
             )
         return False
 
 
-def _cut_to_whole_lines(path: Path) -> None:
+def _whole_lines(path: Path) -> bytes:
     # A killed run may leave half a line; a resumed one would write its first event into the middle of it.
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def read_events(path: Path) -> list[Event]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.cache_figures import cache_line
 from polyrhythm.reporting.event_log import read_events
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 _MANY_CLASSES = 20
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
     """Writes `report.html` into a run folder, whole or not at all.
 
     Args:
         folder: of the run; `events.jsonl` must be there, `config.yaml` and `environment.json` may be.
+        claim: to the folder, of a run that has just ended.
 
     Returns:
         The path of the report.
@@ -42,6 +43,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         RequestError: the folder holds no readable run.
         OSError: the report cannot be written.
+        Superseded: the folder is another's.
     """
     figures = RunFigures.of(read_events(folder / "events.jsonl"))
     if figures.started is None:
@@ -49,10 +51,11 @@ def write_report(folder: Path) -> Path:
             f"{folder / 'events.jsonl'} holds no run that started; give the folder of another run"
         )
     html = render(figures, folder, _config(folder), _environment(folder))
-    path, unfinished = folder / "report.html", folder / f".report.html.{os.getpid()}"
+    path = folder / "report.html"
+    unfinished = claim.draft(path)
     try:
         unfinished.write_text(html, encoding="utf-8")
-        unfinished.replace(path)
+        claim.publish(path)
     finally:
         unfinished.unlink(missing_ok=True)
     return path

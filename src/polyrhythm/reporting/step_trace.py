@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from polyrhythm.chrome_trace import Place, Record, write_trace
+from polyrhythm.claim import UNCLAIMED, Superseded, Unclaimed
 from polyrhythm.events import Event, RunStarted, WorkerTimings
 
 if TYPE_CHECKING:
@@ -21,10 +23,12 @@ class StepTrace:
 
     Args:
         path: of the file; written in the end, if there is anything to write.
+        claim: to its folder; nothing is written where that is another's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, claim: Unclaimed = UNCLAIMED) -> None:
         self._path = path
+        self._claim = claim
         self._name = ""
         self._spans: dict[int, list[Record]] = {}
 
@@ -38,9 +42,11 @@ class StepTrace:
 
     def close(self) -> None:
         """Writes the file."""
-        if not self._spans:
+        if not self._spans or not self._claim.holds():
             return
         records: list[Record] = []
         for worker, told in sorted(self._spans.items()):
             records += Place(0, worker).named(self._name, f"worker {worker}") + told
-        write_trace(self._path, records)
+        with suppress(Superseded):
+            write_trace(self._claim.draft(self._path), records)
+            self._claim.publish(self._path)

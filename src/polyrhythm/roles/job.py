@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.message import UNBOUNDED_BYTES
 from polyrhythm.data.begun import Begun
 from polyrhythm.data.dataset import Dataset
@@ -78,12 +79,14 @@ class Keeping:
         checkpoints: how many of the newest checkpoints stay; 0 writes none.
         resume: whether to go on from the newest checkpoint that is whole.
         best: whether the checkpoint of the highest test accuracy stays besides.
+        claim: to the folder, of this start of the run.
     """
 
     folder: Path | None = None
     checkpoints: int = 2
     resume: bool = False
     best: bool = False
+    claim: Unclaimed = UNCLAIMED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RunError
 
 if TYPE_CHECKING:
@@ -28,32 +29,35 @@ def best_checkpoint(folder: Path) -> Path | None:
     return next(iter(_best_first(folder)), None)
 
 
-def keep_best(path: Path, top1: float) -> None:
+def keep_best(path: Path, top1: float, claim: Unclaimed = UNCLAIMED) -> None:
     """Keeps a checkpoint if it is better than the best one so far, and gives that one up; of equals the earlier stays.
 
     Args:
         path: of a whole checkpoint.
         top1: its test accuracy, a fraction; six decimals of it count.
+        claim: to the folder.
 
     Raises:
         RunError: the system could not do so; the best one so far stays.
+        Superseded: the folder is another's.
     """
     named = path.with_name(f"best-top1-{top1:.6f}-{path.name}")
     before = _best_first(path.parent)
     if before and _top1(before[0]) >= _top1(named):
         return
     try:
-        _name_also(path, named)
+        _name_also(path, named, claim)
         for other in before:  # only now: a crash in between leaves two, of which the better one counts
-            other.unlink(missing_ok=True)
+            claim.remove(other)
     except OSError as error:
+        claim.check()
         raise RunError(
             f"cannot keep {path} as the best checkpoint: {error.strerror or error}; the best one before it stays"
         ) from error
 
 
-def _name_also(path: Path, named: Path) -> None:
-    partial = named.with_name(f".{named.name}.partial")
+def _name_also(path: Path, named: Path, claim: Unclaimed) -> None:
+    partial = claim.draft(named)
     try:
         partial.unlink(missing_ok=True)
         try:
@@ -62,7 +66,7 @@ def _name_also(path: Path, named: Path) -> None:
             shutil.copyfile(path, partial)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-        os.replace(partial, named)
+        claim.publish(named)
     finally:
         with suppress(OSError):
             partial.unlink()

@@ -3,10 +3,10 @@
 A checkpoint is one safetensors file. Its metadata holds `facts` (JSON) and `sha256`, which covers the facts
 and every tensor's name, dtype, shape and bytes.
 
-    write .step-00000007.safetensors.partial ── fsync ── rename to step-00000007.safetensors ── fsync folder
+    write a draft of step-00000007.safetensors ── fsync ── rename it to that ── fsync folder
     └── a crash in here leaves the older files as they were ──┘
 
-One folder has one writer.
+One folder has one writer: who has claimed it (`claim.py`), where several could.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.training.safetensors_writer import raw_bytes, write_safetensors
 
@@ -40,33 +41,38 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.safetensors"
 
 
-def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+def save_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], claim: Unclaimed = UNCLAIMED
+) -> str:
     """Writes a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
 
     Args:
         path: where to; its folder exists.
         tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
         facts: JSON-able. JSON's rules hold: tuples come back as lists, and keys as texts.
+        claim: to the folder.
 
     Returns:
         The checksum: sha256 in hexadecimal digits.
 
     Raises:
         RunError: the system could not write it, for example because the disk is full.
+        Superseded: the folder is another's.
         ValueError: safetensors has no such dtype.
     """
     text = json.dumps(facts)
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     digest = _digest(text, stored)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = claim.draft(path)
     try:
         _check_room(path.parent, sum(tensor.nbytes for tensor in stored.values()))
         with partial.open("wb") as file:
             write_safetensors(file, stored, {"facts": text, "sha256": digest})
         _flush(partial)
-        os.replace(partial, path)
+        claim.publish(path)
         _flush(path.parent)
     except OSError as error:
+        claim.check()
         reason = error.strerror or error
         raise RunError(
             f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched"
@@ -111,10 +117,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return next(iter(checkpoints(folder)), None)
 
 
-def prune(folder: Path, keep: int) -> None:
+def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
     """Removes all checkpoints but the `keep` newest, and what a crash left half-written.
 
     Raises:
+        Superseded: the folder is another's.
         ValueError: `keep` is below 1.
     """
     if keep < 1:
@@ -124,15 +131,19 @@ def prune(folder: Path, keep: int) -> None:
         *folder.glob(".step-*.partial"),
         *folder.glob(".best-*.partial"),
     ]:
-        path.unlink(missing_ok=True)
+        claim.remove(path)
 
 
-def forget_beyond(folder: Path, step: int) -> None:
-    """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers."""
+def forget_beyond(folder: Path, step: int, claim: Unclaimed = UNCLAIMED) -> None:
+    """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers.
+
+    Raises:
+        Superseded: the folder is another's.
+    """
     for path in checkpoints(folder):
         found = _NAME.fullmatch(path.name)
         if found is not None and int(found[1]) > step:
-            path.unlink(missing_ok=True)
+            claim.remove(path)
 
 
 def _check_room(folder: Path, size_bytes: int) -> None:

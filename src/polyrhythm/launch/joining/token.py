@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.secret import prove
 from polyrhythm.errors import RequestError
 
@@ -51,12 +52,22 @@ def read_token(file: str | Path | None) -> str | None:
     return token
 
 
-def draw_token(folder: Path) -> tuple[str, Path]:
-    """Draws a token and leaves it in the run folder, readable by the user alone; gives it and the file."""
+def draw_token(folder: Path, claim: Unclaimed = UNCLAIMED) -> tuple[str, Path]:
+    """Draws a token and leaves it in the run folder, readable by the user alone; gives it and the file.
+
+    Args:
+        folder: of the run.
+        claim: to it.
+
+    Raises:
+        Superseded: the folder is another's.
+    """
     token, path = secrets.token_hex(_DRAWN_BYTES), folder / TOKEN_FILE
-    path.unlink(missing_ok=True)  # one of an earlier session may be open to others
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", encoding="utf-8") as file:
+    draft = claim.draft(path)
+    draft.unlink(missing_ok=True)  # one of an earlier session may be open to others
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", encoding="utf-8") as file:
         file.write(f"{token}\n")
+    claim.publish(path)
     return token, path
 
 

@@ -39,6 +39,7 @@ class Archive:
         assert job.keeping.folder is not None
         self._folder: Path = job.keeping.folder / FOLDER
         self._keep = job.keeping.checkpoints
+        self._claim = job.keeping.claim
         self._keep_best = job.keeping.best
         self._job = job
         self._identity = identity(job)
@@ -49,15 +50,18 @@ class Archive:
 
         Raises:
             RunError: it cannot be written; older ones are untouched.
+            Superseded: the folder is another's.
         """
         path = checkpoint_path(self._folder, snapshot.step)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            self._claim.check()
             raise RunError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
-        save_checkpoint(path, snapshot.tensors(), {"job": self._identity, **snapshot.facts()})
-        forget_beyond(self._folder, snapshot.step)
-        prune(self._folder, self._keep)
+        facts = {"job": self._identity, **snapshot.facts()}
+        save_checkpoint(path, snapshot.tensors(), facts, self._claim)
+        forget_beyond(self._folder, snapshot.step, self._claim)
+        prune(self._folder, self._keep, self._claim)
         return f"{FOLDER}/{path.name}"
 
     def keep_best(self, step: int, top1: float) -> None:
@@ -65,9 +69,10 @@ class Archive:
 
         Raises:
             RunError: the system could not do so.
+            Superseded: the folder is another's.
         """
         if self._keep_best:
-            keep_best(checkpoint_path(self._folder, step), top1)
+            keep_best(checkpoint_path(self._folder, step), top1, self._claim)
 
     def load(self) -> Snapshot:
         """Reads the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from polyrhythm.claim import Superseded
 from polyrhythm.communication.activity import Activity
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
@@ -21,6 +22,8 @@ from polyrhythm.roles.keeping.snapshot import Snapshot
 
 class Archivist:
     """Saves one checkpoint after the other. What cannot be written is said, and training goes on.
+
+    But not in a folder that a later start has: all that looks at what has been written then raises `Superseded`.
 
     Args:
         archive: where to.
@@ -71,6 +74,8 @@ class Archivist:
         if self._saved_step is not None:
             try:
                 self._archive.keep_best(self._saved_step, top1)
+            except Superseded:
+                raise
             except RunError as error:
                 self._say(Notice(time_s=0, text=str(error)))
 
@@ -79,6 +84,8 @@ class Archivist:
         (snapshot, top1, future), self._writing, self._saved_step = self._writing, None, None
         try:
             path = future.result()
+        except Superseded:
+            raise
         except RunError as error:  # anything else is a bug
             self._say(Notice(time_s=0, text=f"{error}, and training goes on"))
             return

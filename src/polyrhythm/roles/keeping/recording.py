@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
@@ -53,18 +53,20 @@ class Recording:
         """How many messages were noted."""
         return sum(map(len, self.ranks.values()))
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, claim: Unclaimed = UNCLAIMED) -> None:
         """Writes the recording into a run folder, whole or not at all.
 
         Raises:
+            Superseded: the folder is another's.
             RunError: the system could not write it.
         """
         path = folder / ARRIVALS_FILE
-        partial = path.with_name(f".{ARRIVALS_FILE}.partial")
+        partial = claim.draft(path)
         try:
             partial.write_text(json.dumps(self._to_json(), indent=1) + "\n", encoding="utf-8")
-            os.replace(partial, path)
+            claim.publish(path)
         except OSError as error:
+            claim.check()
             raise RunError(f"cannot write {path}: {error.strerror or error}") from None
         finally:
             with suppress(OSError):

@@ -144,9 +144,8 @@ class Curator:
         """Tests and saves the final model."""
         self.evaluate(self.job.learning.epochs)
         if self.job.keeping.folder is not None:
-            self._presentation.save(
-                self.job.keeping.folder / "model.safetensors", self._others.workers.in_order
-            )
+            path = self.job.keeping.folder / "model.safetensors"
+            self._presentation.save(path, self._others.workers.in_order, self.job.keeping.claim)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)
 

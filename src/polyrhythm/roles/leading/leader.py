@@ -89,7 +89,7 @@ class Leader:
             return
         folder = self.job.keeping.folder
         if folder is not None:  # of what this run goes on from
-            (folder / ARRIVALS_FILE).unlink(missing_ok=True)
+            self.job.keeping.claim.remove(folder / ARRIVALS_FILE)
         self._narrator.begin()
         self._narrator.say(self._figures.opening(epoch, self._narrator.earlier_s))
         for remark in (self.job.strategy.remark(self.job.workers), *self._curator.remarks):

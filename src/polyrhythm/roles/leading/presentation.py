@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.data.dataset import Split
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate
 from polyrhythm.models.weights import save_weights
@@ -66,7 +67,7 @@ class Presentation:
             test = _InDtype(dataset.test, self._replica.flat.vector.dtype)
             return evaluate(self._replica.model, test, classes=dataset.classes, device=self._job.device)
 
-    def save(self, path: Path, states: list[WorkerState]) -> None:
+    def save(self, path: Path, states: list[WorkerState], claim: Unclaimed = UNCLAIMED) -> None:
         """Writes the model's weights, and what is needed to use them."""
         dataset = self._job.dataset
         facts = {
@@ -79,7 +80,7 @@ class Presentation:
             "white": ",".join(map(str, dataset.white)),
         }
         with self._shown(states):
-            save_weights(self._replica.model, path, facts)
+            save_weights(self._replica.model, path, facts, claim)
 
     @contextmanager
     def _shown(self, states: list[WorkerState], presented: Tensor | None = None) -> Iterator[None]:

@@ -99,7 +99,7 @@ class RunFigures:
         lost = self._others.attendance.lost
         recording_of(
             self.job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
-        ).write(folder)
+        ).write(folder, self.job.keeping.claim)
 
     def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
         """Gives the figures, as `train --json` prints them.

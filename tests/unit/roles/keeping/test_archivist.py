@@ -34,11 +34,11 @@ class Held:
         self._write = archive_module.save_checkpoint
         monkeypatch.setattr(archive_module, "save_checkpoint", self._save)
 
-    def _save(self, path, tensors, facts):
+    def _save(self, path, tensors, facts, claim):
         self.log.append(f"begin {facts['step']}")
         self.begun.set()
         assert self.let_go.wait(PATIENCE_S)
-        self._write(path, tensors, facts)
+        self._write(path, tensors, facts, claim)
         self.log.append(f"end {facts['step']}")
 
 

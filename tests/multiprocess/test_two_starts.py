@@ -1,0 +1,89 @@
+"""Two starts of one run at once, as where a host is cut off and comes back: the later one has the folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
+from polyrhythm.claim import is_desk
+from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted
+from polyrhythm.reporting.event_log import read_events
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
+
+TRAIN = [
+    *(
+        POLYRHYTHM,
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp",
+        "--strategy",
+        "synchronous",
+        "--threads",
+        "1",
+    ),
+    *("--epochs", "100000", "--out", "run", "--resume", "auto"),
+]
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Iterator[list[Started]]:
+    """Starts of the run, which are ended."""
+    begun: list[Started] = []
+    yield begun
+    for start in begun:
+        if start.process.poll() is None:
+            ranks = start.children()
+            os.killpg(start.process.pid, signal.SIGKILL)
+            start.process.wait()
+            wait_for(lambda ranks=ranks: are_gone(ranks), "the ranks to leave")  # type: ignore[misc]
+
+
+def test_a_start_that_comes_back_finds_a_later_one_and_ends(starts: list[Started], tmp_path: Path) -> None:
+    def begin(name: str) -> Started:
+        starts.append(Started(TRAIN, tmp_path, tmp_path / name))
+        starts[-1].run = tmp_path / "run"
+        return starts[-1]
+
+    def saved_by(start: int) -> bool:
+        found = told()[begins()[start] :] if len(begins()) > start else []
+        return any(isinstance(event, CheckpointSaved) for event in found)
+
+    def told() -> list[Event]:
+        log = tmp_path / "run" / "events.jsonl"
+        return read_events(log) if log.exists() else []
+
+    def begins() -> list[int]:
+        return [place for place, event in enumerate(told()) if isinstance(event, RunStarted)]
+
+    former = begin("former")
+    former.wait_for(lambda event: isinstance(event, CheckpointSaved))
+    os.killpg(former.process.pid, signal.SIGSTOP)
+    later = begin("later")
+    wait_for(lambda: saved_by(1), "a checkpoint of the later start")
+    os.killpg(former.process.pid, signal.SIGCONT)
+    left = former.result()
+    assert left.status == 1
+    assert left.complaint.removeprefix("worker 0 (rank 0): ") == (
+        "run is another's by now: a later start of this run has taken it over, and this one ends"
+    )
+    seen = len(told())
+    wait_for(
+        lambda: any(isinstance(event, CheckpointSaved) for event in told()[seen:]), "it to save another one"
+    )
+    later.process.terminate()
+    assert later.result().status == 130
+    events = told()
+    assert len(begins()) == 2
+    assert [event.outcome for event in events if isinstance(event, RunEnded)] == ["interrupted"]
+    steps = [event.step for event in events[begins()[1] :] if isinstance(event, CheckpointSaved)]
+    assert steps == sorted(steps)
+    newest, *_ = checkpoints(tmp_path / "run" / "checkpoints")
+    assert load_checkpoint(newest)[1]["step"] == steps[-1]
+    assert not [path for path in (tmp_path / "run").rglob("*") if is_desk(path)]
