@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from multiprocess import mortal_loop_task as task
+from multiprocess.mortal_loops import diaries, is_dead, models, run, share
 from polyrhythm.errors import RunError
-from polyrhythm.launch.script import run_script
 
 VICTIM, SERVER = 2, 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-def run(folder: Path, strategy: str, epochs: int, victim: int, *word: str, restarts: int = 3) -> None:
-    arguments = [strategy, str(folder), str(epochs), str(victim), *word]
-    run_script(task.__file__, arguments, workers=task.WORKERS, restarts=restarts)
-
-
-def diaries(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Gives what each worker has noted of its epochs, by worker."""
-    found = {int(path.stem[-1]): json.loads(path.read_text()) for path in folder.glob("worker-*.json")}
-    return {worker: told["diary"] for worker, told in sorted(found.items())}
-
-
-def models(folder: Path) -> list[dict[str, Tensor]]:
-    return [torch.load(path, weights_only=True) for path in sorted(folder.glob("worker-*.pt"))]
-
-
-def share(place: int, present: int) -> list[list[int]]:
-    """Deals an epoch out by hand: a step takes so many points as all have a batch of together."""
-    together = present * task.BATCH_SIZE
-    order = list(range(task.POINTS))
-    return [order[at : at + together][place::present] for at in range(0, task.POINTS, together)]
 
 
 def reference(present: list[int]) -> dict[str, Tensor]:
@@ -53,7 +24,11 @@ def reference(present: list[int]) -> dict[str, Tensor]:
     for epoch, workers in enumerate(present):
         shares = [share(place, workers) for place in range(workers)]
         for step in range(len(shares[0])):
-            alive = [mine for place, mine in enumerate(shares) if not _is_dead(place, epoch, step)]
+            alive = [
+                mine
+                for place, mine in enumerate(shares)
+                if epoch > 1 or not is_dead(VICTIM, place, epoch, step)
+            ]
             indices = torch.tensor([index for mine in alive for index in mine[step]])
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs[indices]), labels[indices]).backward()
@@ -62,15 +37,11 @@ def reference(present: list[int]) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def _is_dead(place: int, epoch: int, step: int) -> bool:
-    return place == VICTIM and epoch == 1 and step >= task.KILLED_AT
-
-
 @pytest.mark.parametrize("restarts", [0, 1], ids=["alone", "successor"])
 def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
     restarts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path, "synchronous", 5, VICTIM, *["begun"] * restarts, restarts=restarts)
+    noticed = run(tmp_path, "synchronous", 5, VICTIM, *["begun"] * restarts, restarts=restarts)
 
     found = diaries(tmp_path)
     assert list(found) == ([0, 1, VICTIM] if restarts else [0, 1])
@@ -92,7 +63,7 @@ def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
     said = capfd.readouterr().err
     then = ", and it is started again in 0.5 s (restart 1 of 1)" if restarts else ""
     assert f"worker 2 (rank 2) was killed by SIGKILL; the others go on{then}\n" in said
-    assert "of worker 2, which is lost, the last 2 of its 4 batches of an epoch are not seen\n" in said
+    assert "of worker 2, which is lost, the last 2 of its 4 batches of an epoch are not seen\n" in noticed
 
 
 def test_a_successor_takes_the_rest_of_its_share_where_each_goes_at_its_own_pace(tmp_path: Path) -> None:
