@@ -16,7 +16,7 @@ from polyrhythm.communication.transports.torch_distributed.transport import (
     TorchDistributedCommunicator,
     connect,
 )
-from polyrhythm.communication.transports.two_level import TwoLevelCollectives
+from polyrhythm.communication.transports.two_level.collectives import TwoLevelCollectives
 from polyrhythm.errors import PeerLost
 
 _CLONE_NEWNET = 0x40000000

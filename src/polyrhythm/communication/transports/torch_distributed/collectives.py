@@ -160,6 +160,9 @@ class GlooCollectives:
                 _keep_for_ever((self._group, under_way))
         self._let_go(reason.reason)
 
+    def close(self) -> None:
+        """Leaves nothing behind: the library ends its connections with the process."""
+
     def _let_go(self, reason: str) -> None:
         with self._lock:
             handles, self._handles = list(self._handles), weakref.WeakSet()

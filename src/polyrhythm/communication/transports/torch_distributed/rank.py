@@ -19,11 +19,11 @@ from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Rea
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.early_messages import EarlyMessages
 from polyrhythm.communication.transports.inbox import Inbox, Want
+from polyrhythm.communication.transports.member_collectives import MemberCollectives
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
 from polyrhythm.communication.transports.torch_distributed.links import Links
 from polyrhythm.communication.transports.torch_distributed.rank_collectives import (
-    AnyCollectives,
     RankCollectives,
     Standing,
 )
@@ -134,7 +134,7 @@ class Rank:
         with self._news:
             self._inbox.know_losses(context, incarnations)
 
-    def collectives(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> AnyCollectives:
+    def collectives(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
         """Makes the collectives of some ranks on the CPU; see `RankCollectives.make`."""
         return self._collectives.make(name, members, lineage)
 

@@ -13,27 +13,20 @@ from torch import Tensor
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.between_hosts.meeting import Place, connect_all
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import MemberCollectives
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction
 from polyrhythm.communication.transports.shared_memory.vector import share_vector
 from polyrhythm.communication.transports.torch_distributed.collectives import GlooCollectives
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.communication.transports.two_level import (
-    Acquaintance,
-    Network,
-    TwoLevelCollectives,
-    make_shared,
-)
+from polyrhythm.communication.transports.two_level.meeting import Acquaintance, make_shared
 from polyrhythm.errors import PeerLost
 
 _FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
 
 _MOST_HOSTS = 16
 """That talk each with all others. With more, one receiver's switch would have too many senders at once."""
-
-AnyCollectives = Network | SharedMemoryCollectives | TwoLevelCollectives
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class RankCollectives:
         self._lock = threading.Lock()
         self._in_use: list[_InUse] = []
 
-    def make(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> AnyCollectives:
+    def make(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
         """Makes the collectives of some ranks; all of them call it.
 
         Raises:
@@ -110,8 +103,7 @@ class RankCollectives:
             self._in_use = [entry for entry in self._in_use if entry not in ended]
         for entry in ended:
             entry.made.give_up(CollectiveBroken(REVOKED))
-            if not isinstance(entry.made, GlooCollectives):
-                later(entry.made.close)
+            later(entry.made.close)
 
     def lose(self, peer: Peer) -> None:
         """Ends those that a rank takes part in which is gone."""
@@ -123,23 +115,22 @@ class RankCollectives:
     def close(self) -> None:
         """Leaves all."""
         for entry in self._in_use:
-            if not isinstance(entry.made, GlooCollectives):
-                entry.made.close()
+            entry.made.close()
 
-    def _make(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> AnyCollectives:
+    def _make(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
         member = members.index(self._rendezvous.rank)
         introductions = self._meet(name, members, self._introduction(), lineage)
 
         def meet(who: Sequence[int], subject: str, word: str) -> list[str]:
             return self._meet(f"{name}/{subject}", tuple(members[each] for each in who), word, lineage)
 
-        def network(who: Sequence[int]) -> Network:
+        def network(who: Sequence[int]) -> MemberCollectives:
             return self._over_network(name, tuple(members[each] for each in who), lineage)
 
         found = make_shared(Acquaintance(member, members, introductions), meet, network)
         return found or network(range(len(members)))
 
-    def _over_network(self, name: str, ranks: tuple[int, ...], lineage: tuple[int, ...]) -> Network:
+    def _over_network(self, name: str, ranks: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
         """Makes collectives that share no memory."""
         member = ranks.index(self._rendezvous.rank)
         if len(ranks) > _MOST_HOSTS or not hasattr(select, "epoll"):
@@ -185,6 +176,6 @@ class _InUse:
         lineage: contexts of the communicators that they are a part of.
     """
 
-    made: AnyCollectives
+    made: MemberCollectives
     members: tuple[int, ...]
     lineage: tuple[int, ...]

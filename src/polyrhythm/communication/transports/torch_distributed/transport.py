@@ -18,6 +18,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import revoke_tells
 from polyrhythm.communication.transports.inbox import Want
+from polyrhythm.communication.transports.member_collectives import MemberCollectives
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.rows import Rows
@@ -26,7 +27,6 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
 )
 from polyrhythm.communication.transports.torch_distributed.groups import group_name
 from polyrhythm.communication.transports.torch_distributed.rank import FutureHandle, Rank
-from polyrhythm.communication.transports.torch_distributed.rank_collectives import AnyCollectives
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.communication.transports.torch_distributed.staging import Staging
 from polyrhythm.errors import PeerLost
@@ -51,7 +51,7 @@ class TorchDistributedCommunicator:
         self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
         self._adding_up = f"adding up over {self._who}"
         self._making = threading.Lock()
-        self._on_cpu: AnyCollectives | None = None
+        self._on_cpu: MemberCollectives | None = None
         self._nccl: Any = None
         self._staging: Staging | None = None
 
@@ -220,7 +220,7 @@ class TorchDistributedCommunicator:
                 self._staging = Staging.of(device)
             return self._staging
 
-    def _collectives(self) -> AnyCollectives:
+    def _collectives(self) -> MemberCollectives:
         if self._on_cpu is not None:
             return self._on_cpu
         with self._making:

@@ -15,82 +15,20 @@ carry as much over the one card.) Large vectors go in parts, so that the network
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import MemberCollectives
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.exchange import Exchange
-from polyrhythm.communication.transports.shared_memory.meeting import host_of, share_memory
-from polyrhythm.communication.transports.torch_distributed.collectives import (
-    GlooCollectives,
-)
+from polyrhythm.communication.transports.two_level.levels import Levels
 
 _PART_BYTES = 2 << 20
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Which members of a communicator share a host.
-
-    Attributes:
-        hosts: the members of each host, in their order, the host of member 0 first; the first of each leads.
-    """
-
-    hosts: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, host_of: Sequence[str]) -> Levels:
-        """Groups members by the host of each."""
-        hosts: dict[str, list[int]] = {}
-        for member, host in enumerate(host_of):
-            hosts.setdefault(host, []).append(member)
-        return cls(tuple(map(tuple, hosts.values())))
-
-    @property
-    def mixed(self) -> bool:
-        """Whether there are several hosts, of which one has several members."""
-        return 1 < len(self.hosts) < sum(map(len, self.hosts))
-
-    def host(self, member: int) -> int:
-        """Gives the number of a member's host."""
-        return next(number for number, members in enumerate(self.hosts) if member in members)
-
-    @property
-    def leaders(self) -> tuple[int, ...]:
-        """The first member of each host."""
-        return tuple(members[0] for members in self.hosts)
-
-
-Meet = Callable[[Sequence[int], str, str], list[str]]
-"""Tells some members a word under a name, and gives theirs, in their order, when all have come."""
-
-Network = GlooCollectives | HostCollectives
-"""Collectives that need no shared memory."""
-
-MakeNetwork = Callable[[Sequence[int]], Network]
-"""Makes the collectives of some members, of whom this is one."""
-
-
-@dataclass(frozen=True)
-class Acquaintance:
-    """What the members of a communicator know of each other.
-
-    Attributes:
-        member: this one.
-        members: the ranks of all, among all ranks of the run.
-        introductions: of all, as JSON.
-    """
-
-    member: int
-    members: tuple[int, ...]
-    introductions: Sequence[str]
 
 
 class Work:
@@ -126,7 +64,7 @@ class TwoLevelCollectives:
         levels: Levels,
         member: int,
         inside: SharedMemoryCollectives | None,
-        between: Network | None,
+        between: MemberCollectives | None,
     ) -> None:
         self._levels = levels
         self._host = levels.host(member)
@@ -166,7 +104,7 @@ class TwoLevelCollectives:
     def close(self) -> None:
         """Leaves; the others must not wait for this member any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if isinstance(self._between, HostCollectives):
+        if self._between is not None:
             self._between.close()
         if self._inside is not None:
             self._inside.close()
@@ -235,39 +173,3 @@ def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
     if between is not None:
         between.wait()
     exchange.broadcast(part, 0)
-
-
-def make_shared(
-    known: Acquaintance, meet: Meet, network: MakeNetwork
-) -> SharedMemoryCollectives | TwoLevelCollectives | None:
-    """Makes collectives that use the memory which members share; None where none share any, on all alike.
-
-    Args:
-        known: who is where.
-        meet: how to talk to the others.
-        network: makes what goes between hosts.
-    """
-    levels = Levels.of([host_of(introduction) for introduction in known.introductions])
-    host = levels.hosts[levels.host(known.member)]
-    inside = _share(host, known, meet) if len(host) > 1 else None
-    if not levels.mixed:
-        return inside
-    lacking = inside is None and len(host) > 1
-    if not all(meet(range(len(known.members)), "levels", "" if lacking else "ready")):
-        if inside is not None:
-            inside.close()
-        return None
-    leads = known.member == host[0]
-    between = network(levels.leaders) if leads else None
-    return TwoLevelCollectives(levels, known.member, inside, between)
-
-
-def _share(host: tuple[int, ...], known: Acquaintance, meet: Meet) -> SharedMemoryCollectives | None:
-    """Makes the collectives of one host's members."""
-    ranks = tuple(known.members[member] for member in host)
-
-    def tell_all(subject: str, word: str) -> list[str]:
-        return meet(host, f"{host[0]}/{subject}", word)
-
-    introductions = [known.introductions[member] for member in host]
-    return share_memory(host.index(known.member), ranks, introductions, tell_all)

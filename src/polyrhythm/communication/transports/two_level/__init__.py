@@ -1,0 +1,1 @@
+"""Collectives over several hosts, some with several ranks."""
