@@ -15,7 +15,7 @@ from polyrhythm.events import Notice
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.stage import Surroundings
-from polyrhythm.strategies.parameter_server.serving.recut import recut
+from polyrhythm.strategies.parameter_server.composition.recut import recut
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.spans import Span

@@ -16,10 +16,10 @@ from typing import ClassVar, Literal
 
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.served import Served
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 

@@ -29,9 +29,8 @@ from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
 from polyrhythm.strategies.parameter_server.levels.level_watch import AtRoots
 from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding

@@ -36,6 +36,7 @@ from polyrhythm.strategies.invariants.meetings import Meetings
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.composition.served import check_rules
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.circle import Circle
 from polyrhythm.strategies.parameter_server.groups.gradients import Gradients
@@ -47,15 +48,10 @@ from polyrhythm.strategies.parameter_server.groups.models import Models
 from polyrhythm.strategies.parameter_server.groups.resharding import OfGroupsOfRounds
 from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
-from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.parameter_server.serving.served import (
-    CONSISTENCIES,
-    MERGE_RULES,
-    check_rules,
-)
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding

@@ -21,17 +21,12 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
+from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
-from polyrhythm.strategies.parameter_server.serving.served import (
-    AGGREGATORS,
-    CONSISTENCIES,
-    MERGE_RULES,
-    Served,
-)
+from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, Aggregator
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 
 

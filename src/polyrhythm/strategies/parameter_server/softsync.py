@@ -18,11 +18,11 @@ from pydantic import Field
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync as Gathering
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
-from polyrhythm.strategies.parameter_server.serving.served import MERGE_RULES, Served
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware as DividedByStaleness
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.served import Served
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 
 

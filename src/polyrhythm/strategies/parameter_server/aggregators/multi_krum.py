@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.parameter_server.serving.aggregator import mean
-from polyrhythm.strategies.parameter_server.serving.by_distance import ByDistance
+from polyrhythm.strategies.parameter_server.rules.aggregator import mean
+from polyrhythm.strategies.parameter_server.rules.by_distance import ByDistance
 
 
 class MultiKrum(ByDistance):

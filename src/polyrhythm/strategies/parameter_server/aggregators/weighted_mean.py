@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator, mean
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, mean
 
 
 class WeightedMean(Aggregator):

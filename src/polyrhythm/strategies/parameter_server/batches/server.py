@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.batches.curvature import Curvature, Search
+from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
-from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.presence import Presence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.offer import Offer
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
 from polyrhythm.strategies.strategy import Strategy
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_group import LeafGroup
+from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_bare,
     admit_push,
@@ -30,7 +31,6 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_plan,
     payload,
 )
-from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan

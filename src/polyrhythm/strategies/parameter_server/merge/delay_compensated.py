@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.serving.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 PAPERS_LAMBDA0 = {"c": 0.04, "a": 2.0}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.parameter_server.serving.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
 
 
 class StalenessAware(MergeRule):

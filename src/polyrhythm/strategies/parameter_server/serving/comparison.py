@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Message
+from polyrhythm.strategies.parameter_server.rules.krum_scores import squared_distances
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
-from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
 from polyrhythm.strategies.parameter_server.serving.parts import Parts
 from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed

@@ -12,6 +12,8 @@ from polyrhythm.specs import Config
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 
+CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
+
 
 class Decision(NamedTuple):
     """What a server must do now.

@@ -16,9 +16,9 @@ from torch import Tensor
 from polyrhythm.communication.message import Message
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.admission import payload
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.serving.merge_rule import MergeRule
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 

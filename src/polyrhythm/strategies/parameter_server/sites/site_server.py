@@ -19,13 +19,13 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
+from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_announcement,
     admit_bare,
     admit_push,
     payload,
 )
-from polyrhythm.strategies.parameter_server.serving.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
 from polyrhythm.strategies.parameter_server.serving.held import Held
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard

@@ -13,8 +13,7 @@ from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.gate import Decision
-from polyrhythm.strategies.parameter_server.serving.served import CONSISTENCIES
+from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Decision
 
 NOTHING = Decision()
 

@@ -9,7 +9,7 @@ from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.rules.krum_scores import squared_distances
 from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer

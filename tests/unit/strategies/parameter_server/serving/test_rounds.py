@@ -11,7 +11,7 @@ from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack
 from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from polyrhythm.specs import Config
 
+MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
+
 
 class Merger:
     """One server's state of a merge rule. Pushers are numbered from 0."""

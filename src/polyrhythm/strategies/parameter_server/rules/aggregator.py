@@ -12,6 +12,8 @@ from torch import Tensor
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
+AGGREGATORS = "polyrhythm.strategies.parameter_server.aggregators"
+
 
 class Aggregator(Config):
     """An aggregator's configuration, and its rule.

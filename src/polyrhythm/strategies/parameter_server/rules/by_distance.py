@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.serving.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.serving.krum_scores import krum_order
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.rules.krum_scores import krum_order
 
 
 class ByDistance(Aggregator):

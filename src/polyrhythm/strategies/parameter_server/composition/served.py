@@ -15,12 +15,12 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.parameter_server.composition.recut import recut
 from polyrhythm.strategies.parameter_server.replication.of_shards import OfShards
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
-from polyrhythm.strategies.parameter_server.serving.recut import recut
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
@@ -33,10 +33,6 @@ from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
-
-CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
-MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
-AGGREGATORS = "polyrhythm.strategies.parameter_server.aggregators"
 
 
 class Served(WithServers):

@@ -1,0 +1,1 @@
+"""Strategies that are compositions of a consistency, a merge rule and an aggregator."""

@@ -1,0 +1,1 @@
+"""What merge rules and aggregators are, and what several of them share."""
