@@ -52,6 +52,8 @@ class IncomingTcpLink:
         self._offered: Greeted | None = None
         self._connection: socket.socket | None = None
         self._speaking = threading.Lock()
+        self._speaks_on: socket.socket | None = None
+        """The connection, once it has been answered: a word before that would be taken for the answer."""
         self._ended: Answer | None = None
         self._leaving = False
         self._received = self._untold = self._untold_bytes = 0
@@ -142,6 +144,7 @@ class IncomingTcpLink:
         try:
             greeted.answer(Answer.GO_ON, self._received)
             self._untold = self._untold_bytes = 0
+            self._speaks_on = connection
             if self._leaving:
                 self._tell(GOODBYE)
             reader = FrameReader(connection)
@@ -157,7 +160,7 @@ class IncomingTcpLink:
             return False
         finally:
             with self._news:
-                self._connection = None
+                self._connection = self._speaks_on = None
             hang_up(connection)
 
     def _receive(self, reader: FrameReader) -> tuple[int, Message]:
@@ -178,6 +181,6 @@ class IncomingTcpLink:
     def _tell(self, word: int) -> None:
         # If it cannot be told the connection has broken; but more may be there that was sent before.
         with self._speaking, suppress(OSError):
-            connection = self._connection
+            connection = self._speaks_on
             if connection is not None:
                 connection.sendall(WORD.pack(word))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import socket
 import threading
 import time
@@ -15,11 +14,8 @@ import torch
 
 from polyrhythm.communication.message import (
     HEADER_BYTES,
-    UNBOUNDED_BYTES,
     Kind,
     Message,
-    Reason,
-    RefusedMessage,
     encode_header,
 )
 from polyrhythm.communication.transports.membership import Peer
@@ -36,49 +32,9 @@ from polyrhythm.communication.transports.shared_memory.incoming import IncomingM
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.shared_memory.slots import shared_file
 from polyrhythm.errors import PeerLost, RunError
+from unit.communication.transports.heard import PATIENCE_S, Heard
 
-PATIENCE_S = 20.0
 SENDER, RECEIVER = Peer(3, 1), Peer(4, 0)
-
-
-class Heard:
-    """A membership that only notes."""
-
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[tuple[int, Peer, Message]] = queue.SimpleQueue()
-        self.greeted: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self.lost: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self.refused: queue.SimpleQueue[tuple[Peer, Reason]] = queue.SimpleQueue()
-        self.most_bytes = UNBOUNDED_BYTES
-        self.deaf: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-
-    def incarnation(self, rank: int) -> int:
-        return 0
-
-    def is_lost(self, rank: int) -> bool:
-        return False
-
-    def admit(self, peer: Peer) -> None:
-        if peer.rank < 0:
-            raise RefusedMessage(Reason.SENDER, "nobody")
-
-    def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        self.refused.put((peer, refusal.reason))
-
-    def greet(self, peer: Peer) -> None:
-        self.greeted.put(peer)
-
-    def deliver(self, context: int, source: Peer, message: Message) -> None:
-        self.messages.put((context, source, message))
-
-    def lose(self, peer: Peer) -> None:
-        self.lost.put(peer)
-
-    def lose_receiver(self, peer: Peer) -> None:
-        self.deaf.put(peer)
-
-    def next(self) -> Message:
-        return self.messages.get(timeout=PATIENCE_S)[2]
 
 
 class Pair:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import socket
 import threading
@@ -14,61 +13,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
+from polyrhythm.communication.message import Kind, Message, Reason
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.tcp.card import TcpCard
 from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLinks
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.communication.transports.tcp.send_handle import MOST_COPIED_BYTES
 from polyrhythm.errors import PeerLost
+from unit.communication.transports.heard import PATIENCE_S, Heard
 from unit.communication.transports.tcp.cutting_proxy import CuttingProxy
 
-PATIENCE_S = 20.0
 SENDER, RECEIVER = Peer(3, 1), Peer(4, 0)
 LONG = MOST_COPIED_BYTES // 4 + 1
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.int32)
-
-
-class Heard:
-    """A membership that only notes."""
-
-    def __init__(self) -> None:
-        self.messages: queue.SimpleQueue[tuple[int, Peer, Message]] = queue.SimpleQueue()
-        self.greeted: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self.lost: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self.deaf: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self.refused: queue.SimpleQueue[tuple[Peer, Reason]] = queue.SimpleQueue()
-        self.gone: set[int] = set()
-        self.most_bytes = UNBOUNDED_BYTES
-        self.patience_s = PATIENCE_S
-
-    def incarnation(self, rank: int) -> int:
-        return 1
-
-    def is_lost(self, rank: int) -> bool:
-        return rank in self.gone
-
-    def admit(self, peer: Peer) -> None:
-        if peer.rank < 0:
-            raise RefusedMessage(Reason.SENDER, "nobody")
-
-    def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        self.refused.put((peer, refusal.reason))
-
-    def greet(self, peer: Peer) -> None:
-        self.greeted.put(peer)
-
-    def deliver(self, context: int, source: Peer, message: Message) -> None:
-        self.messages.put((context, source, message))
-
-    def lose(self, peer: Peer) -> None:
-        self.lost.put(peer)
-
-    def lose_receiver(self, peer: Peer) -> None:
-        self.deaf.put(peer)
-
-    def next(self) -> Message:
-        return self.messages.get(timeout=PATIENCE_S)[2]
 
 
 @dataclass
