@@ -116,8 +116,15 @@ class InOrder:
                 self._sleep()
                 continue
             time.sleep(_HELP_AFTER_S)
-            while self._works and time.monotonic() - self._works[0].started_at > _HELP_AFTER_S:
+            while self._is_late():
                 self._help_out()
+
+    def _is_late(self) -> bool:
+        """Whether the oldest work has waited for long; others may do it at any moment."""
+        try:
+            return time.monotonic() - self._works[0].started_at > _HELP_AFTER_S
+        except IndexError:
+            return False
 
     def _sleep(self) -> None:
         self._wake.clear()

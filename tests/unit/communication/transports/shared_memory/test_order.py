@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from polyrhythm.communication.transports.shared_memory import order as order_module
-from polyrhythm.communication.transports.shared_memory.order import InOrder
+from polyrhythm.communication.transports.shared_memory.order import InOrder, OrderedWork
 
 PATIENCE_S = 20.0
 
@@ -135,3 +137,27 @@ def test_closing_ends_the_helper() -> None:
     order.start(lambda: None).wait()
     order.close()
     assert threading.enumerate() == before
+
+
+class Snatched(deque[OrderedWork]):
+    """Works, of which somebody else does the first just as the helper looks for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.snatched = False
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self.snatched and len(self):
+            self.snatched = True
+            self.popleft().do()
+        return super().__getitem__(index)
+
+
+def test_the_helper_outlives_a_work_that_is_taken_from_under_it(order: InOrder) -> None:
+    works = order._works = Snatched()
+    first, second = threading.Event(), threading.Event()
+    order.start(first.set)
+    assert first.wait(PATIENCE_S)
+    assert works.snatched
+    order.start(second.set)
+    assert second.wait(PATIENCE_S)
