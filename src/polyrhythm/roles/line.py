@@ -37,6 +37,7 @@ class Line:
         leader: how many have led before the one that was last heard to lead.
         bears: whether its loss is borne.
         first: gives what a new leader must hear first.
+        call: in which round, and before which step, the leader wants all to regroup.
     """
 
     def __init__(self, world: World, strategy: Strategy) -> None:
@@ -45,6 +46,7 @@ class Line:
         self.leader = 0
         self.bears = world.goes_on_without(LEADER, strategy)
         self.first: Callable[[], list[Message]] = list
+        self.call: tuple[int, int] | None = None
         self._kept: list[Message] = []
 
     def send(self, message: Message) -> None:
@@ -68,7 +70,7 @@ class Line:
                 self.control.send(LEADER, message)
 
     def look(self) -> None:
-        """Looks whether there is a new leader; costs little, so that it can be called at every step."""
+        """Looks whether there is a new leader, or a call; costs little, so that it can be called at every step."""
         while self.bears:
             try:
                 found = self.control.poll(None, TAG)
@@ -146,8 +148,10 @@ class Line:
         return word.kind
 
     def _heed(self, word: Message) -> None:
+        if word.kind is Kind.REGROUP:
+            self.call = word.version, word.step
         if word.kind is Kind.LEAD:
-            self.away, self.leader = False, word.version
+            self.away, self.leader, self.call = False, word.version, None
             self._kept[:0] = self.first()
             self._send_kept()
 

@@ -153,6 +153,7 @@ class _Shift:
             self._desk.epoch_done(epoch, self.state(done), presented)
             if not last:
                 self._company.bear(part.catch_up)
+                self._company.bear(partial(self._company.look, done))
         return max(done, calendar.total_steps), False
 
     def state(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
@@ -202,7 +203,7 @@ class _Shift:
                 self._report(epoch, step, outcome.learning_rate)
             if outcome.stop or step != expected:
                 break
-            if step < last:  # else whoever waits is heard at the epoch's end
+            if step < last:  # else before the next epoch
                 self._company.look(step)
             self._timer.begin()
         return step, outcome.stop

@@ -77,6 +77,10 @@ class LoopLeader:
         """Whether a worker waits for the next formation."""
         return self._others.assembly.muster.due
 
+    def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
+        """Whether a worker waits for the next formation; a loop of one's own stops between its steps as it is."""
+        return self.due
+
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for them."""
         self._regroup = regroup

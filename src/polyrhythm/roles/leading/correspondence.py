@@ -63,7 +63,7 @@ class Correspondence:
         self.servers = ServerDesk(world, strategy, ledger.servers, say, self.read_until)
         self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
-        self.assembly = Assembly(world, self)
+        self.assembly = Assembly(world, strategy, self)
         self.introductions = Introductions()
         self.mend: Callable[[], None] | None = None
         self.takes: Callable[[int, Message], bool] = lambda source, message: False

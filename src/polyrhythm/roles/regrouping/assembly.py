@@ -14,7 +14,8 @@ from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.formation import NOTHING, Broken, Formation
 from polyrhythm.roles.regrouping.muster import Muster
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Strategy
 
 
 class Hearing(Protocol):
@@ -44,6 +45,7 @@ class Assembly:
 
     Args:
         world: where it is.
+        strategy: says whether others listen for a leader's word between steps.
         hearing: what it hears.
 
     Attributes:
@@ -51,17 +53,25 @@ class Assembly:
         left: workers that have left in good order.
     """
 
-    def __init__(self, world: World, hearing: Hearing) -> None:
+    def __init__(self, world: World, strategy: Strategy, hearing: Hearing) -> None:
         self._world = world
+        self._calls = world.goes_on_without(LEADER, strategy)
+        self._called: int | None = None
         self._hearing = hearing
         self.muster = Muster(len(world.cast.workers), world.incarnation)
         self.left: set[int] = set()
 
-    @property
-    def due(self) -> bool:
-        """Whether a worker waits for the next formation."""
+    def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
+        """Whether somebody is let in before this step, or before the next: all are called, so nobody loses one."""
         self._hearing.read()
-        return self.muster.due
+        if self.muster.broken_off:
+            return True
+        if self._called is None and self.muster.due:
+            self._called = step
+            if wait and self._calls:
+                self._called += 1
+                self._call(Message(Kind.REGROUP, version=round_, step=self._called, tag=TAG))
+        return self._called is not None and step >= self._called
 
     def first_formation(self) -> Formation:
         """Makes the first one of a leader that has just come."""
@@ -69,6 +79,7 @@ class Assembly:
 
     def next_formation(self, word: Broken) -> Formation:
         """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
+        self._called = None
         awaited, called = self._staying, set[int]()
         if word.done == NOTHING:
             awaited = self._there
@@ -83,6 +94,10 @@ class Assembly:
         for worker in formation.workers[1:]:
             self._hearing.send_if_there(self._world.cast.workers[worker], formation.message())
         return formation
+
+    def _call(self, word: Message) -> None:
+        for worker in self._staying() - {LEADER}:
+            self._hearing.send_if_there(self._world.cast.workers[worker], word)
 
     def _staying(self) -> set[int]:
         """Gives the workers that are there, and have not said that they leave."""

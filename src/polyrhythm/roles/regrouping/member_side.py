@@ -24,11 +24,14 @@ class MemberSide:
         incarnation: how many have had this worker's number before it.
     """
 
-    due = False
-
     def __init__(self, line: Line, incarnation: int) -> None:
         self._line = line
         self._newcomer = Broken(round=0, done=NOTHING, incarnation=incarnation)
+
+    def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
+        """Whether the leader has called all to regroup before this step."""
+        call = self._line.call
+        return call is not None and call[0] == round_ and step >= call[1]
 
     def first_formation(self) -> Formation:
         """Waits for a successor's first one; that it is there has been said, and is said again to another leader."""

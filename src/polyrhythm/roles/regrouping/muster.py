@@ -50,6 +50,11 @@ class Muster:
         """Whether somebody waits."""
         return bool(self._waiting)
 
+    @property
+    def broken_off(self) -> bool:
+        """Whether one of those waits who were taking steps."""
+        return any(done != NOTHING for done in self._waiting.values())
+
     def hear(self, worker: int, message: Message) -> None:
         """Notes that a worker has broken a step off; what it said of an earlier formation counts no more."""
         word = Broken.of(message)

@@ -1,7 +1,8 @@
 """Regrouping: workers that go in step go on without one that is lost, or with one that has come.
 
     worker                               leader (worker 0)
-      a collective breaks                  one breaks, or a worker says so, or a successor has come
+                                           a successor has come: calls all to break off before a step to come
+      a collective breaks, or it is time   one breaks, or a worker says so, or it is time
       revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for breaks
       BROKEN(round, how far it has come) ▶ waits for this word of everyone who is there
       ◀──────────── formation(workers, steps, who is newest, who is behind)
@@ -35,9 +36,14 @@ _MOST_IN_VAIN = 100
 class Side(Protocol):
     """How a worker comes to the next formation."""
 
-    @property
-    def due(self) -> bool:
-        """Whether somebody else waits for one."""
+    def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
+        """Whether this worker breaks off before a step, for somebody who waits.
+
+        Args:
+            round_: of the present formation.
+            step: the step's number.
+            wait: whether all who hear of it in time could as well break off together before the next one.
+        """
 
     def first_formation(self) -> Formation:
         """Waits for that which this worker, a successor, is let into.
@@ -101,6 +107,8 @@ class Regroup:
         self._everyone = tuple(range(workers.size))
         self._formation: Formation | None = None
         self._in_vain = 0
+        self._agreed = False
+        """Whether the leader, who has called this worker, tells those who have not heard it."""
         if not world.rejoins:  # else nobody uses this one any more
             workers.revoke_without(LEADER)  # who would have passed on that somebody has broken off
 
@@ -131,7 +139,11 @@ class Regroup:
             PeerLost: so it is.
         """
         self._in_vain = 0
-        if self._member.part.lets_in(step) and self._side.due:
+        part = self._member.part
+        if not part.lets_in(step):
+            return
+        if self._side.breaks_off(self.round, step, wait=part.lets_in(step + 1)):
+            self._agreed = not self._world.leads
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def bears(self, loss: PeerLost) -> bool:
@@ -149,7 +161,9 @@ class Regroup:
             self._in_vain += 1
             if self._in_vain > _MOST_IN_VAIN:
                 raise RunError(f"workers have regrouped {_MOST_IN_VAIN} times, and no step came of it")
-            self._workers.revoke()
+            if not self._agreed:
+                self._workers.revoke()
+            self._agreed = False
             self._member.part.break_off()
             if self.step != NOTHING_DONE:
                 self.step = self._member.part.begun_again(self.step)

@@ -133,7 +133,7 @@ class _Leader:
         self._stragglers = Stragglers()
         self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
         self._started_at = world.clock.now()
-        self._assembly = Assembly(world, self)
+        self._assembly = Assembly(world, self._rehearsal.strategy, self)
         self._mend: Callable[[], None] | None = None
         self._leads = False
         self.side = self._assembly
