@@ -51,6 +51,19 @@ class LetGo(PeerLost):
         self.args = (f"rank {rank} has let this worker go: {why}",)
 
 
+def lack_of_memory(error: BaseException) -> RunError | None:
+    """Gives what is to be said of an error that means that memory was not enough; None of any other."""
+    if not (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # of torch, which must not be imported for this
+        or "can't allocate memory" in str(error)
+    ):
+        return None
+    return RunError(
+        "memory is not enough: take a smaller --batch-size or --image-size, a smaller model, or fewer --workers"
+    )
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
     """Makes the error for a name that nobody knows; offers the near ones, or all if there are few."""
     names = sorted(known)

@@ -101,7 +101,9 @@ def _value(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise RequestError(f"cannot read {text!r}: {ast.unparse(node)!r} is not a value") from None
+        raise RequestError(
+            f"cannot read {text!r}: {ast.unparse(node)!r} is not a value; put a text into quotes, as in key='a.csv'"
+        ) from None
 
 
 class Config(BaseModel):
@@ -192,7 +194,12 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         if isinstance(cause, RequestError):
             raise cause from None
         key = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        reason = (
+            first["msg"]
+            .removeprefix("Value error, ")
+            .removeprefix("Input ")
+            .partition(", unable to parse")[0]
+        )
         raise RequestError(
             f"{where}: {key} {reason} (given {first['input']!r:.200})".replace(":  ", ": ")
         ) from None

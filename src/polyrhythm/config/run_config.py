@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_DAY_S = 86_400
+_MOST_PIXELS = 16_384
+
 
 class RunConfig(BaseModel):
     """The configuration of a run. Every default is one that learns.
@@ -40,6 +43,7 @@ class RunConfig(BaseModel):
     silence_s: float = Field(
         default=3.0,
         gt=0,
+        le=_DAY_S,
         description="Seconds that a rank may be silent at least before the watchdog speaks; after four times as "
         "long it is taken for lost.",
     )
@@ -49,7 +53,10 @@ class RunConfig(BaseModel):
         "out and rescale the learning rate.",
     )
     epochs: int | None = Field(
-        default=None, ge=1, description="Passes over the training images (default: the data's own)."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Passes over the training images (default: the data's own).",
     )
     batch_size: int = Field(default=64, ge=1, description="Images in a worker's batch.")
     optimizer: Any = Field(
@@ -85,11 +92,15 @@ class RunConfig(BaseModel):
         default="none", description="Random changes of training images, for example crop(padding=2); flip."
     )
     image_size: int | None = Field(
-        default=None, ge=1, description="Pixels a side (default: as the data are; folders 224)."
+        default=None,
+        ge=1,
+        le=_MOST_PIXELS,
+        description="Pixels a side (default: as the data are; folders 224).",
     )
     scale: int | None = Field(
         default=None,
         ge=1,
+        le=_MOST_PIXELS,
         description="Pixels a side that pictures are scaled to, for windows of the image size to be cut out of: at "
         "random in training, in the middle for tests (default: no windows).",
     )
@@ -110,7 +121,10 @@ class RunConfig(BaseModel):
         default=None, description="Runs or weights to learn from besides the labels, with ; between."
     )
     temperature: float = Field(
-        default=4.0, gt=0, description="Temperature of the teachers' and the student's softmax."
+        default=4.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Temperature of the teachers' and the student's softmax.",
     )
     teacher_share: float = Field(
         default=0.7, ge=0, le=1, description="Share of the loss that is the teachers'."
@@ -160,7 +174,10 @@ class RunConfig(BaseModel):
     )
     tensorboard: bool = Field(default=False, description="Write TensorBoard files into the run folder.")
     threads: int | None = Field(
-        default=None, ge=1, description="Compute threads of a worker (default: its share of the cores)."
+        default=None,
+        ge=1,
+        le=1024,
+        description="Compute threads of a worker (default: its share of the cores).",
     )
     port: int = Field(
         default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one."
@@ -183,6 +200,7 @@ class RunConfig(BaseModel):
     notice_s: float | None = Field(
         default=None,
         gt=0,
+        le=_DAY_S,
         description="Seconds between SIGTERM and the end of a host that is preempted: the run writes a checkpoint "
         "within them, and leaves with status 75.",
     )

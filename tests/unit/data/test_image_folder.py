@@ -79,6 +79,28 @@ def test_without_test_images_a_fixed_fifth_of_every_class_is_held_out(tmp_path):
     assert torch.equal(parts[1], again.test.images(torch.arange(6))[:, 0, 0, 0])
 
 
+def test_classes_alone_are_a_folder_to_train_from(tmp_path):
+    for name, value in (("b", 0), ("a", 100)):
+        add(tmp_path / name, ".", 10, value)
+    dataset = load(tmp_path)
+    assert dataset.classes == ("a", "b")
+    assert dataset.train.labels.bincount().tolist() == [8, 8]
+
+
+def test_parts_by_other_names_are_not_taken_for_classes(tmp_path):
+    for part in ("training", "validation"):
+        for name in ("a", "b"):
+            add(tmp_path / part, name, 10)
+    with pytest.raises(RequestError, match=f"there is no folder {tmp_path}/train: put images into"):
+        load(tmp_path)
+
+
+def test_a_picture_is_no_folder(tmp_path):
+    add(tmp_path, "a", 1)
+    with pytest.raises(RequestError, match=r"00\.png is a file: name a folder with images in train/<class>/"):
+        load(tmp_path / "a" / "00.png")
+
+
 def test_lists_deeper_folders_and_any_case_but_nothing_hidden_or_strange(tmp_path):
     add(tmp_path, "cat", 1)
     add(tmp_path / "cat", "tabby", 1, suffix="JPG")

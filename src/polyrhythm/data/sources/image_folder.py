@@ -1,4 +1,4 @@
-"""A folder of images: `train/<class>/*.jpg`, and `test/<class>/*.jpg` or `val/<class>/*.jpg`."""
+"""A folder of images: `train/<class>/*.jpg`, and `test/<class>/*.jpg` or `val/<class>/*.jpg`; or `<class>/*.jpg`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from polyrhythm.specs import Config
 
 ByClass = dict[str, list[str]]
 DEFAULT_EPOCHS = 20
+_TEST_PARTS = ("test", "val")
 
 
 class ImageFolder(Config):
     """A folder of images.
 
     Attributes:
-        folder: holds `train`, and `test` or else `val`; without either, a fixed fifth of every class of train
-            is held out for testing.
+        folder: holds `train`, and `test` or else `val`; or the classes themselves. Without test images a fixed fifth
+            of every class is held out for testing.
         image_size: in pixels, of the square that every image becomes.
         skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
         pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
@@ -48,11 +49,8 @@ class ImageFolder(Config):
                 test images have, or images that cannot be read.
         """
         root = Path(self.folder).expanduser()
-        train_folder = root / "train"
-        if not train_folder.is_dir():
-            missing = train_folder if root.is_dir() else root
-            raise RequestError(f"there is no folder {missing}: put images into {train_folder}/<class>/")
-        test_folder = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+        train_folder = _train_folder(root)
+        test_folder = next((root / name for name in _TEST_PARTS if (root / name).is_dir()), None)
         train, test = list_images(train_folder), list_images(test_folder) if test_folder else {}
         skipped = self._unreadable(train, test)
         train, test = _without(skipped, train), _without(skipped, test)
@@ -85,6 +83,28 @@ class ImageFolder(Config):
         return Dataset(
             self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white, self.shown
         )
+
+
+def _train_folder(root: Path) -> Path:
+    """Gives where the classes are: in `train`, or in the folder itself where it holds nothing but classes."""
+    train_folder = root / "train"
+    if train_folder.is_dir():
+        return train_folder
+    if _holds_classes(root):
+        return root
+    if root.is_file():
+        raise RequestError(f"{root} is a file: name a folder with images in train/<class>/")
+    missing = train_folder if root.is_dir() else root
+    raise RequestError(f"there is no folder {missing}: put images into {train_folder}/<class>/")
+
+
+def _holds_classes(root: Path) -> bool:
+    """Says whether a folder's own folders hold images, none of them in folders of their own, which may be parts."""
+    if not root.is_dir() or any((root / part).is_dir() for part in _TEST_PARTS):
+        return False
+    classes = list_images(root)
+    files = [(root / name, path) for name, paths in classes.items() for path in paths]
+    return len(classes) > 1 and bool(files) and all(Path(path).parent == folder for folder, path in files)
 
 
 def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:

@@ -41,8 +41,10 @@ def read_token(file: str | Path | None) -> str | None:
     else:
         try:
             text = Path(file).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise RequestError(f"cannot read the token file {file}: {error}") from None
+        except OSError as error:
+            raise RequestError(f"cannot read the token file {file}: {error.strerror}") from None
+        except ValueError:
+            raise RequestError(f"cannot read the token file {file}: it holds no text") from None
     token = text.strip()
     if len(token) < LEAST_CHARACTERS:
         raise RequestError(
