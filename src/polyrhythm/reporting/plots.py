@@ -59,7 +59,7 @@ class Plot:
                 **self.axes.get("yaxis", {}),
             },
             "showlegend": 1 < len(self.traces) <= _LARGEST_LEGEND,
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
             **{key: value for key, value in self.axes.items() if key not in {"xaxis", "yaxis"}},
         }
         return {"data": self.traces, "layout": layout}
@@ -161,6 +161,11 @@ def _accuracy(figures: RunFigures, x: list[float]) -> list[dict[str, Any]]:
     ]
 
 
+def _whole_ticks(largest: float) -> dict[str, Any]:
+    """Gives an axis of whole numbers with about eight ticks, none of them between two numbers."""
+    return {"tickformat": "d", "tick0": 0, "dtick": max(1, math.ceil(largest / 8))}
+
+
 def _accuracy_over_epochs(figures: RunFigures) -> Plot | None:
     if not figures.evaluations:
         return None
@@ -170,7 +175,7 @@ def _accuracy_over_epochs(figures: RunFigures) -> Plot | None:
         traces=_accuracy(figures, [event.epoch for event in figures.evaluations]),
         x="epochs done",
         y="test accuracy",
-        axes={"yaxis": {"tickformat": ".0%"}, "xaxis": {"tickformat": "d"}},
+        axes={"yaxis": {"tickformat": ".0%"}, "xaxis": _whole_ticks(figures.evaluations[-1].epoch)},
     )
 
 
@@ -223,7 +228,7 @@ def _staleness(figures: RunFigures) -> Plot | None:
         traces=bars,
         x="staleness (updates)",
         y="gradients",
-        axes={"barmode": "stack", "xaxis": {"tickformat": "d"}, "bargap": 0.15},
+        axes={"barmode": "stack", "xaxis": _whole_ticks(figures.staleness.max), "bargap": 0.15},
     )
 
 

@@ -3,7 +3,7 @@ import math
 import plotly.graph_objects as go
 import pytest
 
-from polyrhythm.events import RunStarted, WorkerProgress
+from polyrhythm.events import Evaluated, RunStarted, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.plots import plots
 
@@ -111,3 +111,13 @@ def test_small_shares_of_waiting_are_told_apart(wait_s, written):
     )
     plot = by_title(RunFigures.of([*run_of(2, learning_rates=(0.1,)), waiting]))["Waiting"]
     assert plot.axes["yaxis"]["tickformat"] == written
+
+
+@pytest.mark.parametrize(("epochs", "between"), [(1, 1), (2, 1), (8, 1), (20, 3), (90, 12)])
+def test_ticks_of_epochs_are_whole_numbers(epochs, between):
+    tested = [
+        Evaluated(time_s=float(epoch), epoch=epoch, test_loss=1.0, test_top1=0.5, test_top5=0.9)
+        for epoch in range(1, epochs + 1)
+    ]
+    plot = by_title(RunFigures.of([*run_of(1), *tested]))["Test accuracy over epochs"]
+    assert (plot.axes["xaxis"]["tick0"], plot.axes["xaxis"]["dtick"]) == (0, between)
