@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyrhythm.api.served import Served, load_served
 from polyrhythm.config.options import NetworkOptions
+from polyrhythm.data.image_folder import image_files
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import average
 
@@ -60,8 +61,7 @@ def predict(
 def _files(given: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, given):
-        inside = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
-        found += [entry for entry in inside if not (path.is_dir() and entry.name.startswith("."))]
+        found += map(Path, image_files(path)) if path.is_dir() else [path]
     if not found:
         raise RequestError("there are no pictures to look at: name files, or a folder that holds some")
     for path in found:

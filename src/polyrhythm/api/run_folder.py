@@ -46,9 +46,10 @@ def choose(out: str | Path | None, name: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file: name a folder with --out")
     if folder.is_dir() and not _is_bare(folder):
-        holds = "already holds another run" if (folder / CONFIG_FILE).exists() else "is not empty"
+        if not (folder / CONFIG_FILE).exists():
+            raise RequestError(f"{folder} is not empty, and holds no run: name another with --out")
         raise RequestError(
-            f"{folder} {holds}: name another with --out, or continue it with --resume {folder}"
+            f"{folder} already holds another run: name another with --out, or continue it with --resume {folder}"
         )
     return folder
 

@@ -12,7 +12,7 @@ from torch import nn
 from polyrhythm.config.checkpointed import fill, is_last, run_of
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.options import PictureOptions, refuse_unknown
-from polyrhythm.config.recipe import CONFIG_FILE, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
@@ -65,6 +65,7 @@ def load_trained(
         RequestError: there are no such weights, they do not say what they were trained with, or an option is unknown.
     """
     refuse_unknown(options, PictureOptions)
+    configure(options)  # a size that cannot be, for example
     path = Path(weights)
     known = facts_of(path)
     model = model if model is not None else known.get("model")

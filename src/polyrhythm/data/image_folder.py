@@ -124,14 +124,15 @@ def list_images(folder: Path) -> dict[str, list[str]]:
     """
     try:
         classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
-        return {entry.name: _files(entry) for entry in classes}
+        return {entry.name: image_files(entry) for entry in classes}
     except OSError as error:
         raise RequestError(
             f"{error.filename} cannot be listed ({error.strerror}): give a folder of images"
         ) from None
 
 
-def _files(folder: Path) -> list[str]:
+def image_files(folder: Path) -> list[str]:
+    """Lists `folder/**/*`: all image files, sorted by name; see `list_images` for what is left aside."""
     found = []
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not _hidden(name)]

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from polyrhythm.data.image_folder import unreadable
 from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels
 from polyrhythm.errors import RequestError
 
@@ -62,7 +61,7 @@ class Preprocessing:
         try:
             pixels = Image.fromarray(read_pixels(path, max(height, width), self.shown))
         except UnreadableImage as error:
-            raise unreadable(str(path), str(error)) from None
+            raise RequestError(f"{path} cannot be read ({error}): mend it, or leave it out") from None
         fitted = pixels.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(fitted).reshape(height, width, channels)).permute(2, 0, 1)
 

@@ -102,6 +102,25 @@ def test_requests_that_cannot_be(tmp_path: Path, picture: Path) -> None:
         polyrhythm.predict(picture, [path, other])
 
 
+def test_of_a_folder_its_pictures_are_looked_at_wherever_they_lie(tmp_path: Path, picture: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors")
+    folder = tmp_path / "holiday"
+    (folder / "beach").mkdir(parents=True)
+    picture.rename(folder / "beach" / picture.name)
+    (folder / "notes.txt").write_text("sunny")
+    (folder / ".hidden.png").write_text("no picture")
+    (entry,) = polyrhythm.predict(folder, path)["images"]
+    assert entry["image"] == str(folder / "beach" / picture.name)
+
+
+def test_a_broken_picture_is_named_with_what_helps_here(tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(
+        RequestError, match=r"broken\.jpg cannot be read \(not an image\): mend it, or leave it out$"
+    ):
+        polyrhythm.predict(tmp_path, _saved(tmp_path / "w.safetensors"))
+
+
 def test_an_exported_file_gives_what_predict_gives(tmp_path: Path, picture: Path) -> None:
     path = _saved(tmp_path / "w.safetensors")
     found = polyrhythm.export(path, tmp_path / "model.pt2")

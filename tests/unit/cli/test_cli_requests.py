@@ -153,7 +153,9 @@ class TestOut:
 
     def test_a_folder_that_holds_something_else(self, tmp_path: Path, refused: Refusal) -> None:
         (tmp_path / "thesis.tex").touch()
-        assert f"{tmp_path} is not empty" in refused("train", *TINY, "--out", tmp_path)
+        assert f"{tmp_path} is not empty, and holds no run: name another with --out" == refused(
+            "train", *TINY, "--out", tmp_path
+        )
 
     def test_a_file(self, tmp_path: Path, refused: Refusal) -> None:
         (tmp_path / "file").touch()

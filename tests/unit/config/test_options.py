@@ -37,3 +37,8 @@ def test_simulations_refuse_what_is_about_processes() -> None:
     refuse_real_only(["workers"])
     with pytest.raises(RequestError, match="nobody joins them: leave --notice-s out"):
         refuse_real_only(["workers", "notice_s"])
+
+
+def test_sizes_of_tests_have_the_bounds_of_training(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="image_size should be less than or equal to 16384"):
+        polyrhythm.evaluate(tmp_path, image_size=999999999)

@@ -34,7 +34,7 @@ class ONNX(Config):
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise RequestError(
-                f"writing ONNX takes the package {' and '.join(missing)}: install it, or name a .pt or .pt2 file"
+                f"writing ONNX takes {' and '.join(missing)}: install what is missing, or name a .pt or .pt2 file"
             )
         with warnings.catch_warnings(action="ignore"):  # the exporter's, about itself
             program = torch.onnx.export(
