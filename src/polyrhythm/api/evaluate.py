@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyrhythm.config.checkpointed import best_of
 from polyrhythm.config.options import EvaluateOptions, refuse_unknown
+from polyrhythm.config.recipe import configure
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
@@ -55,6 +56,7 @@ def evaluate(
         RequestError: something in the request is wrong.
     """
     refuse_unknown(options, EvaluateOptions)
+    configure({"batch_size": batch_size})  # one that cannot be, for example
     asked: dict[str, Any] = {**options}
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
     if asked.pop("best", False):

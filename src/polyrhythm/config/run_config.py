@@ -58,7 +58,7 @@ class RunConfig(BaseModel):
         le=1_000_000,
         description="Passes over the training images (default: the data's own).",
     )
-    batch_size: int = Field(default=64, ge=1, description="Images in a worker's batch.")
+    batch_size: int = Field(default=64, ge=1, le=10_000_000, description="Images in a worker's batch.")
     optimizer: Any = Field(
         default=None,
         description="For example adam(lr=0.001) (default: sgd, with a rate that fits the strategy).",

@@ -42,3 +42,5 @@ def test_simulations_refuse_what_is_about_processes() -> None:
 def test_sizes_of_tests_have_the_bounds_of_training(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="image_size should be less than or equal to 16384"):
         polyrhythm.evaluate(tmp_path, image_size=999999999)
+    with pytest.raises(RequestError, match="batch_size should be less than or equal to 10000000"):
+        polyrhythm.evaluate(tmp_path, batch_size=10**26)
