@@ -24,6 +24,7 @@ from polyrhythm.communication.transports.torch_distributed.transport import (
     TorchDistributedCommunicator,
     connect,
 )
+from processes.stacks import stacks_of_children
 
 PATIENCE_S = 60.0
 
@@ -114,7 +115,7 @@ class RankProcesses:
             if kind == "fact":
                 return fact
         else:
-            kind, fact = "error", f"said nothing for {PATIENCE_S:g} s"
+            kind, fact = "error", f"said nothing for {PATIENCE_S:g} s\n{stacks_of_children()}"
         others = [self._last_words(other) for other in range(len(self._pipes)) if other != rank]
         raise AssertionError("\n".join([f"rank {rank}: {fact}", *others]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conformance.clean_process import CONTEXT
-from polyrhythm.cli.main import main
+from multiprocess.verb import POLYRHYTHM, Verb
 from polyrhythm.events import Event
 from polyrhythm.reporting.event_log import read_events
+from processes.family import are_gone, children, descendants, kill, members
+from processes.stacks import stacks_of_children
 
-POLYRHYTHM = str(Path(sys.executable).with_name("polyrhythm"))
 PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.02
 Found = TypeVar("Found")
@@ -56,79 +55,25 @@ class Result:
         return lines[0].removeprefix("error: ")
 
 
-class _Verb:
-    """A verb of the command line in a process of its own, which has its imports from a clean one; used like `Popen`.
-
-    Args:
-        arguments: of `polyrhythm`.
-        folder: where it runs.
-        streams: the files that take what it prints: standard output and standard error.
-    """
-
-    def __init__(self, arguments: Sequence[str], folder: Path, streams: tuple[Path, Path]) -> None:
-        given = (list(arguments), str(folder), tuple(map(str, streams)), environment())
-        self._process = CONTEXT.Process(target=_run_verb, args=given)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("polyrhythm", timeout or 0.0)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-
-def _run_verb(arguments: list[str], folder: str, streams: tuple[str, str], variables: dict[str, str]) -> None:
-    os.setsid()
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(variables)
-    sys.argv = [POLYRHYTHM, *arguments]
-    for number, stream in enumerate(streams, start=1):
-        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    main(arguments)
-
-
-def shell(folder: Path, *commands: Sequence[str | Path]) -> list[Result]:
-    """Runs verbs one after the other in a folder."""
-    results = []
-    for number, command in enumerate(commands):
-        with tempfile.TemporaryDirectory() as kept:
-            streams = Path(kept) / f"{number}.out", Path(kept) / f"{number}.err"
-            verb = _Verb([str(word) for word in command], folder, streams)
-            status = verb.wait(PATIENCE_S)
-            results.append(Result(status, *(stream.read_text() for stream in streams)))
-    return results
-
-
 class Started:
     """A command that is running, in a session of its own as in a terminal.
 
     Args:
         command: program and arguments.
         folder: where it runs.
-        run: its run folder.
+        run: its run folder, which names the files that take what it prints.
+        said_in: where these come to lie, if not in the folder where it runs.
     """
 
-    def __init__(self, command: Sequence[str | Path], folder: Path, run: Path) -> None:
+    def __init__(
+        self, command: Sequence[str | Path], folder: Path, run: Path, said_in: Path | None = None
+    ) -> None:
         self.run = run
-        self._out, self._err = folder / f"{run.name}.out", folder / f"{run.name}.err"
+        self._out, self._err = ((said_in or folder) / f"{run.name}.{stream}" for stream in ("out", "err"))
         words = [str(word) for word in command]
-        self.process: _Verb | subprocess.Popen[bytes]
+        self.process: Verb | subprocess.Popen[bytes]
         if words[0] == POLYRHYTHM:
-            self.process = _Verb(words[1:], folder, (self._out, self._err))
+            self.process = Verb(words[1:], folder, (self._out, self._err), environment())
             return
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
@@ -137,25 +82,54 @@ class Started:
 
     def children(self) -> list[int]:
         """Its processes, in the order of their ranks."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children(self.process.pid)
 
     def wait_for(self, happened: Callable[[Event], bool]) -> Event:
         """Waits for an event of the run."""
-        return wait_for(lambda: self._find(happened), f"an event of {self.run}")
+        return wait_for(lambda: self.find(happened), f"an event of {self.run}")
 
-    def result(self) -> Result:
-        """Waits for the end."""
-        status = self.process.wait(PATIENCE_S)
-        return Result(status, self._out.read_text(), self._err.read_text())
-
-    def _find(self, happened: Callable[[Event], bool]) -> Event | None:
+    def find(self, happened: Callable[[Event], bool]) -> Event | None:
+        """Gives the first such event; fails if the run has ended without one."""
+        ended = self.process.poll() is not None  # asked first, since its last words may be what is looked for
         log = self.run / "events.jsonl"
         events = read_events(log) if log.exists() else []
         found = next((event for event in events if happened(event)), None)
-        if found is None and self.process.poll() is not None:
-            raise AssertionError(f"it ended: {self._err.read_text()}")
+        if found is None and ended:
+            raise AssertionError(f"it ended: {self._said()}")
         return found
+
+    def result(self) -> Result:
+        """Waits for the end."""
+        try:
+            status = self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            told = stacks_of_children()
+            self.end()
+            raise AssertionError(f"{self.run.name} does not end: {self._said()}\n{told}") from None
+        return Result(status, self._out.read_text(), self._err.read_text())
+
+    def end(self) -> None:
+        """Kills it with all that it has started, and waits until they are gone."""
+        everyone = {self.process.pid, *descendants(self.process.pid), *members(self.process.pid)}
+        if self.process.poll() is not None:
+            everyone.discard(self.process.pid)
+        kill(everyone)
+        self.process.wait(PATIENCE_S)
+        wait_for(lambda: are_gone(everyone), f"the processes of {self.run.name} to leave")
+
+    def _said(self) -> str:
+        return f"{self._err.read_text()}{self._out.read_text()}" if self._err.exists() else ""
+
+
+def finished(command: Sequence[str | Path], folder: Path) -> Result:
+    """Runs a program in a folder, to its end; what it prints is kept elsewhere."""
+    with tempfile.TemporaryDirectory() as kept:
+        return Started(command, folder, Path(kept) / Path(command[0]).name, said_in=Path(kept)).result()
+
+
+def shell(folder: Path, *commands: Sequence[str | Path]) -> list[Result]:
+    """Runs verbs one after the other in a folder."""
+    return [finished([POLYRHYTHM, *command], folder) for command in commands]
 
 
 def wait_for(look: Callable[[], Found | None], what: str) -> Found:
@@ -166,12 +140,7 @@ def wait_for(look: Callable[[], Found | None], what: str) -> Found:
         if found:
             return found
         time.sleep(_LOOK_EVERY_S)
-    raise AssertionError(f"waited too long for {what}")
-
-
-def are_gone(pids: Sequence[int]) -> bool:
-    """Whether all these processes have ended; children of others stay as zombies until they are waited for."""
-    return all(_state(pid) in ("", "Z") for pid in pids)
+    raise AssertionError(f"waited too long for {what}\n{stacks_of_children()}")
 
 
 def environment() -> dict[str, str]:
@@ -180,10 +149,3 @@ def environment() -> dict[str, str]:
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     }
     return {**kept, "OMP_NUM_THREADS": "1"}
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return ""

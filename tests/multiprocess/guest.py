@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
-from multiprocess.commands import POLYRHYTHM, Result, environment
+from multiprocess.commands import Result, Started
+from multiprocess.verb import POLYRHYTHM
 
 
 class Guest:
@@ -24,22 +24,14 @@ class Guest:
         self.address = told["address"]
         self._place = place
         self._err = folder / f"{name}.err"
-        with self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [POLYRHYTHM, "join", told["address"], "--token-file", str(token_file), "--threads", "1"],
-                cwd=folder,
-                env=environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-                start_new_session=True,
-            )
+        words = ["join", told["address"], "--token-file", token_file, "--threads", "1"]
+        self.command = Started([POLYRHYTHM, *words], folder, folder / name)
 
     def has_a_place(self) -> bool:
         """Whether it has said that it joins, and nothing else."""
-        assert self.process.poll() is None, self._err.read_text()
-        return self._err.read_text() == f"joins as {self._place}\n"
+        assert self.command.process.poll() is None, self._err.read_text()
+        return self._err.exists() and self._err.read_text() == f"joins as {self._place}\n"
 
     def result(self) -> Result:
         """Waits for the end."""
-        status = self.process.wait(120)
-        return Result(status, "", self._err.read_text())
+        return self.command.result()

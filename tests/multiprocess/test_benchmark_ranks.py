@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from multiprocess.commands import finished
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 
@@ -33,7 +34,6 @@ with shaped_hosts(2, 1e9) as hosts:
 
 def test_all_threads_of_a_rank_have_one_priority() -> None:
     """If some went before others, they would find locks taken by those who cannot go, until the kernel steps in."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PRINT_POLICIES], cwd=BENCHMARKS, check=True, capture_output=True, text=True
-    )
-    assert ast.literal_eval(done.stdout) == [[[os.SCHED_RR]] * 2, [[os.SCHED_OTHER]] * 2]
+    done = finished([sys.executable, "-c", _PRINT_POLICIES], BENCHMARKS)
+    assert done.status == 0, done.err
+    assert ast.literal_eval(done.out) == [[[os.SCHED_RR]] * 2, [[os.SCHED_OTHER]] * 2]

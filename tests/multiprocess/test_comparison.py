@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 from multiprocess import comparison_task
+from multiprocess.commands import finished
 
 PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
 
 
 def test_ddp_and_synchronous_train_the_same_model(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*program, comparison_task.__file__, str(PAGE), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished([*program, comparison_task.__file__, PAGE, tmp_path], tmp_path)
+    assert done.status == 0, done.err
     before, after = (
         torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("before", "after")
     )

@@ -29,6 +29,7 @@ from multiprocess.faults.play import (
 from polyrhythm.api.faults import VARIATIONS, Fault, Outcome, is_tested, outcomes
 from polyrhythm.errors import RunError
 from polyrhythm.events import WorkerLost
+from polyrhythm.launch import watchdog
 from simulation.traces import default_strategies
 
 KILLED = 2
@@ -52,6 +53,13 @@ def _no_child_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
+@pytest.fixture
+def _long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is taken for lost, however late a busy machine continues whoever has been stopped."""
+    monkeypatch.setattr(watchdog, "LOST_AFTER", 100)
+
+
+@pytest.mark.usefixtures("_long_silence")
 @pytest.mark.parametrize("spec", STRATEGIES)
 def test_a_worker_is_stopped_and_continued_and_another_is_killed(spec: str, tmp_path: Path) -> None:
     expected = outcomes(strategy(spec), WORKERS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_sample_image
 
-from multiprocess.commands import PATIENCE_S, environment
+from multiprocess.commands import finished
 from polyrhythm.models.pretrained.efficientnet_lite0 import _in_package, as_timm
 from polyrhythm.models.weights_formats import read_tensors
 
@@ -54,16 +52,9 @@ def test_a_new_head_on_a_trained_body_tells_photographs_apart(photographs: Path)
         "out": photographs.parent / "run",
     }
     arguments = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
-    done = subprocess.run(
-        [sys.executable, "-m", "polyrhythm", "train", "--json", *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["test_top1"] >= 0.7
+    command = [sys.executable, "-m", "polyrhythm", "train", "--json", *arguments]
+    done = finished(command, photographs.parent)
+    assert done.figures["test_top1"] >= 0.7
     assert "pixels: centred" in (photographs.parent / "run" / "config.yaml").read_text()
     learned = load_file(photographs.parent / "run" / "model.safetensors")
     given = as_timm(read_tensors(_in_package()))

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Started, shell, wait_for
+from multiprocess.commands import Started, shell, wait_for
 from multiprocess.guest import Guest
+from multiprocess.runs import ending
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import Event, Notice, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -36,33 +38,26 @@ STEPS = EPOCHS * 60
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Started]]:
-    started: list[Started] = []
+    with ending() as started:
 
-    def run(strategy: str) -> Started:
-        started.append(Started([POLYRHYTHM, *TRAIN, "--strategy", strategy], tmp_path, tmp_path / "run"))
-        started[-1].wait_for(lambda event: isinstance(event, WorkerProgress))
-        return started[-1]
+        def run(strategy: str) -> Started:
+            started.append(Started([POLYRHYTHM, *TRAIN, "--strategy", strategy], tmp_path, tmp_path / "run"))
+            started[-1].wait_for(lambda event: isinstance(event, WorkerProgress))
+            return started[-1]
 
-    yield run
-    for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-            command.process.wait()
+        yield run
 
 
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Callable[[str], Guest]]:
-    guests: list[Guest] = []
+    with ending() as guests:
 
-    def come(name: str) -> Guest:
-        guests.append(Guest(tmp_path, name, tmp_path / "run" / "join-token"))
-        return guests[-1]
+        def come(name: str) -> Guest:
+            guest = Guest(tmp_path, name, tmp_path / "run" / "join-token")
+            guests.append(guest.command)
+            return guest
 
-    yield come
-    for guest in guests:
-        if guest.process.poll() is None:
-            guest.process.kill()
-            guest.process.wait()
+        yield come
 
 
 def guests_steps(event: Event) -> bool:
@@ -91,7 +86,7 @@ def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
     command = start("parameter_server")
     first = let_in(command, join, "first")
     command.wait_for(guests_steps)
-    first.process.terminate()
+    first.command.process.terminate()
     left = first.result()
     assert left.status == os.EX_TEMPFAIL, left.err
     second = let_in(command, join, "second")

@@ -34,7 +34,7 @@ EPOCHS, LENGTH = 6, 20
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    batches = ("--batch-size", "8", "--workers", "3", "--epochs", "6")
+    batches = ("--batch-size", "8", "--workers", "3", "--epochs", "20")
     with runs(tmp_path, "train", "--data", "digits", "--model", "mlp", "--json", *batches) as starter:
         yield starter
 
@@ -112,4 +112,4 @@ def test_if_all_are_killed_at_once_the_whole_run_starts_again(start: Starter) ->
         "(restart 1 of 3) from its last checkpoint, epoch "
     )
     figures = command.result().figures
-    assert (figures["steps"], figures["restarts"], figures["images_not_seen"]) == (6 * 60, 1, 0)
+    assert (figures["steps"], figures["restarts"], figures["images_not_seen"]) == (20 * 60, 1, 0)

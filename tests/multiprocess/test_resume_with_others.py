@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from multiprocess.commands import POLYRHYTHM, Started, shell
+from multiprocess.commands import shell
+from multiprocess.runs import runs
 from polyrhythm.events import Event, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
 COMMAND = [
-    *("train", "--data", "digits", "--model", "mlp", "--batch-size", "1", "--epochs", "2", "--workers", "2"),
     *(
-        "--strategy",
-        "parameter_server(servers=2)",
-        "--optimizer",
-        "sgd(lr=0.01, momentum=0.9)",
-        "--out",
-        "run",
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp(hidden=1024)",
+        "--batch-size",
+        "1",
+        "--epochs",
+        "2",
+        "--workers",
+        "2",
     ),
+    *("--strategy", "parameter_server(servers=2)", "--optimizer", "sgd(lr=0.01, momentum=0.9)"),
 ]
 
 
@@ -26,10 +32,11 @@ def under_way(event: Event) -> bool:
 
 
 def test_what_is_left_of_the_epoch_is_shared_by_three(tmp_path: Path) -> None:
-    command = Started([POLYRHYTHM, *COMMAND], tmp_path, tmp_path / "run")
-    command.wait_for(under_way)
-    command.process.terminate()
-    assert command.result().status == 130
+    with runs(tmp_path, *COMMAND) as start:
+        command = start()
+        command.wait_for(under_way)
+        command.process.terminate()
+        assert command.result().status == 130
     (resumed,) = shell(tmp_path, ["train", "--resume", "run", "--workers", "3", "--json"])
     assert "notice: resumed with 3 workers in place of 2: the servers go on" in resumed.err
     figures = resumed.figures

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from conformance.rank_processes import RankProcesses, Seat
+from multiprocess.greeting import SOON_S
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.torch_distributed import rank_collectives
 from polyrhythm.communication.transports.torch_distributed.transport import TorchDistributedCommunicator
 from polyrhythm.errors import PeerLost, RequestError
-
-SOON_S = 2.0
-"""How long the news of a death may take on a busy machine; it needs about a millisecond."""
 
 LARGE = 1_600_001
 """Elements of a vector that is larger than the arena of two."""

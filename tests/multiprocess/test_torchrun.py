@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import PATIENCE_S, POLYRHYTHM, Started, are_gone, environment, shell
+from multiprocess.commands import Started, finished, shell
+from multiprocess.runs import ending
 from multiprocess.two_hosts import ip
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, RunEnded, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from processes.family import are_gone
+from processes.ports import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TRAIN = ["train", "--data", "digits", "--model", "mlp", "--json"]
@@ -29,27 +31,13 @@ def torchrun(processes: int, *options: str) -> list[str]:
     ]
 
 
-def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 def complaints(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("error: ")]
 
 
 def test_two_workers_and_a_server(tmp_path: Path) -> None:
     synchronous = ["--strategy", "parameter_server(servers=1, consistency=synchronous)", "--epochs", "2"]
-    done = run(tmp_path, torchrun(3, *synchronous, "--out", "torchrun"))
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = finished(torchrun(3, *synchronous, "--out", "torchrun"), tmp_path).figures
     assert (figures["workers"], figures["servers"], figures["steps"]) == (2, 1, 24)
     assert (tmp_path / "torchrun" / "model.safetensors").is_file()
     (local,) = shell(tmp_path, [*TRAIN, *synchronous, "--workers", "2", "--out", "local"])
@@ -68,10 +56,10 @@ def test_two_workers_and_a_server(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_request_is_said_once(options: list[str], complaint: str, tmp_path: Path) -> None:
-    done = run(tmp_path, torchrun(2, *options))
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert complaints(done.stderr) == [complaint]
+    done = finished(torchrun(2, *options), tmp_path)
+    assert done.status != 0
+    assert done.out == ""
+    assert complaints(done.err) == [complaint]
     assert not list(tmp_path.iterdir())
 
 
@@ -84,12 +72,12 @@ def test_a_run_that_fails_in_the_middle_leaves_in_order(tmp_path: Path) -> None:
         "--strategy",
         "parameter_server",
     ]
-    done = run(tmp_path, torchrun(3, *hot, "--out", "run"))
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert any("the loss is " in line and "learning rate" in line for line in complaints(done.stderr))
-    assert "terminate called" not in done.stderr
-    assert "Fatal Python error" not in done.stderr
+    done = finished(torchrun(3, *hot, "--out", "run"), tmp_path)
+    assert done.status != 0
+    assert done.out == ""
+    assert any("the loss is " in line and "learning rate" in line for line in complaints(done.err))
+    assert "terminate called" not in done.err
+    assert "Fatal Python error" not in done.err
     end = read_events(tmp_path / "run" / "events.jsonl")[-1]
     assert isinstance(end, RunEnded)
     assert end.outcome == "failed"
@@ -97,14 +85,13 @@ def test_a_run_that_fails_in_the_middle_leaves_in_order(tmp_path: Path) -> None:
 
 def test_sigterm_to_torchrun_leaves_a_checkpoint(tmp_path: Path) -> None:
     long = ["--batch-size", "3", "--epochs", "5", "--out", "run"]
-    started = Started(torchrun(2, *long), tmp_path, tmp_path / "run")
-    try:
+    with ending() as commands:
+        started = Started(torchrun(2, *long), tmp_path, tmp_path / "run")
+        commands.append(started)
         started.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
         ranks = started.children()
         started.process.terminate()
         result = started.result()
-    finally:
-        started.process.kill()
     assert result.status != 0
     assert "interrupted; continue with: polyrhythm train --resume run" in result.err
     assert "terminate called" not in result.err
@@ -117,25 +104,24 @@ def test_sigterm_to_torchrun_leaves_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_hosts_whose_torchruns_have_restarted_unequally_often_go_on_together(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [
         *(*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"),
-        *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1", "--no-python"),
+        *(
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            "--rdzv-id=test",
+            "--local-addr=127.0.0.1",
+            "--no-python",
+        ),
         *(POLYRHYTHM, *TRAIN, "--batch-size", "3", "--epochs", "20", "--threads", "1"),
         *("--out", "run", "--resume", "auto"),
     ]
-    hosts = [Started(command, tmp_path, tmp_path / f"host{number}") for number in range(2)]
-    try:
+    with ending() as hosts:
+        hosts += [Started(command, tmp_path, tmp_path / f"host{number}") for number in range(2)]
         hosts[0].run = tmp_path / "run"
         hosts[0].wait_for(lambda event: isinstance(event, CheckpointSaved))
         (second,) = [host for host in hosts if _variable(host.children()[0], "RANK") == "1"]
         os.kill(second.children()[0], signal.SIGKILL)  # its torchrun counts a restart, the other one does not
         results = [host.result() for host in hosts]
-    finally:
-        for host in hosts:
-            host.process.kill()
     assert [result.status for result in results] == [0, 0], results
     (figures,) = [json.loads(result.out) for result in results if result.out]
     assert (figures["workers"], figures["workers_lost"], figures["epochs"]) == (2, 0, 20)
@@ -147,17 +133,18 @@ class TestTwoHosts:
     """Two network namespaces with a cable between them."""
 
     def test_workers_and_servers_on_both(self, tmp_path: Path, hosts: list[str]) -> None:
-        agents = [self._agent(number, host, tmp_path) for number, host in enumerate(hosts)]
-        ends = [agent.communicate(timeout=PATIENCE_S) for agent in agents]
-        assert [agent.returncode for agent in agents] == [0, 0], ends
-        figures = [json.loads(out) for out, _ in ends if out]
+        with ending() as agents:
+            agents += [self._agent(number, host, tmp_path) for number, host in enumerate(hosts)]
+            ends = [agent.result() for agent in agents]
+        assert [end.status for end in ends] == [0, 0], ends
+        figures = [json.loads(end.out) for end in ends if end.out]
         assert len(figures) == 1, "rank 0 alone prints the figures"
         assert (figures[0]["workers"], figures[0]["servers"], figures[0]["steps"]) == (2, 2, 24)
         assert sum(figures[0]["staleness"]["histogram"].values()) == 2 * 2 * 24
         for host in hosts:  # a worker and a server on each: gradients and parameters crossed the cable
             assert _received_bytes(host) > 24 * figures[0]["bytes_sent_per_step"] / 4
 
-    def _agent(self, number: int, host: str, folder: Path) -> subprocess.Popen[str]:
+    def _agent(self, number: int, host: str, folder: Path) -> Started:
         command = [
             *(
                 "ip",
@@ -174,9 +161,7 @@ class TestTwoHosts:
             *("--no-python", POLYRHYTHM, *TRAIN, "--epochs", "2", "--out", "run"),
             *("--strategy", "parameter_server(servers=2)"),
         ]
-        return subprocess.Popen(
-            command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        return Started(command, folder, folder / f"host{number}")
 
 
 def _variable(process: int, name: str) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Started, wait_for
+from multiprocess.commands import Started, wait_for
 from multiprocess.guest import Guest
+from multiprocess.runs import ending
 from multiprocess.test_torchrun import TORCHRUN, TRAIN
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import Event, RunEnded, RunStarted, WorkerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from processes.ports import free_port
 
 SMALL = ["--batch-size", "8", "--threads", "1", "--out", "run"]
 Start = Callable[[str, list[str], list[str]], Started]
@@ -23,27 +25,15 @@ Start = Callable[[str, list[str], list[str]], Started]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a torchrun of a name with options of its own and of `train`."""
-    started: list[Started] = []
+    with ending() as started:
 
-    def begin(name: str, agents: list[str], options: list[str]) -> Started:
-        words = [*TORCHRUN, *agents, "--no-python", POLYRHYTHM, *TRAIN, *SMALL, *options]
-        started.append(Started(words, tmp_path, tmp_path / name))
-        started[-1].run = tmp_path / "run"
-        return started[-1]
+        def begin(name: str, agents: list[str], options: list[str]) -> Started:
+            words = [*TORCHRUN, *agents, "--no-python", POLYRHYTHM, *TRAIN, *SMALL, *options]
+            started.append(Started(words, tmp_path, tmp_path / name))
+            started[-1].run = tmp_path / "run"
+            return started[-1]
 
-    yield begin
-    for command in started:
-        ranks = command.children() if command.process.poll() is None else []
-        command.process.kill()
-        command.process.wait()
-        for rank in ranks:
-            os.kill(rank, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        yield begin
 
 
 def events(folder: Path) -> list[Event]:
@@ -54,21 +44,23 @@ def test_a_worker_joins_by_hand_what_torchrun_has_started(start: Start, tmp_path
     torchrun = start(
         "torchrun",
         ["--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"],
-        ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "6", "--silence-s", "60"],
+        ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "20", "--silence-s", "60"],
     )
     torchrun.wait_for(lambda event: isinstance(event, WorkerProgress))
     second = torchrun.children()[1]
     os.kill(second, signal.SIGSTOP)  # worker 0 waits for it, and its door does not
     place = "worker 2 (rank 3)"  # ranks of places come after those of torchrun, of which the last is a server
-    guest = Guest(tmp_path, "guest", tmp_path / "run" / "join-token", place)
-    wait_for(guest.has_a_place, "a place")
-    os.kill(second, signal.SIGCONT)
-    figures = torchrun.result().figures
-    left = guest.result()
+    with ending() as guests:
+        guest = Guest(tmp_path, "guest", tmp_path / "run" / "join-token", place)
+        guests.append(guest.command)
+        wait_for(guest.has_a_place, "a place")
+        os.kill(second, signal.SIGCONT)
+        figures = torchrun.result().figures
+        left = guest.result()
     assert (left.status, left.err.splitlines()[-1]) == (0, "done: all its steps are taken")
     assert (figures["workers"], figures["workers_lost"], figures["workers_joined"]) == (3, 1, 1)
-    assert (figures["steps"], figures["images_not_seen"]) == (6 * 60, 0)
-    assert sum(figures["staleness"]["histogram"].values()) == 3 * 6 * 60  # each gradient, once
+    assert (figures["steps"], figures["images_not_seen"]) == (20 * 60, 0)
+    assert sum(figures["staleness"]["histogram"].values()) == 3 * 20 * 60  # each gradient, once
     assert not (tmp_path / "run" / "join.json").exists()
 
 

@@ -94,7 +94,7 @@ def _train(seat: Seat, hosts: list[str]) -> None:
 
 
 def _job() -> Job:
-    return make_job(REPLICATED, WORKERS, dataset=blobs(train=240), epochs=2)
+    return make_job(REPLICATED, WORKERS, dataset=blobs(train=240), epochs=1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
-from multiprocess.commands import PATIENCE_S, environment
+from multiprocess.commands import Result, finished
 from polyrhythm.reporting.event_log import read_events
 
 SCRIPT = """
@@ -41,24 +39,15 @@ def part(count, seed):
 """
 
 
-def start(folder: Path, guard: str, workers: int) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, guard: str, workers: int) -> Result:
     script = folder / "script.py"
     script.write_text(SCRIPT.format(guard=guard, workers=workers))
-    return subprocess.run(
-        [sys.executable, script],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return finished([sys.executable, script], folder)
 
 
 def test_a_script_trains_its_own_model_on_its_own_tensors(tmp_path: Path) -> None:
     done = start(tmp_path, 'if __name__ == "__main__":', workers=2)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = done.figures
     assert (found["outcome"], found["folder"], found["model"]) == ("done", "run", "Net")
     assert (found["workers"], found["servers"], found["epochs"]) == (2, 0, 10)
     assert found["test_top1"] > 0.9  # of three classes: the brightest channel
@@ -69,6 +58,6 @@ def test_a_script_trains_its_own_model_on_its_own_tensors(tmp_path: Path) -> Non
 
 def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
     done = start(tmp_path, "if True:", workers=1)
-    assert done.returncode == 1
-    assert "RankLost: worker 0 (rank 0) left with status 1" in done.stderr
-    assert 'call train below `if __name__ == "__main__":`' in done.stderr
+    assert done.status == 1
+    assert "RankLost: worker 0 (rank 0) left with status 1" in done.err
+    assert 'call train below `if __name__ == "__main__":`' in done.err

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Started, are_gone, shell, wait_for
+from multiprocess.commands import Started, shell, wait_for
+from multiprocess.runs import ending
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from processes.family import are_gone, is_pending
 
-Starter = Callable[..., Started]
+Starter = Callable[..., tuple[Started, list[int]]]
 EPOCHS = 3
 STEPS_PER_EPOCH = 240
 LONG = [
@@ -26,22 +28,15 @@ LONG = [
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
     """Starts a long run; nothing of it outlives the test."""
-    started: list[tuple[Started, list[int]]] = []
+    with ending() as started:
 
-    def run(*options: str) -> tuple[Started, list[int]]:
-        command = Started([POLYRHYTHM, *LONG, "--out", "run", *options], tmp_path, tmp_path / "run")
-        command.wait_for(in_the_second_epoch)
-        started.append((command, command.children()))
-        return started[-1]
+        def run(*options: str) -> tuple[Started, list[int]]:
+            command = Started([POLYRHYTHM, *LONG, "--out", "run", *options], tmp_path, tmp_path / "run")
+            started.append(command)
+            command.wait_for(in_the_second_epoch)
+            return command, command.children()
 
-    yield run
-    for command, ranks in started:
-        if command.process.poll() is None:
-            command.process.kill()
-            command.process.wait()
-        for rank in ranks:
-            if not are_gone([rank]):
-                os.kill(rank, signal.SIGKILL)
+        yield run
 
 
 def in_the_second_epoch(event: Event) -> bool:
@@ -61,7 +56,6 @@ def test_after_an_interrupt_the_run_goes_on_as_if_nothing_had_been(start: Starte
     assert end.outcome == "interrupted"
     assert isinstance(saved, CheckpointSaved)
     assert STEPS_PER_EPOCH < saved.step < EPOCHS * STEPS_PER_EPOCH
-    assert saved.step % STEPS_PER_EPOCH
     resumed, whole = shell(tmp_path, ["train", "--resume", "run", "--json"], [*LONG, "--out", "whole"])
     assert resumed.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
     assert resumed.figures["test_loss"] == whole.figures["test_loss"]
@@ -86,8 +80,8 @@ def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
     command, ranks = start()
     os.kill(ranks[1], signal.SIGSTOP)  # and so it will never stop by itself
     os.killpg(command.process.pid, signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        command.process.wait(1.0)
+    wait_for(lambda: is_pending(ranks[1], signal.SIGTERM), "the launcher to pass the wish on")
+    assert command.process.poll() is None
     os.killpg(command.process.pid, signal.SIGINT)
     result = command.result()
     assert result.status == 130

@@ -13,7 +13,7 @@ import torch
 
 from conformance.communicator_checks import CHECKS, SIZE, run
 from conformance.rank_processes import RankProcesses, Seat
-from multiprocess.greeting import greet_all, loss
+from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.tcp.card import TcpCard
@@ -21,9 +21,6 @@ from polyrhythm.communication.transports.torch_distributed import rank as rank_m
 from polyrhythm.errors import PeerLost
 
 BROKEN = r"^a collective broke, so a rank is gone: [^.\[]+( \[127.0.0.1\]:\d+(: [\w ]+)?)?$"
-
-SOON_S = 1.0
-"""How long the news of a death may take: it comes with the closing of a connection, not with a time limit."""
 
 
 def _check_all(seat: Seat) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from multiprocess.commands import POLYRHYTHM, Started, are_gone, wait_for
+from multiprocess.commands import Started, wait_for
+from multiprocess.runs import ending
+from multiprocess.verb import POLYRHYTHM
 from polyrhythm.claim import is_desk
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted
 from polyrhythm.reporting.event_log import read_events
@@ -35,14 +37,8 @@ TRAIN = [
 @pytest.fixture
 def starts(tmp_path: Path) -> Iterator[list[Started]]:
     """Starts of the run, which are ended."""
-    begun: list[Started] = []
-    yield begun
-    for start in begun:
-        if start.process.poll() is None:
-            ranks = start.children()
-            os.killpg(start.process.pid, signal.SIGKILL)
-            start.process.wait()
-            wait_for(lambda ranks=ranks: are_gone(ranks), "the ranks to leave")  # type: ignore[misc]
+    with ending() as begun:
+        yield begun
 
 
 def test_a_start_that_comes_back_finds_a_later_one_and_ends(starts: list[Started], tmp_path: Path) -> None:

@@ -7,10 +7,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+PATIENCE_S = 60.0
+
+
+def tool(*words: str) -> str:
+    """Runs a tool that ends soon; gives what it prints."""
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+
 
 def ip(*words: str) -> str:
     """Runs `ip`; gives what it prints."""
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+    return tool("ip", *words)
 
 
 @contextmanager

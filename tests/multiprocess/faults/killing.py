@@ -33,6 +33,8 @@ from polyrhythm.roles.job import Job
 from polyrhythm.strategies.cast import cast_in_order
 
 PAUSE_S = 0.01
+LONG_SILENCE_S = 60.0
+"""With which nobody could take a watchdog's word for the news of a death."""
 STOPPED = 1
 
 
@@ -71,6 +73,7 @@ def paced(job: Job, steps: Path) -> Job:
 def killed(spec: str, rank: int, folder: Path) -> Seen:
     """Kills a rank, behind the first checkpoint; the run may start one successor."""
     job = paced(job_of(spec, folder / "run", restarts=1), folder / "steps")
+    job = replace(job, losses=replace(job.losses, silence_s=LONG_SILENCE_S))
     cast = cast_in_order(WORKERS, job.strategy.server_count)
     role = f"worker {rank}" if rank in cast.workers else f"server {cast.servers.index(rank)}"
     words = rf"^{role} \(rank {rank}\) was killed by SIGKILL"

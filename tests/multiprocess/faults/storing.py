@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from conformance.jobs import result_of, resumed
 from multiprocess.faults.play import job_of, played
 from multiprocess.faults.seen import Seen
+from multiprocess.two_hosts import tool
 from polyrhythm.api.faults import Outcome
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.launch.local import run_local
@@ -26,11 +26,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """Mounts a disk of 4 MiB, which only root may."""
     disk = folder / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    tool("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk))
     try:
         yield disk
     finally:
-        subprocess.run(["umount", disk], check=True)
+        tool("umount", str(disk))
 
 
 def disk_full(spec: str, folder: Path) -> Seen:

@@ -26,7 +26,9 @@ sys.exit(f"imported {{heavy}}" if heavy else status)
 def test_help_comes_in_less_than_a_second_and_without_torch(arguments: list[str]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = WITHOUT_TORCH.format(arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     # of the processor's time: others may be using this machine
@@ -35,7 +37,9 @@ def test_help_comes_in_less_than_a_second_and_without_torch(arguments: list[str]
 
 def test_a_wrong_verb_is_found_without_torch() -> None:
     code = WITHOUT_TORCH.format(arguments=["trian"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+    )
     assert (done.returncode, done.stderr) == (
         2,
         "error: No such command 'trian'. Did you mean 'train'? (see polyrhythm --help)\n",

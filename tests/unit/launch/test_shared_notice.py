@@ -35,10 +35,10 @@ class Ranks:
 
 
 def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_notice, "_PATIENCE", timedelta(seconds=5))
+    monkeypatch.setattr(shared_notice, "_PATIENCE", timedelta(seconds=60))
     ranks = Ranks(60.0)
     ranks.other.come()
-    ranks.other._store.wait(["preemption/come"], timedelta(seconds=5))
+    ranks.other._store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("interrupted") == [True, True]
     assert [event.outcome for event in ranks.heard if isinstance(event, RunEnded)] == ["interrupted"]
 
@@ -46,7 +46,7 @@ def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_was_done_all_the_same_is_done() -> None:
     ranks = Ranks(60.0)
     ranks.other.come()
-    ranks.other._store.wait(["preemption/come"], timedelta(seconds=5))
+    ranks.other._store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("done") == [False, False]
 
 

@@ -98,5 +98,7 @@ def test_our_own_models_do_not_pay_for_the_libraries():
         "create_model('lenet5', classes=10, image_shape=(1, 28, 28));"
         "print(sorted({'torchvision', 'timm'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
     assert result.stdout == "[]\n"

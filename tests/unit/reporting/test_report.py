@@ -209,5 +209,7 @@ def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
         "heavy = {'torch', 'tensorboard', 'tensorflow', 'pandas', 'plotly.graph_objects'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
     assert done.stdout.strip() == "[]"

@@ -25,7 +25,9 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_a_process_that_trains_does_not_import_the_compiler() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, timeout=100, capture_output=True, text=True
+    )
     assert told.stdout.strip() == "False"
 
 

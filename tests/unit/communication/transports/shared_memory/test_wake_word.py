@@ -10,7 +10,7 @@ import pytest
 from polyrhythm.communication.transports.shared_memory import wake_word
 from polyrhythm.communication.transports.shared_memory.wake_word import WakeWord
 
-LONG_S = 0.9
+LONG_S = 60.0
 
 
 def word(number: int) -> WakeWord:

@@ -23,6 +23,8 @@ from polyrhythm.errors import PeerLost
 from unit.communication.transports.heard import PATIENCE_S, Heard
 from unit.communication.transports.tcp.cutting_proxy import CuttingProxy
 
+SOON_S = PATIENCE_S / 4
+"""Of what does not wait until patience is over; it takes milliseconds."""
 SENDER, RECEIVER = Peer(3, 1), Peer(4, 0)
 LONG = MOST_COPIED_BYTES // 4 + 1
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.int32)
@@ -182,7 +184,7 @@ def test_a_receiver_that_is_gone_is_missed_at_once_and_what_waits_fails() -> Non
         assert ends.sent.deaf.get(timeout=PATIENCE_S) == RECEIVER
         with pytest.raises(PeerLost):
             long.wait(PATIENCE_S)
-        assert time.monotonic() - gone_at_s < 1.0
+        assert time.monotonic() - gone_at_s < SOON_S
         with pytest.raises(PeerLost):
             ends.link.start_send(Message(Kind.PULL), 0)
 
@@ -195,7 +197,7 @@ def test_a_sender_that_is_gone_is_missed_at_once() -> None:
         ends.source._listener.shutdown(socket.SHUT_RDWR)  # as when the process dies: first all is closed,
         ends.link.give_up()  # and nobody connects again
         assert ends.heard.lost.get(timeout=PATIENCE_S) == SENDER
-        assert time.monotonic() - gone_at_s < 1.0
+        assert time.monotonic() - gone_at_s < SOON_S
 
 
 def test_another_process_at_the_same_port_is_not_taken_for_the_one_that_was_there() -> None:
@@ -226,7 +228,7 @@ def test_who_cannot_be_reached_is_lost_when_patience_is_over() -> None:
         cut_at_s = time.monotonic()
         ends.proxy.cut()
         assert ends.sent.deaf.get(timeout=PATIENCE_S) == RECEIVER
-        assert 0.3 <= time.monotonic() - cut_at_s < 5.0
+        assert 0.3 <= time.monotonic() - cut_at_s < SOON_S
         silent.shutdown(socket.SHUT_RDWR)
         hanging.join()
         silent.close()
@@ -240,7 +242,7 @@ def test_a_link_that_is_given_up_ends_all_waiting_at_once() -> None:
         ends.link.give_up()
         for handle in handles[1:]:
             with pytest.raises(PeerLost):
-                handle.wait(1.0)
+                handle.wait(SOON_S)
         blocked.set()
         ends.target.give_up(SENDER)  # its process lives, so the receiver would wait for another connection
     assert ends.sent.deaf.empty()  # who gave it up knows

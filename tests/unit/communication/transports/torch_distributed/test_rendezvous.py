@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import socket
-
 import pytest
 from torch.distributed import TCPStore
 
 from polyrhythm.communication.transports.torch_distributed import rendezvous
 from polyrhythm.errors import RequestError, RunError
+from processes.ports import free_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -14,9 +13,7 @@ VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER
 @pytest.fixture
 def port() -> int:
     """A free port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture
