@@ -15,8 +15,10 @@ from polyrhythm.launch import tethered
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.launch.meeting import INCARNATION_VARIABLE, WORKERS_VARIABLE
 
+LAST_WORDS_S = 3.0
+"""How long ranks may take to say what they saw after another has failed."""
 GRACE_S = 3.0
-"""How long ranks may take to say what they saw after another has failed, and to leave when asked."""
+"""How long they may take to leave when asked."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class ScriptWatch:
         """
         if not any(rank.failed for rank in self._ranks.there):
             return
-        self._ranks.wait(script_ranks.GRACE_S)  # others may say what they saw
+        self._ranks.wait(script_ranks.LAST_WORDS_S)  # others may say what they saw
         culprits = [rank for rank in self._ranks.there if rank.failed]
         if self._store.check([FAILED_KEY]):
             named = int(self._told(FAILED_KEY))

@@ -20,8 +20,9 @@ from polyrhythm.launch.script import run_script
 
 
 @pytest.fixture(autouse=True)
-def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_ranks, "GRACE_S", 1.0)
+def _much_time_to_leave_and_little_for_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_ranks, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(script_ranks, "GRACE_S", 60.0)
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -102,7 +103,10 @@ def test_a_rank_that_fails_is_named_and_the_others_are_asked_to_leave(
     assert left.read_text() == "in order"
 
 
-def test_an_interrupted_launcher_ends_even_ranks_that_do_not_listen(tmp_path: Path) -> None:
+def test_an_interrupted_launcher_ends_even_ranks_that_do_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_ranks, "GRACE_S", 0.5)
     alive = tmp_path / "alive"
     os.mkfifo(alive)
     reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
