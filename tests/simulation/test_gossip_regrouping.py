@@ -17,7 +17,7 @@ from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.gossip.mixing.turns_worker import TurnsWorker
-from simulation.test_lost_workers import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
+from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
 WHOLE_S = 0.2

@@ -11,7 +11,7 @@ from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
-from simulation.test_lost_workers import events_of
+from simulation.deaths import events_of
 from simulation.trying import trial
 
 WORKERS, IMAGES, BATCH_SIZE = 4, 70, 4

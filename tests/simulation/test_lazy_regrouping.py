@@ -15,7 +15,7 @@ from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import Trial, try_seeds
 from polyrhythm.strategies.lazy_worker import LazyWorker
 from polyrhythm.training.model_sizes import ModelSizes
-from simulation.test_lost_workers import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
+from simulation.deaths import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
 WHOLE_S = 0.2

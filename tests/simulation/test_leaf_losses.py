@@ -10,7 +10,7 @@ from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.levels.leaf_group import LeafGroup
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Reply
-from simulation.test_lost_workers import events_of
+from simulation.deaths import events_of
 from simulation.trying import trial
 
 WORKERS, IMAGES, BATCH_SIZE, LENGTH, LOST = 4, 70, 4, 5, 3

@@ -7,7 +7,7 @@ import pytest
 from conformance.jobs import blobs, make_job, result_of, strategy
 from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
-from simulation.test_lost_workers import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
+from simulation.deaths import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
 WHOLE_S = 0.25

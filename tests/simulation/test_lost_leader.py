@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, with_batch_norm
+from conformance.jobs import result_of, resumed, with_batch_norm
 from polyrhythm.errors import RunError
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
-    Event,
     Notice,
     RunEnded,
     RunStarted,
     WorkerJoined,
     WorkerLost,
 )
-from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
-from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import simulate_on
-from unit.simulation.clusters import cluster
+from simulation import lost_leaders
+from simulation.lost_leaders import LENGTH, WORKERS, events_of, of
 
-WORKERS, EPOCHS, LENGTH = 3, 4, 4
-"""Of 48 images in batches of four, every worker takes four steps an epoch; a step takes a second."""
-
+EPOCHS = 4
 STEPS = EPOCHS * LENGTH
 SPECS = [
     "parameter_server",
@@ -54,24 +49,7 @@ SPECS = [
 MOMENTS = [(0.4, 6.7, 13.1), (2.5, 4.05, 15.9), (1.2, 8.01, 16.3), (5.5, 11.9, 14.2)]
 
 
-def job_of(spec: str, folder: Path | None = None, model: Any = perceptron, **learning: Any) -> Job:
-    """Makes a job of four epochs."""
-    learning = {"epochs": EPOCHS, "batch_size": 4} | learning
-    return make_job(spec, WORKERS, folder=folder, model=model, dataset=blobs(train=48, test=6), **learning)
-
-
-def events_of(job: Job, *faults: str, latency_s: float = 1e-5) -> list[Event]:
-    """Simulates a job while ranks are killed."""
-    nic = {"latency_s": latency_s, "bandwidth_bytes_per_s": 1e9}
-    where = cluster({"count": 5, "cores": 4}, nic=nic, faults=list(faults))
-    strategy, events = job.strategy, []
-    layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
-    simulate_on(layout, job, events.append)
-    return events
-
-
-def of(kind: type[Event], events: list[Event]) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
+job_of = partial(lost_leaders.job_of, epochs=EPOCHS)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_norm
+from conformance.jobs import result_of, with_batch_norm
 from polyrhythm.errors import RunError
 from polyrhythm.events import (
     CheckpointSaved,
@@ -20,21 +21,17 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
-from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.leading.curator import Curator
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.injection.faults.kill import Kill
-from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.trials import try_seeds
+from simulation import lost_leaders
+from simulation.lost_leaders import LENGTH, WORKERS, events_of, of
 from simulation.trying import trial
-from unit.simulation.clusters import cluster
 
-WORKERS, EPOCHS, LENGTH = 3, 3, 4
-"""Of 48 images in batches of four, every worker takes four steps an epoch; a step takes a second."""
-
+EPOCHS = 3
 STEPS = EPOCHS * LENGTH
 IN_ROUNDS = [
     "local_sgd(steps=3)",
@@ -47,26 +44,7 @@ IN_ROUNDS = [
 IN_TURNS = ["d_psgd", "sgp", "slowmo(steps=3, base=sgp)"]
 
 
-def job_of(spec: str, folder: Path | None = None, model: Any = perceptron, **learning: Any) -> Job:
-    """Makes a job of three epochs."""
-    learning = {"epochs": EPOCHS, "batch_size": 4} | learning
-    return make_job(spec, WORKERS, folder=folder, model=model, dataset=blobs(train=48, test=6), **learning)
-
-
-def events_of(
-    job: Job, *faults: str, latency_s: float = 1e-5, heard: list[Event] | None = None
-) -> list[Event]:
-    """Simulates a job while ranks are killed; what is said before it fails is heard as well."""
-    nic = {"latency_s": latency_s, "bandwidth_bytes_per_s": 1e9}
-    where = cluster({"count": 5, "cores": 4}, nic=nic, faults=list(faults))
-    strategy, events = job.strategy, [] if heard is None else heard
-    layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
-    simulate_on(layout, job, events.append)
-    return events
-
-
-def of(kind: type[Event], events: list[Event]) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
+job_of = partial(lost_leaders.job_of, epochs=EPOCHS)
 
 
 def epochs_tested(events: list[Event]) -> list[tuple[int, float]]:

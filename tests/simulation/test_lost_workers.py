@@ -15,7 +15,6 @@ from conformance.jobs import (
     result_of,
     resumed,
     strategy,
-    uneven,
     with_batch_norm,
 )
 from polyrhythm.data.sharding import batch_indices
@@ -23,7 +22,6 @@ from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
     CheckpointSaved,
     Event,
-    RunEnded,
     ServerProgress,
     WorkerJoined,
     WorkerLost,
@@ -32,43 +30,16 @@ from polyrhythm.events import (
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.run import _piece, simulate
-from polyrhythm.simulation.stage import Surroundings, plain_stage
+from polyrhythm.simulation.stage import plain_stage
 from polyrhythm.strategies.cast import cast_in_order
+from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, LENGTH, STEPS, WHOLE_S, WORKERS, events_of
 
-WORKERS, SERVERS, IMAGES, BATCH_SIZE = 3, 2, 53, 4
-LENGTH = 5  # steps of an epoch; 53 images are 4 full steps of 12, and 5 are left for the last one
-STEPS = 2 * LENGTH
-AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
-WHOLE_S = 0.25  # a little more than a run takes
+SERVERS = 2
 MOMENTS = [round(WHOLE_S * number / 36, 5) for number in range(36)]
 
 
 def job_of(spec="parameter_server(servers=2)", model=perceptron, **learning):
     return make_job(spec, WORKERS, model=model, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, **learning)
-
-
-def events_of(job, kills, successors=()):
-    """Runs a job in which ranks are killed, and others come after them, at given times."""
-    events: list[Event] = []
-    cast = cast_in_order(job.workers, job.strategy.server_count)
-    stage = plain_stage(cast, _piece(job), events.append, AROUND)
-
-    def kill(rank):
-        if not stage.tasks[rank].ended:
-            stage.cluster.kill(rank)
-
-    def succeed(rank):
-        over = any(isinstance(event, RunEnded) for event in events)
-        if not over and not stage.cluster.ranks[rank].alive:
-            stage.cluster.replace(rank)
-            stage.spawn(rank)
-
-    for at_s, rank in kills:
-        stage.time.at(at_s, lambda rank=rank: kill(rank))
-    for at_s, rank in successors:
-        stage.time.at(at_s, lambda rank=rank: succeed(rank))
-    stage.play()
-    return events
 
 
 def gradients(result):

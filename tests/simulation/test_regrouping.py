@@ -18,8 +18,8 @@ from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.undo_log import UndoLog
+from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.test_lazy_regrouping import layers
-from simulation.test_lost_workers import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
 WHOLE_S = 0.196  # what a run takes

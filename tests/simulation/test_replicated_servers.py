@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from conformance.jobs import blobs, make_job, result_of, resumed, simulated, uneven
+from conformance.jobs import blobs, make_job, result_of, resumed, simulated
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.run import _piece
-from polyrhythm.simulation.stage import Surroundings, plain_stage
+from polyrhythm.simulation.stage import plain_stage
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.parameter_server.replication.shard_copy import ShardCopy
 from polyrhythm.strategies.parameter_server.serving.readings import Readings
+from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, STEPS, WHOLE_S, WORKERS, events_of
 from simulation.trying import trial
 
-WORKERS, IMAGES, BATCH_SIZE = 3, 53, 4
-STEPS = 10
-AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
-WHOLE_S = 0.25  # a little more than a run takes
 MOMENTS = [round(WHOLE_S * number / 20, 5) for number in range(20)]
 SPECS = [
     "parameter_server(servers=2, replicas=2)",
@@ -35,29 +31,6 @@ SPECS = [
     "dc_asgd(servers=2, replicas=2)",
     "staleness_aware(servers=2, replicas=2)",
 ]
-
-
-def events_of(job: Any, *deaths: tuple[float, int], births: Sequence[tuple[float, int]] = ()) -> list[Event]:
-    """Runs a job in which ranks are killed at given times, and get successors."""
-    events: list[Event] = []
-    stage = plain_stage(
-        cast_in_order(job.workers, job.strategy.server_count), _piece(job), events.append, AROUND
-    )
-
-    def kill(rank: int) -> None:
-        if not stage.tasks[rank].ended:
-            stage.cluster.kill(rank)
-
-    def restart(rank: int) -> None:
-        stage.cluster.replace(rank)
-        stage.spawn(rank)
-
-    for at_s, rank in deaths:
-        stage.time.at(at_s, lambda rank=rank: kill(rank))
-    for at_s, rank in births:
-        stage.time.at(at_s, lambda rank=rank: restart(rank))
-    stage.play()
-    return events
 
 
 def job_of(spec: str, **options: Any) -> Any:
@@ -95,7 +68,7 @@ def test_a_server_that_is_started_again_has_all_that_the_other_had(spec: str) ->
 @pytest.mark.parametrize("victim", [WORKERS, WORKERS + 1])
 @pytest.mark.parametrize("at_s", MOMENTS)
 def test_a_run_goes_on_whenever_a_server_dies(at_s: float, victim: int) -> None:
-    events = events_of(job_of("parameter_server(servers=2, replicas=2)"), (at_s, victim))
+    events = events_of(job_of("parameter_server(servers=2, replicas=2)"), [(at_s, victim)])
     result = result_of(events)
     assert isinstance(events[-1], RunEnded)
     assert events[-1].outcome == "done"
@@ -113,7 +86,7 @@ def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -
     plain = f"parameter_server(servers={servers}, consistency=synchronous"
     optimizer = {"optimizer": "sgd(momentum=0.9)"}
     expected = result_of(events_of(job_of(f"{plain})", **optimizer)))["parameters_sha256"]
-    found = events_of(job_of(f"{plain}, replicas=2)", **optimizer), (at_s, WORKERS))
+    found = events_of(job_of(f"{plain}, replicas=2)", **optimizer), [(at_s, WORKERS)])
     assert result_of(found)["parameters_sha256"] == expected
 
 
@@ -126,7 +99,7 @@ def test_servers_lost_one_after_the_other_change_no_bit_of_what_goes_in_step(spe
     expected = result_of(events_of(job_of(spec, **optimizer)))["parameters_sha256"]
     deaths = [(0.04 + 0.03 * number, WORKERS + number) for number in range(servers)]
     births = [(at_s + 0.01, rank) for at_s, rank in deaths]
-    found = result_of(events_of(job_of(spec, **optimizer), *deaths, births=births))
+    found = result_of(events_of(job_of(spec, **optimizer), deaths, births))
     assert (found["servers_lost"], found["servers_joined"]) == (servers, servers)
     assert found["parameters_sha256"] == expected
     assert sum(found["staleness"]["histogram"].values()) == servers * WORKERS * STEPS
@@ -136,19 +109,18 @@ def test_the_other_server_may_not_be_lost_before_the_shard_has_been_handed_over(
     with pytest.raises(RunError, match="is gone"):
         events_of(
             job_of("parameter_server(servers=2, replicas=2)"),
-            (0.05, WORKERS),
-            (0.0605, WORKERS + 1),
-            births=[(0.06, WORKERS)],
+            [(0.05, WORKERS), (0.0605, WORKERS + 1)],
+            [(0.06, WORKERS)],
         )
 
 
 def test_servers_that_are_not_neighbours_may_be_lost_together_and_neighbours_not() -> None:
     job = job_of("parameter_server(servers=4, replicas=2)")
-    apart = result_of(events_of(job, (0.05, 3), (0.05, 5)))
+    apart = result_of(events_of(job, [(0.05, 3), (0.05, 5)]))
     assert apart["servers_lost"] == 2
     assert sum(apart["staleness"]["histogram"].values()) == 4 * WORKERS * STEPS
     with pytest.raises(RunError, match="is gone"):
-        events_of(job, (0.05, 3), (0.08, 4))
+        events_of(job, [(0.05, 3), (0.08, 4)])
 
 
 def test_a_checkpoint_holds_the_shard_of_a_lost_server(tmp_path: Any) -> None:
@@ -175,7 +147,7 @@ def test_a_resumed_run_may_lose_a_server_at_once(tmp_path: Any) -> None:
     simulated(job_of(spec, folder=stopped), replace(AROUND, stop_at_s=0.1))
     for at_s in (0.0005, 0.002, 0.0035, 0.005):
         job = job_of(spec, folder=shutil.copytree(stopped, tmp_path / str(at_s)))
-        found = result_of(events_of(resumed(job), (at_s, WORKERS)))
+        found = result_of(events_of(resumed(job), [(at_s, WORKERS)]))
         assert found["parameters_sha256"] == whole["parameters_sha256"]
 
 

@@ -18,7 +18,7 @@ from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.training.flat_parameters import FlatParameters
-from simulation.test_lost_workers import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
+from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 
 ROUND = 4
