@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyrhythm.strategies.parameter_server.serving.server_steps import all_at, steps_known
 from polyrhythm.strategies.resharding import Held, Merged
 
 
@@ -12,10 +13,10 @@ class OfBatches:
 
     def counted(self, held: Held) -> list[int]:
         """Those of the batches that the servers have."""
-        return [max(column) for column in zip(*(facts["steps"] for _, facts in held.servers), strict=True)]
+        return [max(known) for known in steps_known(held.servers)]
 
     def merged(self, held: Held, workers: int, step: int) -> Merged:
         """Everybody begins with the servers' parameters."""
-        servers = [(tensors, facts | {"steps": [step] * workers}) for tensors, facts in held.servers]
+        servers = all_at(held.servers, workers, step)
         text = "the servers go on with their parameters and what they know of the curvature"
         return Merged(replace(held, workers={}, servers=servers), f"{text}; a batch under way is left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyrhythm.strategies.parameter_server.serving.server_steps import all_at, steps_known
 from polyrhythm.strategies.resharding import Held, Merged
 
 
@@ -21,12 +22,13 @@ class OfCentre:
         """All of who stays and has its parameters; of others, those that the centre has heard of."""
         stay = self._staying(held)
         return [
-            held.steps[worker] if worker in stay else heard for worker, heard in enumerate(_heard_of(held))
+            held.steps[worker] if worker in stay else max(heard)
+            for worker, heard in enumerate(steps_known(held.servers))
         ]
 
     def merged(self, held: Held, workers: int, step: int) -> Merged:
         """Who stays keeps its parameters and its optimiser."""
-        servers = [(tensors, facts | {"steps": [step] * workers}) for tensors, facts in held.servers]
+        servers = all_at(held.servers, workers, step)
         own = {worker: held.workers[worker] for worker in self._staying(held)}
         text = f"the centre stays, and {len(own)} workers keep their own parameters and optimisers"
         if workers > len(own):
@@ -37,11 +39,6 @@ class OfCentre:
         """A state that is older than its worker's last exchange is of no use, as at any resumption."""
         return [
             worker
-            for worker, heard in enumerate(_heard_of(held)[: self._after])
-            if worker in held.workers and held.steps[worker] >= heard
+            for worker, heard in enumerate(steps_known(held.servers)[: self._after])
+            if worker in held.workers and held.steps[worker] >= max(heard)
         ]
-
-
-def _heard_of(held: Held) -> list[int]:
-    """Gives how many steps of each worker the centre has heard of."""
-    return [max(column) for column in zip(*(facts["steps"] for _, facts in held.servers), strict=True)]

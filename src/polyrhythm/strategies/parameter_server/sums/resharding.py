@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polyrhythm.strategies.parameter_server.serving.server_steps import all_at, steps_known
 from polyrhythm.strategies.resharding import Held, Merged
 
 
@@ -20,14 +21,14 @@ class OfSums:
     def counted(self, held: Held) -> list[int]:
         """All of who stays and has what it had not pushed; of others, those that servers have."""
         stay = self._staying(held)
-        columns = zip(*(facts["steps"] for _, facts in held.servers), strict=True)
         return [
-            held.steps[worker] if worker in stay else max(column) for worker, column in enumerate(columns)
+            held.steps[worker] if worker in stay else max(known)
+            for worker, known in enumerate(steps_known(held.servers))
         ]
 
     def merged(self, held: Held, workers: int, step: int) -> Merged:
         """Who stays keeps its parameters and its sum, which servers have up to the step that all begin with."""
-        servers = [(tensors, facts | {"steps": [step] * workers}) for tensors, facts in held.servers]
+        servers = all_at(held.servers, workers, step)
         own = {
             worker: (tensors, facts | {"pushed": step})
             for worker, (tensors, facts) in held.workers.items()
@@ -43,6 +44,6 @@ class OfSums:
 
     def _staying(self, held: Held) -> list[int]:
         """What a worker had not pushed fits what servers have, or is of no use, as at any resumption."""
-        known = [min(column) for column in zip(*(facts["steps"] for _, facts in held.servers), strict=True)]
+        known = steps_known(held.servers)[: self._after]
         pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
-        return [worker for worker, steps in enumerate(known[: self._after]) if pushed.get(worker) == steps]
+        return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]
