@@ -10,6 +10,9 @@ from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgres
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.timeline import Timeline
 
+WATCHED_WORKERS, WATCHED_SERVERS = 64, 16
+"""So many have a timeline; of all it would be too long to be looked at."""
+
 
 class ClusterFigures:
     """Passes events on, and completes the figures that come with the last.
@@ -59,12 +62,12 @@ class ClusterFigures:
         }
 
 
-def watched_ranks(layout: Layout, workers: int = 64, servers: int = 16) -> frozenset[int] | None:
+def watched_ranks(layout: Layout) -> frozenset[int] | None:
     """Chooses the ranks whose timeline is kept: the first of each role; None where that is everybody."""
     cast = layout.cast
-    if len(cast.workers) <= workers and len(cast.servers) <= servers:
+    if len(cast.workers) <= WATCHED_WORKERS and len(cast.servers) <= WATCHED_SERVERS:
         return None
-    return frozenset((*cast.workers[:workers], *cast.servers[:servers]))
+    return frozenset((*cast.workers[:WATCHED_WORKERS], *cast.servers[:WATCHED_SERVERS]))
 
 
 def _watched(layout: Layout, ranks: frozenset[int]) -> str:

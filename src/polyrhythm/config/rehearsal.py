@@ -20,8 +20,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.model_sizes import sizes_of
+from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 
 LEARNING_ONLY = (
     "optimizer",
@@ -102,18 +103,11 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
             f"{config.workers} workers cannot share {images} training images: ask for fewer workers, or for "
             "--steps of full batches"
         )
-    model = _shapes_of(config.model, dataset)
-    asked = strategy.bucket_bytes_for(None, next(model.parameters()))
-    sizes = sizes_of(model, dataset.image_shape, asked)
-    if strategy.cuts_network:
-        sizes = replace(sizes, head=cut(model, None).sizes)
-    if strategy.shard_count:
-        shards(sizes.parameters, strategy.shard_count)
     epochs = config.epochs or dataset.default_epochs
     rehearsal = Rehearsal(
         strategy=strategy,
         workers=config.workers,
-        sizes=sizes,
+        sizes=_sizes_of(_shapes_of(config.model, dataset), dataset, strategy),
         steps=steps or epochs * steps_per_epoch(images, config.workers, config.batch_size),
         batch_size=config.batch_size,
         epoch_images=images if steps is None else 0,
@@ -123,6 +117,17 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
         model=name_of(config.model),
     )
     return rehearsal, images
+
+
+def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy) -> ModelSizes:
+    """Gives how large the parts of a model are that travel; refuses one that the servers cannot share out."""
+    asked = strategy.bucket_bytes_for(None, next(model.parameters()))
+    sizes = sizes_of(model, dataset.image_shape, asked)
+    if strategy.cuts_network:
+        sizes = replace(sizes, head=cut(model, None).sizes)
+    if strategy.shard_count:
+        shards(sizes.parameters, strategy.shard_count)
+    return sizes
 
 
 def _shapes_of(model: Any, dataset: Dataset) -> nn.Module:

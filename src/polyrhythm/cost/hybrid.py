@@ -41,8 +41,3 @@ def between_layers(workers: int, batch: int, widths: Sequence[int], worker: int)
         for width, mine in zip(widths[:-1], own[:-1], strict=True)
     )
     return hidden + batch * (widths[-1] - own[-1]) + (workers - 1) * batch * own[-1]
-
-
-def data_parallel(workers: int, parameters: int) -> float:
-    """Gives the numbers received by an even all-reduce of the same layers' gradients."""
-    return 2 * parameters * (workers - 1) / workers

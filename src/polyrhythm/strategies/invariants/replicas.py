@@ -20,13 +20,9 @@ class Replicas(Invariant):
         conditions: with or without known gradients.
         groups: ranks of workers that go in step with each other.
         alone: whether a group's parameters are the sum of its own gradients only, so that they can be told beforehand.
-        behind: how many of the latest steps' gradients are still on their way when a step is over.
     """
 
-    def __init__(
-        self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool, behind: int = 0
-    ) -> None:
-        self._behind = behind
+    def __init__(self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool) -> None:
         self._group_of = {rank: number for number, group in enumerate(groups) for rank in group}
         self._groups = [tuple(group) for group in groups]
         self._workers = conditions.cast.workers
@@ -70,7 +66,7 @@ class Replicas(Invariant):
         if self._gradient is None:
             return
         members = self._groups[number] if event.regrouped is None else tuple(event.regrouped)
-        for missed in range(max(0, step + 1 - self._behind), event.step + 1 - self._behind):
+        for missed in range(step + 1, event.step + 1):
             for rank in members:
                 self._sums[number] -= self._gradient(self._workers.index(rank), missed) / len(members)
         wrong = int((self._sums[number] != event.vector.to(self._sums[number].dtype)).sum())

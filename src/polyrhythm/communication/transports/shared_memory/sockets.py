@@ -8,11 +8,7 @@ from polyrhythm.communication.transports.owned_socket import OwnedSocket
 
 
 class PacketSocket(OwnedSocket):
-    """A socket whose packets arrive whole and in order.
+    """A socket whose packets arrive whole and in order."""
 
-    Args:
-        fileno: of a socket that is there already.
-    """
-
-    def __init__(self, fileno: int | None = None) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno)
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -31,14 +31,13 @@ class TcpSocket(OwnedSocket):
 
     Args:
         family: of addresses.
-        fileno: of a socket that is there already.
 
     Attributes:
         record_bytes: of what leaves as one.
     """
 
-    def __init__(self, family: int, fileno: int | None = None) -> None:
-        super().__init__(family, socket.SOCK_STREAM, fileno)
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
         self.record_bytes = RECORD_BYTES
 
 

@@ -39,21 +39,20 @@ class Groups:
         yield store
         self._idle.append(store)  # not after an error: its last answer may still be under way
 
-    def gloo(self, name: str, rank: int, size: int, patience: timedelta = FOREVER) -> Any:
+    def gloo(self, name: str, rank: int, size: int) -> Any:
         """Makes a gloo group; returns when all `size` members have.
 
         Args:
             name: the same on all members, and never used before.
             rank: this member.
             size: how many there are.
-            patience: how long the others may take to come, and what is done in the group unless it is told otherwise.
 
         Raises:
             RuntimeError: the others did not come.
         """
         options = _gloo_options()
         options._devices = [self._device]
-        options._timeout = patience
+        options._timeout = FOREVER
         # One after the other: a group cannot be let go while a collective of it waits, and one that starts after
         # another has failed fails too.
         options._threads = 1

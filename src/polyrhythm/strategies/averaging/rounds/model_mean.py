@@ -38,15 +38,12 @@ class ModelMean:
         group: who takes part; all must call at the same steps.
         flat: whose vector.
         collective: how vectors are added up.
-        name: tells these messages from others of the group.
     """
 
-    def __init__(
-        self, group: Communicator, flat: FlatParameters, collective: Collective, name: str = "models"
-    ) -> None:
+    def __init__(self, group: Communicator, flat: FlatParameters, collective: Collective) -> None:
         self.size = group.size
         self._flat = flat
-        self._sum = AllReduce(collective, group, name)
+        self._sum = AllReduce(collective, group, "models")
 
     def prepare(self) -> None:
         """Lets the collective look at the links, if it wants to; all members must call it before the first mean."""
