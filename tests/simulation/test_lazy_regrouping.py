@@ -12,22 +12,14 @@ from torch.nn.utils import parameters_to_vector
 
 from conformance.jobs import blobs, make_job, perceptron, result_of
 from polyrhythm.events import RunEnded
-from polyrhythm.simulation.trials import Trial, try_seeds
+from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.lazy_worker import LazyWorker
-from polyrhythm.training.model_sizes import ModelSizes
 from simulation.deaths import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
-from simulation.trying import trial
+from simulation.trying import layers
 
 WHOLE_S = 0.2
 MOMENTS = [round(WHOLE_S * number / 9, 5) for number in range(9)]
 EAGER_S = 0.02
-
-
-def layers(spec: str, **options: Any) -> Trial:
-    """Makes a trial of a model of three layers, a bucket each."""
-    tried = trial(spec, steps=8, **options)
-    sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
-    return replace(tried, rehearsal=replace(tried.rehearsal, sizes=sizes))
 
 
 def trained(spec: str, kills: Any, successors: Any = ()) -> tuple[Any, list[Tensor]]:

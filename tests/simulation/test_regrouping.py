@@ -19,8 +19,7 @@ from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.undo_log import UndoLog
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
-from simulation.test_lazy_regrouping import layers
-from simulation.trying import trial
+from simulation.trying import layers, trial
 
 WHOLE_S = 0.196  # what a run takes
 MOMENTS = [round(WHOLE_S * number / 18, 5) for number in range(18)]

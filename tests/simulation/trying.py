@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from conformance.jobs import strategy as strategy_of
@@ -29,3 +30,10 @@ def trial(strategy: str | Strategy, *, workers: int = 4, steps: int = 20, **opti
     if isinstance(options.get("faults"), str):
         options["faults"] = parse_faults(options["faults"])
     return Trial(layout=layout, rehearsal=rehearsal, **options)
+
+
+def layers(spec: str, **options: Any) -> Trial:
+    """Makes a trial of a model of three layers, a bucket each."""
+    tried = trial(spec, steps=8, **options)
+    sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
+    return replace(tried, rehearsal=replace(tried.rehearsal, sizes=sizes))

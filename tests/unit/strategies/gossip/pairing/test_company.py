@@ -11,7 +11,7 @@ from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
 from polyrhythm.strategies.gossip.pairing.member import Member
 from polyrhythm.training.flat_parameters import FlatParameters
-from unit.strategies.gossip.pairing.test_keeper import asked, keeper
+from unit.strategies.gossip.pairing.keepers import asked, keeper
 
 
 def host(workers: int = 3) -> tuple[Host, Keeper, FlatParameters]:

@@ -12,7 +12,7 @@ from polyrhythm.strategies.gossip.pairing.heir import Heir
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
 from polyrhythm.strategies.gossip.pairing.member import Member
 from polyrhythm.training.flat_parameters import FlatParameters
-from unit.strategies.gossip.pairing.test_keeper import asked, keeper
+from unit.strategies.gossip.pairing.keepers import asked, keeper
 
 Told = list[tuple[int, Message]]
 

@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
-from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply
-from polyrhythm.strategies.gossip.pairing.place import place_of
-from polyrhythm.strategies.topologies.ring import Ring
-from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-
-
-def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, FlatParameters]:
-    """Makes the keeper of a worker of a ring that is in its third step, with plain SGD."""
-    weights = nn.ParameterList([torch.tensor(values)])
-    flat = FlatParameters(weights)
-    plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
-    time = VirtualTime()
-    network = SimulatedCluster(time, ConstantNetwork(time), workers).communicator(worker)
-    setting = WorkerSetting(network, network, cast_in_order(workers, 0), flat, plan)
-    made = Keeper(place_of(Ring(), range(workers), worker), setting)
-    made.make_ready(3)
-    return made, flat
-
-
-def asked(values: list[float], step: int = 0) -> Message:
-    return Message(Kind.VECTOR, torch.tensor(values), step=step)
+from unit.strategies.gossip.pairing.keepers import asked, keeper
 
 
 def payload(reply: Reply) -> Tensor:
