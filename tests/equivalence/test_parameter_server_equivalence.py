@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
-from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.simulation.run import Surroundings
 
 UNEVEN = Surroundings(step_s=uneven)

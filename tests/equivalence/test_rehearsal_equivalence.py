@@ -14,7 +14,7 @@ from torch import nn
 
 from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, strategies, strategy, uneven
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from conformance.jobs import CLASSES, SIDE, make_job, simulated, uneven
-from polyrhythm.communication.transports.simulated.transport import SimulatedCommunicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES

@@ -6,32 +6,20 @@ reason, and the run's log hears of the first of each kind. It never ends the run
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.message import (
-    Kind,
-    Message,
-    Reason,
-    RefusedMessage,
-    pack_json,
-    pack_tensors,
-    unpack_tensors,
-)
+from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.line import Line
-from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.parameter_server.serving.admission import payload
+from polyrhythm.roles.serving.entry import Entry
+from polyrhythm.roles.serving.outbox import Outbox
+from polyrhythm.roles.serving.refusals import Refusals
+from polyrhythm.roles.serving.reporter import REPORT_EVERY_S, Reporter
+from polyrhythm.roles.serving.states import States
+from polyrhythm.roles.world import World
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
-REPORT_EVERY_S = 0.5
-AT_ONCE_S = 1e-4
-"""A message that is there within this time is taken to have been waiting."""
 _OUTSIDE_STEPS = frozenset(
     [
         *(Kind.CONFIGURE, Kind.PARAMETERS, Kind.PULL, Kind.LEAVE, Kind.JOIN, Kind.STATE),
@@ -56,12 +44,12 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     index = servers.index(network.rank)
     part = strategy.server(ServerSetting(index, world.cast, finite))
     line = Line(world, strategy)
-    resumed = strategy.holds(index) if resume and not world.rejoins else []
-    _load_states(part, resumed, line.control)
-    reporter = _Reporter(index, part, world)
-    outbox = _Outbox(strategy, world)
-    entry = _Entry(part, world, outbox)
-    refusals = _Refusals(index, world, line)
+    states = States(part, index, line)
+    states.resume(strategy.holds(index) if resume and not world.rejoins else [])
+    reporter = Reporter(index, part, world)
+    outbox = Outbox(strategy, world)
+    entry = Entry(part, world, outbox)
+    refusals = Refusals(index, world, line)
     bytes_sent = 0
     while not part.done:
         looked_at = now()
@@ -77,7 +65,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         kind = message.kind
         if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):
-                _keep(part, index, line, (source, message))
+                states.heed(source, message)
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
         before, began = network.bytes_sent, now()
@@ -119,233 +107,3 @@ def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
         "absent": getattr(part, "absent", {}),
     }
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
-
-
-def _load_states(part: ServerPart, shards: Sequence[int], control: Communicator) -> None:
-    """Takes from the leader what the run resumes from: the server's own shard, then those that it keeps."""
-    for number, shard in enumerate(shards):
-        _, message = control.receive(LEADER)
-        assert message.tensor is not None
-        state = unpack_tensors(message.tensor)
-        if number == 0:
-            part.load_state(state)
-        elif isinstance(part, KeepingPart):
-            part.load_state_of(shard, state)
-
-
-def _keep(part: ServerPart, own: int, line: Line, asked: tuple[int, Message]) -> None:
-    """Gives the leader the state of a shard, or takes it back before there is one."""
-    source, message = asked
-    if source != LEADER:
-        raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
-    if message.kind is Kind.CHECKPOINT:
-        _hand_in_state(part, own, line, message.step)
-    else:
-        _take_back(part, own, message)
-
-
-def _take_back(part: ServerPart, own: int, message: Message) -> None:
-    if _has_begun(part):
-        raise RefusedMessage(
-            Reason.ORDER, f"the state of shard {message.step} came although training has begun"
-        )
-    state = unpack_tensors(payload(message))
-    if message.step == own:
-        part.load_state(state)
-    elif isinstance(part, KeepingPart):
-        part.load_state_of(message.step, state)
-
-
-def _has_begun(part: ServerPart) -> bool:
-    try:
-        part.state()
-    except RefusedMessage:  # there are no parameters yet
-        return False
-    return True
-
-
-def _hand_in_state(part: ServerPart, own: int, line: Line, shard: int) -> None:
-    """Gives the leader the state of a shard; only servers that keep others' have more than one."""
-    if shard == own:
-        state = part.state()
-    elif isinstance(part, KeepingPart):
-        state = part.state_of(shard)
-    else:
-        raise RefusedMessage(Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here")
-    line.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))
-
-
-class _Refusals:
-    """Counts what is refused, and tells the run's log of the first from each rank for each reason.
-
-    Attributes:
-        counted: refused messages, by reason.
-    """
-
-    def __init__(self, index: int, world: World, line: Line) -> None:
-        self.counted: Counter[str] = Counter()
-        self._index = index
-        self._clock = world.clock
-        self._line = line
-        self._told: set[tuple[int, Reason]] = set()
-        self._started_at = self._clock.now()
-
-    @contextmanager
-    def of(self, source: int) -> Iterator[None]:
-        """Bears the refusal of a message from this rank."""
-        try:
-            yield
-        except RefusedMessage as refusal:
-            self.note(source, refusal)
-
-    def note(self, source: int, refusal: RefusedMessage) -> None:
-        """Counts a refusal, and tells the first of its kind."""
-        self.counted[refusal.reason.value] += 1
-        if (source, refusal.reason) in self._told:
-            return
-        self._told.add((source, refusal.reason))
-        text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
-        notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
-        self._line.send(Message(Kind.EVENT, pack_json(notice.to_json())))
-
-
-class _Entry:
-    """How a lost server's successor comes in: it asks others for its shards, and tells the leader that it has them.
-
-    Attributes:
-        due: whether that has still to be told.
-    """
-
-    def __init__(self, part: ServerPart, world: World, outbox: _Outbox) -> None:
-        self.due = False
-        if world.rejoins and isinstance(part, KeepingPart):
-            self.due = True
-            self._part = part
-            self._incarnation = world.incarnation
-            outbox.send(part.rejoin(world.incarnation))
-
-    def tell(self, line: Line) -> None:
-        """Tells the leader, once this server has all of its shards."""
-        if self._part.whole:
-            self.due = False
-            line.send(Message(Kind.JOIN, version=self._incarnation))
-
-
-class _Outbox:
-    """Replies that are leaving, while the server goes on receiving.
-
-    A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
-    answered again has had the answer before, so at most one reply a rank is kept. A reply to a rank that is lost, and
-    can be done without, is dropped.
-    """
-
-    def __init__(self, strategy: Strategy, world: World) -> None:
-        self._strategy = strategy
-        self._world = world
-        self._start_send = world.network.start_send
-        self._leaving: dict[int, Handle] = {}
-
-    def send(self, replies: list[tuple[int, Message]]) -> None:
-        """Starts to send."""
-        for to, reply in replies:
-            before = self._leaving.pop(to, None)
-            if before is not None:
-                self._wait(to, before)
-            try:
-                self._leaving[to] = self._start_send(to, reply)
-            except PeerLost:
-                if not self._world.goes_on_without(to, self._strategy):
-                    raise
-
-    def flush(self) -> None:
-        """Waits until everything has left."""
-        for to, handle in self._leaving.items():
-            self._wait(to, handle)
-        self._leaving.clear()
-
-    def _wait(self, to: int, handle: Handle) -> None:
-        try:
-            handle.wait()
-        except PeerLost:
-            if not self._world.goes_on_without(to, self._strategy):
-                raise
-
-
-class _Reporter:
-    """Says now and then what a server has done since it last said so.
-
-    Attributes:
-        said_at_s: when it last did.
-        updating_s: for how long its part has handled messages since then.
-    """
-
-    def __init__(self, index: int, part: ServerPart, world: World) -> None:
-        self._index = index
-        self._part = part
-        self._now = world.clock.now
-        self._started_at = self.said_at_s = self._now()
-        # Parts that may have thousands of pushers count themselves what is new, instead of comparing thousands of ages.
-        self._latest_staleness = getattr(part, "latest_staleness", None) or _Difference(part)
-        self._begun = False
-        self._wait_s = 0.0
-        self._taken = 0
-        self._waits = 0
-        self.updating_s = 0.0
-
-    def took(self, looked_at_s: float, now_s: float) -> None:
-        """Counts a message that has just come, and how long the server has waited for it.
-
-        Args:
-            looked_at_s: when it began to wait.
-            now_s: the present time.
-        """
-        if not self._begun:  # training starts with the first step; event times count from there
-            self._begun = True
-            self._started_at = self.said_at_s = now_s
-            self.updating_s = 0.0
-        waited_s = now_s - looked_at_s
-        self._taken += 1
-        if waited_s > AT_ONCE_S:
-            self._waits += 1
-            self._wait_s += waited_s
-
-    def tell(self, line: Line) -> None:
-        """Tells the leader."""
-        line.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
-
-    def tell_the_rest(self, line: Line) -> None:
-        """Tells the leader, if there is something left to be said."""
-        if self._taken:
-            self.tell(line)
-
-    def _event(self) -> ServerProgress:
-        """Gives what has been done since the last call, and starts anew."""
-        now = self._now()
-        seconds = now - self.said_at_s
-        idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
-        event = ServerProgress(
-            time_s=now - self._started_at,
-            server=self._index,
-            version=self._part.version,
-            staleness=self._latest_staleness(),
-            seconds=seconds,
-            busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
-            queue=self._taken / max(1, self._waits),
-            dropped=getattr(self._part, "dropped", 0),  # only some drop any
-            updating_s=self.updating_s,
-        )
-        self.said_at_s = now
-        self._wait_s, self._taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
-        return event
-
-
-class _Difference:
-    """What a part's counts of staleness have gained since they were last asked for."""
-
-    def __init__(self, part: ServerPart) -> None:
-        self._part = part
-        self._said = Counter(part.staleness)
-
-    def __call__(self) -> dict[int, int]:
-        said, self._said = self._said, Counter(self._part.staleness)
-        return dict(self._said - said)

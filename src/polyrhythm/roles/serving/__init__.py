@@ -1,0 +1,1 @@
+"""What a server does beside what its part decides: states, replies, reports, refusals."""
