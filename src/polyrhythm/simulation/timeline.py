@@ -11,7 +11,7 @@ from typing import Any
 
 from polyrhythm.chrome_trace import Place, write_trace
 from polyrhythm.communication.transports.simulated.network import Action, Network
-from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
+from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime, running
 
 COMPUTE, WAIT = "compute", "wait"
 
@@ -153,7 +153,7 @@ class ObservedTime(VirtualTime):
         return handed
 
     def _note(self, kind: str, start_s: float, detail: str = "") -> None:
-        rank = self.ranks.get(self.running())
+        rank = self.ranks.get(running())
         if rank is not None:
             self._timeline.add(Span(rank, kind, start_s, self.now_s, detail))
 

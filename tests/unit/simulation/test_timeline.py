@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.virtual_time import running
 from polyrhythm.simulation.timeline import ObservedNetwork, ObservedTime, Sending, Span, Timeline
 
 
@@ -18,7 +19,7 @@ def played() -> Timeline:
     def rank() -> None:
         time.sleep(0.5)
         time.sleep(1.5)
-        task = time.running()
+        task = running()
         network.transfer(0, 1, 512, lambda: time.wake(task), lambda: None)
         time.park("a message to leave")
         time.sleep(1.0)

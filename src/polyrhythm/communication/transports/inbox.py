@@ -39,6 +39,8 @@ class Inbox:
         arrived: what is here, with its senders, by context and tag.
     """
 
+    __slots__ = ("_losses", "_lost", "_needs", "_revoked", "_told", "arrived", "quiet")
+
     def __init__(self) -> None:
         self.quiet = True
         self.arrived: dict[tuple[int, int], deque[tuple[int, Message]]] = {}

@@ -9,7 +9,7 @@ Who gets how much is the matter of `Sharing`; here it becomes times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from polyrhythm.communication.transports.simulated.sharing import Sharing
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 _WAYS_KEPT = 1 << 16
+_Way = tuple[tuple[Link, ...], float]
+"""The links that a message crosses, and its latency in seconds."""
 
 
 class Route(NamedTuple):
@@ -50,25 +52,33 @@ class ContendedNetwork:
     ) -> None:
         self.sharing = Sharing(bandwidths)
         self._time = time
+        self._soon = time.soon
         self._route = route
         self._settling = False
-        self._way = lru_cache(_WAYS_KEPT)(self._find_way)  # most go again and again
+        self._settle_all: Action = self._settle  # bound once
+        self._ways: dict[tuple[int, int], _Way] = {}  # most go again and again
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
         """Starts a transfer now; see `Network.transfer`."""
-        links, latency_s = self._way(source, to)
-        self.sharing.begin(Flow(links, latency_s, sent, arrived, nbytes))
+        way = self._ways.get((source, to))
+        if way is None:
+            way = self._find_way(source, to)
+        self.sharing.begin(Flow(way[0], way[1], sent, arrived, nbytes))
         if not self._settling:
             self._settling = True
-            self._time.soon(self._settle)
+            soon = self._soon  # a call of what an object holds, written as one of its methods, is looked up anew
+            soon(self._settle_all)
 
     def alpha_s(self, source: int, to: int) -> float:
         """Gives α of the way from one global rank to another."""
         return self._route(source, to)[1]
 
-    def _find_way(self, source: int, to: int) -> tuple[tuple[Link, ...], float]:
+    def _find_way(self, source: int, to: int) -> _Way:
+        if len(self._ways) >= _WAYS_KEPT:
+            self._ways.clear()
         numbers, latency_s = self._route(source, to)
-        return tuple(self.sharing.links[number] for number in numbers), latency_s
+        way = self._ways[source, to] = tuple(self.sharing.links[number] for number in numbers), latency_s
+        return way
 
     def _settle(self) -> None:
         """Gives new rates, once for all that happens at this instant."""
@@ -82,25 +92,32 @@ class ContendedNetwork:
                 self._time.at(ends_at_s, bundle.alarm)
 
     def _look_at(self, bundle: Bundle) -> None:
+        """Ends flows, if it is time; else, and if nothing else happens until then, it becomes time."""
         time = self._time
         now, ends_at_s = time.now_s, bundle.ends_at_s
         if bundle.alarm_at_s <= now:
             bundle.alarm_at_s = inf
         if ends_at_s > now:
-            if ends_at_s < bundle.alarm_at_s:
+            if ends_at_s >= bundle.alarm_at_s:
+                return
+            if not time.pass_to(ends_at_s):
                 assert bundle.alarm is not None
                 bundle.alarm_at_s = ends_at_s
                 time.at(ends_at_s, bundle.alarm)
-            return
+                return
+            now, bundle.alarm_at_s = ends_at_s, inf
         ended = self.sharing.end_next(bundle, now)
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
         flow = ended[0]
-        if len(ended) == 1 and flow.latency_s > 0 and not self._settling and time.is_over():  # as if queued
+        arrives_at_s = now + flow.latency_s
+        if len(ended) == 1 and arrives_at_s > now and not self._settling and time.is_over():  # as if queued
+            place = time.place()
             self._settling = True
-            time.at(now + flow.latency_s, flow.arrived)
-            flow.sent()
+            sent = flow.sent
+            sent()
             self._settle()
+            time.finish(arrives_at_s, place, flow.arrived)
             return
         for flow in ended:
             time.soon(flow.sent)

@@ -8,7 +8,7 @@ from typing import Protocol
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
-from polyrhythm.communication.transports.simulated.virtual_time import Task
+from polyrhythm.communication.transports.simulated.virtual_time import Task, running
 
 
 class Parcel:
@@ -56,7 +56,7 @@ class Parcel:
         """Parks until the message has left."""
         if not self._left:
             time = self.source.cluster.time
-            self._waiter = time.running()
+            self._waiter = running()
             time.park("a message to leave", self._waiter)
 
 

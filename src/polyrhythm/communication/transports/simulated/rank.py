@@ -7,7 +7,7 @@ from typing import Protocol
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken
 from polyrhythm.communication.transports.inbox import Inbox, Want
-from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
+from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime, running
 from polyrhythm.errors import PeerLost
 
 _REVOKE = Kind.REVOKE
@@ -38,6 +38,21 @@ class SimulatedRank:
         peers: the other ends of its links, by their number.
         met: how many had had each rank's number when this one came; no news of them concerns it.
     """
+
+    # Slots, here and below: among thousands of ranks each line of memory that a step touches is out of the cache.
+    __slots__ = (
+        "_broken",
+        "_parked",
+        "_time",
+        "alive",
+        "bytes_sent",
+        "cluster",
+        "inbox",
+        "incarnation",
+        "met",
+        "peers",
+        "rank",
+    )
 
     def __init__(self, cluster: Ranks, rank: int, incarnation: int = 0) -> None:
         self.cluster = cluster
@@ -147,7 +162,7 @@ class SimulatedRank:
                 found = self.take_now(want, reason)
                 if found is not None:
                     return found
-            task = time.running()
+            task = running()
             self._parked.append((want, task))
             handed: tuple[int, Message] | tuple[()] = time.park(reason, task)
             if handed:

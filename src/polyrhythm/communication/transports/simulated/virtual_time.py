@@ -44,6 +44,8 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         owner: with whom it is killed.
     """
 
+    __slots__ = ("_time", "_work", "awaited", "error", "name", "owner", "result", "waiting_for")
+
     def __init__(
         self, name: str, work: Callable[[], Any], time: VirtualTime, awaited: bool, owner: object
     ) -> None:
@@ -71,6 +73,10 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         return bool(self.dead)
 
 
+running: Callable[[], Task] = greenlet.getcurrent
+"""Gives the task that calls it."""
+
+
 class VirtualTime:
     """The hub of a simulation; its `now` is the clock of all ranks.
 
@@ -78,7 +84,6 @@ class VirtualTime:
         hub: where tasks switch to when they wait.
         now_s: what `now` gives, for those who ask often.
         soon: queues an action for the present time, after what is already queued for it.
-        running: gives the task that calls it.
     """
 
     def __init__(self) -> None:
@@ -87,7 +92,6 @@ class VirtualTime:
         self._later: list[tuple[float, int, Action]] = []
         self._present: deque[Action] = deque()
         self.soon: Callable[[Action], None] = self._present.append
-        self.running: Callable[[], Task] = greenlet.getcurrent
         self._to_hub = self.hub.switch
         self._queued = 0
         self._tasks: dict[Task, None] = {}  # in the order of their making
@@ -100,11 +104,11 @@ class VirtualTime:
 
     def sleep(self, seconds: float) -> None:
         """Parks the running task for so many virtual seconds."""
-        task = self.running()
+        task, to_hub = running(), self._to_hub
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
         self.at(self.now_s + seconds, task.switch)
-        self._to_hub()
+        to_hub()
 
     def at(self, time_s: float, action: Action) -> None:
         """Queues an action; it must not block. What should have been done before is done at the present time."""
@@ -113,6 +117,36 @@ class VirtualTime:
         else:
             heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
+
+    def place(self) -> int:
+        """Takes a place among what is queued for one time, for `finish`; `at` does so by itself."""
+        self._queued += 1
+        return self._queued - 1
+
+    def finish(self, time_s: float, place: int, action: Action) -> None:
+        """Does an action at a time to come: at once, if nothing else is to be done until then, which saves the queue.
+
+        Args:
+            time_s: later than the present time.
+            place: that it has among what is queued for that time.
+            action: must not block. An action may call this only as the last thing that it does.
+        """
+        if self.pass_to(time_s):
+            action()
+        else:
+            heappush(self._later, (time_s, place, action))
+
+    def pass_to(self, time_s: float) -> bool:
+        """Lets time pass, if nothing else is to be done until then; gives whether it has.
+
+        Args:
+            time_s: later than the present time. What the caller still does is done then.
+        """
+        later = self._later
+        if self._present or (later and later[0][0] <= time_s):
+            return False
+        self.now_s = time_s
+        return True
 
     def spawn(
         self, name: str, work: Callable[[], Any], *, awaited: bool = False, owner: object = None
@@ -167,10 +201,11 @@ class VirtualTime:
             task: the running one, for those who know it.
         """
         if task is None:
-            task = self.running()
+            task = running()
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = reason
-        return self._to_hub()
+        to_hub = self._to_hub
+        return to_hub()
 
     def wake(self, task: Task) -> None:
         """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
@@ -183,7 +218,7 @@ class VirtualTime:
     def join(self, task: Task) -> Any:
         """Waits for another task, gives its result or raises its error."""
         while not task.ended:
-            self._waiters.setdefault(task, []).append(self.running())
+            self._waiters.setdefault(task, []).append(running())
             self.park(f"the end of {task.name}")
         if task in self._unheard:
             self._unheard.remove(task)
@@ -200,7 +235,7 @@ class VirtualTime:
                 cannot go on.
         """
         later, present = self._later, self._present
-        while later or present:
+        while True:
             while present:
                 present.popleft()()
             if not later:
