@@ -76,7 +76,10 @@ class DrawnPace:
 
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
-        self._step_s = self.draw_s() * work
+        draw_s = (
+            self.draw_s
+        )  # a call of what an object holds, written as one of its methods, is looked up anew
+        self._step_s = draw_s() * work
         if shares:
             for bucket in reversed(range(len(shares))):
                 use(bucket)
@@ -86,6 +89,7 @@ class DrawnPace:
         """Sleeps for the rest, announcing each bucket after its share."""
         if not shares:
             self.clock.sleep(self._step_s)
+            return
         for bucket, share in enumerate(shares):
             self.clock.sleep(self._step_s * (1 - FORWARD_SHARE) * share)
             ready(bucket)

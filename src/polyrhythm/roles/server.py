@@ -58,8 +58,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         except PeerLost as loss:
             if not world.goes_on_without(loss.rank, strategy):
                 raise
-            line.hear_of(loss)
-            outbox.send(_bear(part, loss))
+            outbox.send(_bear(part, line, loss))
             continue
         line.look_if_away()
         kind = message.kind
@@ -89,7 +88,8 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     line.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
 
 
-def _bear(part: ServerPart, loss: PeerLost) -> list[tuple[int, Message]]:
+def _bear(part: ServerPart, line: Line, loss: PeerLost) -> list[tuple[int, Message]]:
+    line.hear_of(loss)
     if isinstance(part, KeepingPart):
         return part.on_losses(loss.rank, loss.losses)
     return part.on_loss(loss.rank)

@@ -79,7 +79,9 @@ class _Rehearser:
         self._bytes_sent = 0
         # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
         self._network, self._pace, self._stop = world.network, world.pace, world.stop
+        self._still, self._batch_size = rehearsal.still, rehearsal.batch_size
         self._now = world.clock.now
+        self._before_use, self._after_bucket = self._use, self._announce  # bound once
         self._timer = None if isinstance(world.timer, NoTimer) else world.timer
         self._steps_in_all, self._epoch_steps = rehearsal.steps, rehearsal.steps_per_epoch
         self._report_steps, self._learning_rate = rehearsal.steps_per_report, rehearsal.learning_rate
@@ -111,7 +113,7 @@ class _Rehearser:
     def _go_on(self, done: int) -> tuple[int, bool]:
         """Takes steps until all are done or someone wants to stop; gives the same as `_steps`."""
         stop = False
-        while done < self._rehearsal.steps and not stop:
+        while done < self._steps_in_all and not stop:
             done, stop = self._advance(done)
         return done, stop
 
@@ -144,27 +146,28 @@ class _Rehearser:
     def _step(self, number: int) -> bool:
         """Takes a step; gives whether to stop."""
         rehearsal, network, part, timer = self._rehearsal, self._network, self._part, self._timer
+        now, still = self._now, self._still
         if timer is not None:
             timer.begin()
         images = rehearsal.images(self._worker, number)
-        step = Step(number, images / rehearsal.batch_size, self._stop.wished)
+        step = Step(number, images / self._batch_size, self._stop.wished)
         sent_before = network.bytes_sent
         part.begin(step)
         if images:
-            self._pace.forward(self._shares, self._use)
-            if not rehearsal.still:
+            self._pace.forward(self._shares, self._before_use)
+            if not still:
                 rehearsal.gradient(self._worker, number, self._flat.gradients)
-            self._pace.backward(self._shares, self._announce)
+            self._pace.backward(self._shares, self._after_bucket)
             if timer is not None:
                 timer.lap("backward")
-        computed_at = self._now()
+        computed_at_s = now()
         stop = part.gradients_ready(step, self._learning_rate)
         if timer is not None:
             timer.lap("update")
-        if not rehearsal.still:
+        if not still:
             self._flat.zero_gradients()
         self._bytes_sent += network.bytes_sent - sent_before
-        self._tally.add(images, _NO_LOSS, self._now() - computed_at)
+        self._tally.add(images, _NO_LOSS, now() - computed_at_s)
         return stop
 
     def _settle(self) -> None:

@@ -29,12 +29,13 @@ class Outbox:
 
     def send(self, replies: list[tuple[int, Message]]) -> None:
         """Starts to send."""
+        leaving, start_send = self._leaving, self._start_send
         for to, reply in replies:
-            before = self._leaving.pop(to, None)
+            before = leaving.pop(to, None)
             if before is not None:
                 self._wait(to, before)
             try:
-                self._leaving[to] = self._start_send(to, reply)
+                leaving[to] = start_send(to, reply)
             except PeerLost:
                 if not self._world.goes_on_without(to, self._strategy):
                     raise

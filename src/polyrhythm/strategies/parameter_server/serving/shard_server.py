@@ -225,8 +225,9 @@ class ShardServer:
         due = self._held.steps[pusher]
         admit_push(message, shard.values, self._updates.version, due)
         self._stop |= message.stop
-        if message.step < due:
-            if self._rounds is None or not self._rounds.is_next(pusher, message.step):
+        number = message.step
+        if number < due:
+            if self._rounds is None or not self._rounds.is_next(pusher, number):
                 return self._ask(pusher)
             message = message._replace(weight=0.0)
         if self._looks:
@@ -235,10 +236,10 @@ class ShardServer:
                 return self._eject(source)
         if self._screens and message.weight == 0:
             self._held.left_out.add(pusher, due, due + 1)
-        decision = self._gate.arrive(pusher, message.step)
+        decision = self._gate.arrive(pusher, number)
         entry = pushed_of((pusher, message, self._readings.values[pusher]))
         if decision == let_through(pusher) and not (self._comparison is not None or self._held.of(pusher)):
-            self._held.steps[pusher] = max(due, message.step + 1)  # as if it had been held and taken
+            self._held.steps[pusher] = max(due, number + 1)  # as if it had been held and taken
             self._apply([entry], None)
             return [self._answer(source)]
         self._held.hold(entry)

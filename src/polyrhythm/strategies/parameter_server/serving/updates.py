@@ -75,9 +75,13 @@ class Updates:
         assert self.shard is not None, "nobody pushes before having pulled"
         if len(gradients) == 1:
             age = self.shard.update_by_one(gradients[0], self.version, distances)
-            applied = {} if age is None else {age: 1}
-        else:
-            applied = self.shard.update(gradients, self.version, distances)
+            if age is None:
+                return False
+            self.staleness[age] += 1
+            self._latest_staleness[age] += 1
+            self.version += 1
+            return True
+        applied = self.shard.update(gradients, self.version, distances)
         if not applied:
             return False
         for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
