@@ -88,7 +88,7 @@ def _status(arguments: list[str] | None) -> int:
     except Exception as error:
         return _said(error)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return _interrupted()
     return wish if isinstance(wish, int) else 0
 
 
@@ -102,7 +102,7 @@ def _said(error: Exception) -> int:
         text = " ".join(error.format_message().split()).removesuffix(".")
         return _fail(f"{text} (see polyrhythm --help)", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return _interrupted()
     if isinstance(error, Preempted):
         return _fail(str(error), PREEMPTED)
     if isinstance(error, PolyrhythmError):
@@ -110,6 +110,11 @@ def _said(error: Exception) -> int:
     if not isinstance(error, BrokenPipeError):  # whoever read our output has gone
         traceback.print_exc()
     return RUN_FAILED
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _fail(text: str, status: int) -> int:

@@ -15,6 +15,7 @@ from rich.text import Text
 from polyrhythm.events import Notice, RunEnded, RunStarted, WorkerJoined, WorkerLost
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
+from polyrhythm.reporting.tables import facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,16 +164,19 @@ def _accuracy(figures: RunFigures) -> Text:
     return Text.assemble(
         " test top-1 ",
         (percent(last.test_top1), "bold green"),
-        f" · top-5 {percent(last.test_top5)} · loss {significant(last.test_loss)} · after epoch {last.epoch}",
+        f" · top-5 {percent(last.test_top5)} · loss {significant(last.test_loss)} · epoch {last.epoch}",
     )
 
 
 def _bar(figures: RunFigures) -> Table:
     if figures.ended:
-        state = f"{figures.ended.outcome} after {duration(figures.time_s)}"
+        known = facts(figures)
+        images_per_s = known.get("images_per_s", figures.images_per_s)
+        state = f"{figures.ended.outcome} after {duration(known['seconds'])}"
     else:
+        images_per_s = figures.recent_images_per_s
         state = f"{duration(figures.time_s)} gone, {duration(figures.time_left_s)} left"
-    rate = f"{whole(figures.images_per_s if figures.ended else figures.recent_images_per_s)} images/s"
+    rate = f"{whole(images_per_s)} images/s"
     # Four columns, of which the bar takes what the others leave.
     line = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, 1, None, None):

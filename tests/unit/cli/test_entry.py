@@ -17,6 +17,17 @@ def test_it_interrupts_what_is_under_way() -> None:
         entry.interrupt(signal.SIGINT, None)
 
 
+def test_an_interrupt_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", interrupted)
+    assert main._status(["strategies"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
 def test_it_is_taken_over_unless_somebody_ignores_it(before: object, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
