@@ -99,7 +99,7 @@ def _said(error: Exception) -> int:
         linger()
         return REQUEST_WRONG
     if isinstance(error, USAGE_ERROR):
-        text = " ".join(error.format_message().split()).removesuffix(".")
+        text = " ".join(error.format_message().split()).partition(", unable to parse")[0].removesuffix(".")
         return _fail(f"{text} (see polyrhythm --help)", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
         return _interrupted()

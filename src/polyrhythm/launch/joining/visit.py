@@ -7,6 +7,7 @@ this process                       door                         store
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -154,8 +155,11 @@ class Visit:
                 f"{self._address} does not answer: is it the address that `polyrhythm train --listen` says?"
             ) from None
         except OSError as error:
+            # What asyncio says of a refusal names an address, and not the reason.
+            said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
+            why = said if error.errno else error
             raise RequestError(
-                f"cannot reach {self._address} ({error.strerror or error}): is the run under way, and the address "
+                f"cannot reach {self._address} ({why}): is the run under way, and the address "
                 "that `polyrhythm train --listen` says?"
             ) from None
 

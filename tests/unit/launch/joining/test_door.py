@@ -192,7 +192,9 @@ def test_a_visitor_trusts_no_door_that_does_not_know_the_token() -> None:
 def test_nobody_listens_and_something_else_listens(store: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(RequestError, match="cannot reach"):
+    with pytest.raises(
+        RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
+    ):
         Visit(Address("127.0.0.1", port), KEY)
 
 
