@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,13 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.communication.transports.collective_broken import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.inbox import Want
+from polyrhythm.communication.transports.simulated.cluster import Cluster
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.task_handle import TaskHandle
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-
-if TYPE_CHECKING:
-    from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 
 _COLLECTIVE = Direct()
 _Waited = tuple[int | None, int, Want, str]
@@ -35,7 +33,7 @@ class SimulatedCommunicator:
     """One rank's end of a group of simulated ranks; see `Communicator`."""
 
     def __init__(
-        self, cluster: SimulatedCluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
+        self, cluster: Cluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
     ) -> None:
         self._cluster = cluster
         self._home = home
