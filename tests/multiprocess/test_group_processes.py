@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from conformance.jobs import result_of
 from multiprocess.faults.play import ask_to_stop, job_of, nothing, of, played, progress, send, steps_of
 from polyrhythm.events import WorkerJoined, WorkerLost
 
 
+@pytest.mark.parametrize("spec", ["mixed(replicas=2, servers=2)", "mixed(replicas=3)"])
 def test_a_group_goes_on_without_its_speaker_and_without_worker_0_and_with_their_successors(
-    tmp_path: Path,
+    spec: str, tmp_path: Path
 ) -> None:
-    """Worker 0 speaks for its group and for the run; worker 1 pushes for both until it is killed as well."""
-    job = job_of("mixed(replicas=2, servers=2)", tmp_path, restarts=3)
+    """Worker 0 speaks for its group and for the run; worker 1 pushes in its place until it is killed as well."""
+    job = job_of(spec, tmp_path, restarts=3)
     events = played(
         job,
         *progress((1,), reports=1),

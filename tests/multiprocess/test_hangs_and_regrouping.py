@@ -89,7 +89,7 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
 
 
 def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    job = job_of("mixed(replicas=3)", tmp_path)
+    job = job_of("hybrid", tmp_path)
     with pytest.raises(
         RunError, match=r"^worker 2 \(rank 2\) had said nothing for \d+ s, and was taken for lost; c"
     ):

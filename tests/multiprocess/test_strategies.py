@@ -115,7 +115,7 @@ def test_out_of_step_real_processes_apply_every_gradient_once(spec, tmp_path):
         assert result["bytes_sent_per_step"] == 2 * (PARAMETERS * 4 + 2 * 64)
 
 
-@pytest.mark.parametrize(("spec", "workers"), [("mixed(replicas=3)", 3)])
+@pytest.mark.parametrize(("spec", "workers"), [("hybrid", 3)])
 def test_a_killed_worker_is_named_within_seconds(spec, workers, tmp_path):
     killed_at = []
 

@@ -45,7 +45,7 @@ def test_a_successor_takes_over_what_is_left_of_training() -> None:
 
 def test_training_in_step_ends_with_the_cause() -> None:
     with pytest.raises(RunError, match=r"worker 2 was killed at 3\.5 s, and the run needs it"):
-        _train("mixed(consistency=synchronous)", "kill(rank=2, at_s=3.5)")
+        _train("hybrid", "kill(rank=2, at_s=3.5)")
 
 
 def test_faults_of_a_cluster_file_read_back_as_they_are_written() -> None:

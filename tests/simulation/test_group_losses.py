@@ -115,8 +115,7 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert try_seeds(trial("mixed(replicas=3)", workers=6, steps=6), range(8)).failures
 
 
-def test_groups_that_wait_for_each_other_or_push_rounds_stop() -> None:
-    stop = ("mixed(consistency=synchronous)", "mixed(inside=local_sgd)", "mixed(replicas=4)")
-    assert not any(strategy(spec).goes_on(4) for spec in stop)
+def test_groups_that_push_rounds_stop() -> None:
+    assert not strategy("mixed(inside=local_sgd)").goes_on(4)
     assert all(strategy(spec).goes_on(4) and strategy(spec).spares_leader(4) for spec in FREE)
     assert strategy(FREE[4]).spares(4) == 1

@@ -11,6 +11,7 @@ from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.line import Line
+from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
 from polyrhythm.roles.regrouping.member_side import MemberSide
 from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.replica import Replica
@@ -45,6 +46,9 @@ class Mail:
         """Has what a new leader would need of this worker; it may have to hand its parameters on at the very end."""
         self._regroup = regroup
         self._line.first = self._introduction
+
+    def wait_among(self, group: GroupRegroup) -> None:
+        """Nothing to do: it waits for nobody but a leader, when all is over."""
 
     def bears(self, loss: PeerLost) -> bool:
         """Waits until another leads, where that is borne."""

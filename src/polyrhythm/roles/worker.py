@@ -16,6 +16,7 @@ from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.mail import Mail
 from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
 from polyrhythm.roles.regrouping.regroup import Member, Regroup, Side
 from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
@@ -36,6 +37,9 @@ class Desk(Protocol):
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for others here."""
+
+    def wait_among(self, group: GroupRegroup) -> None:
+        """Lets this worker's group regroup while it waits for others here."""
 
     def bears(self, loss: PeerLost) -> bool:
         """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
@@ -86,6 +90,8 @@ def work(job: Job, world: World) -> None:
     replica = learner.replica
     member = Member(learner.worker, replica.part, replica.flat, learner.deal, learner.stand_in)
     company = Company(world, job.strategy, replica.workers, member, desk)
+    if company.apart is not None:
+        desk.wait_among(company.apart)
     shift = _Shift(job, world, learner, desk, company)
     step, stopped = shift.run(company.start(start), elapsed_s)
     if stopped:

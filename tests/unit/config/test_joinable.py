@@ -34,7 +34,7 @@ def test_messages_are_bounded_by_the_job() -> None:
         ({"listen": None, "vacant": 1}, "vacant is for those who join: say where they can, with listen"),
         ({"listen": None, "token_file": "t"}, "token_file is for those who join"),
         ({"vacant": 3}, "vacant is 3 of 3 workers, but worker 0 starts here"),
-        ({"strategy": "mixed(replicas=3)"}, "nobody can join mixed"),
+        ({"strategy": "hybrid"}, "nobody can join hybrid"),
         ({"strategy": "hogwild"}, "nobody can join hogwild"),
         ({"freeze_epochs": 1}, "freeze_epochs makes two runs of one"),
         ({"model": torch.nn.Linear(64, 10)}, "who joins finds data and model by their names"),

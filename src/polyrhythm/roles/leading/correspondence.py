@@ -17,7 +17,9 @@ from polyrhythm.roles.leading.server_desk import ServerDesk
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.assembly import Assembly
+from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
 from polyrhythm.roles.regrouping.introductions import Introductions
+from polyrhythm.roles.regrouping.neighbours import Neighbours
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.state import State
@@ -42,6 +44,7 @@ class Correspondence:
         servers: what they have said.
         assembly: of the workers, for the next formation.
         mend: lets workers regroup; set where they do.
+        group: the leader's way from formation to formation of its group, where groups regroup apart.
         introductions: what a new leader hears of who is there.
         takes: is offered every message first, and says whether it has taken it.
     """
@@ -66,6 +69,9 @@ class Correspondence:
         self.assembly = Assembly(world, strategy, self)
         self.introductions = Introductions()
         self.mend: Callable[[], None] | None = None
+        self.group: GroupRegroup | None = None
+        self._neighbours = Neighbours(strategy, world.cast)
+        self._meets = strategy.in_step(len(world.cast.workers))
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
 
     def hand_out(
@@ -90,6 +96,9 @@ class Correspondence:
         """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
         incarnation = self._world.incarnation
         self.workers.see(LEADER, incarnation)
+        for worker in range(len(self._world.cast.workers)):
+            if self.attendance.losses(worker):
+                self._behind.update(self._neighbours.held_up_by(worker))
         word = Message(Kind.LEAD, version=incarnation, tag=TAG)
         for rank in range(self._world.network.size):
             if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
@@ -140,7 +149,7 @@ class Correspondence:
 
         A successor that servers let go on where its predecessor was may be behind who waits here, and wait for it.
         """
-        waits = self._strategy.in_step(len(self._world.cast.workers)) and not self._regroups
+        waits = self._meets and not self._regroups
         behind = self._behind if waits else set()
         self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
 
@@ -161,6 +170,8 @@ class Correspondence:
         ):
             if self.mend is not None and self.assembly.muster.due:
                 self.mend()
+            elif self.group is not None and self._meets and self.group.due:
+                self.group.mend()
             else:
                 self._hear(self._control.receive)
 
@@ -188,6 +199,13 @@ class Correspondence:
         elif worker in self.attendance.present:
             self.assembly.muster.lose(worker)
             self.workers.lose(worker)
+            self._hold_up(worker)
+
+    def _hold_up(self, worker: int) -> None:
+        """A worker's group cannot finish a step without it: worker 0 regroups with its own, and others may be late."""
+        self._behind.update(self._neighbours.held_up_by(worker))
+        if self.group is not None and self._neighbours.beside_leader(worker):
+            self.group.lose(worker)
 
     def _ask_to_enter(self, rank: int, incarnation: int) -> None:
         worker = self._world.cast.workers.index(rank)
@@ -210,7 +228,7 @@ class Correspondence:
         worker = self._world.cast.workers.index(source)
         self.workers.see(worker, message.version)
         if message.version or message.step:
-            self._behind.add(worker)
+            self._behind.update({worker, *self._neighbours.held_up_by(worker)})
         self.introductions.hear(worker, message)
 
     def _take(self, source: int, message: Message) -> None:

@@ -16,6 +16,7 @@ from polyrhythm.roles.leading.inheritance import Inheritance
 from polyrhythm.roles.leading.narrator import Narrator
 from polyrhythm.roles.leading.run_figures import RunFigures, Spent
 from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
 from polyrhythm.roles.regrouping.regroup import Regroup, Side
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
@@ -57,6 +58,10 @@ class Leader:
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for their states."""
         self._others.mend = regroup.mend
+
+    def wait_among(self, group: GroupRegroup) -> None:
+        """Lets worker 0's group regroup while it waits for states."""
+        self._others.group = group
 
     def bears(self, loss: PeerLost) -> bool:
         """Never: this is the leader."""

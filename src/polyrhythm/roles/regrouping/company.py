@@ -38,6 +38,9 @@ class Company:
         workers: the communicator of all workers.
         member: this one.
         desk: where it hears of others.
+
+    Attributes:
+        apart: its way from formation to formation of its group, where groups regroup apart.
     """
 
     def __init__(
@@ -47,13 +50,13 @@ class Company:
         self._part = member.part
         self._desk = desk
         self._regroup: Regroup | None = None
-        self._apart: GroupRegroup | None = None
+        self.apart: GroupRegroup | None = None
         if strategy.regroups(workers.size):
             self._regroup = Regroup(world, desk.side, member, workers)
             desk.wait_with(self._regroup)
         elif strategy.regroups_apart(workers.size):
-            self._apart = GroupRegroup(world, strategy, member)
-        self._either = self._regroup or self._apart
+            self.apart = GroupRegroup(world, strategy, member)
+        self._either = self._regroup or self.apart
 
     @property
     def regroups(self) -> bool:
@@ -146,6 +149,9 @@ class Company:
 
     def end(self) -> None:
         """Ends the part; with those who are left, if some are lost meanwhile."""
+        if self.apart is not None:
+            self._end_apart(self.apart)
+            return
         if self._regroup is None:
             self._with_whoever_leads(self._part.end)
             return
@@ -155,3 +161,14 @@ class Company:
                 self._regroup.over = True
             except PeerLost:
                 self._regroup.mend()
+
+    def _end_apart(self, group: GroupRegroup) -> None:
+        while True:
+            try:
+                self._part.end()
+                group.over = True
+                return
+            except PeerLost as loss:
+                if not group.bears(loss):
+                    raise
+            group.mend()

@@ -39,6 +39,18 @@ class GroupRegroup:
         self._strategy = strategy
         self._member = member
         self._in_vain = 0
+        self._there: tuple[int, ...] | None = None
+        self._missed: set[int] = set()
+
+    @property
+    def due(self) -> bool:
+        """Whether somebody of the present formation is lost, so that the others may wait for this worker."""
+        return bool(self._missed) and not self.over
+
+    def lose(self, worker: int) -> None:
+        """Hears that a worker of the same group is lost, while this one waits for others elsewhere."""
+        if self._there is None or worker in self._there:
+            self._missed.add(worker)
 
     def bears(self, loss: PeerLost) -> bool:
         """Whether a worker is lost which others can do without; the loss of a server is not to be mended here."""
@@ -89,7 +101,8 @@ class GroupRegroup:
                 if not self.bears(loss):
                     raise
             enters = False  # it has been let in, and another was lost since
-        self.step, self.over = found.step, found.over
+        self.step, self.over, self._there = found.step, found.over, found.there
+        self._missed.intersection_update(found.there)
         if not found.over:
             place = found.there.index(self._member.worker)
             self._member.stands_in(found.absent, place, len(found.there))

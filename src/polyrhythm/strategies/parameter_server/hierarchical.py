@@ -125,8 +125,8 @@ class Hierarchical(WithServers):
         return min(workers - 1, self.consistency.spares(busy) if self.consistency.drops else workers)
 
     def spares_leader(self, workers: int) -> bool:
-        """Never: its leaf would have to take back, from all roots, that it had asked for the final parameters."""
-        return False
+        """Where they go on: roots hold what the run has come to."""
+        return self.goes_on(workers)
 
     def leaves_out_not_finite(self, workers: int) -> bool:
         """Where servers do not wait for all."""

@@ -32,7 +32,7 @@ from polyrhythm.strategies.cast import Cast, cast_in_order
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
-from polyrhythm.strategies.invariants.meetings import Meetings
+from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
@@ -84,7 +84,7 @@ class Mixed(WithServers):
         use_it="hosts with several workers each and a slower network between hosts",
         when_a_worker_dies=(
             "its group regroups and pushes on, and a successor joins it; other groups take no notice (where groups "
-            "free-run, and average gradients inside)"
+            "average gradients inside)"
         ),
     )
 
@@ -181,9 +181,13 @@ class Mixed(WithServers):
         return self.regroups_apart(workers)
 
     def regroups_apart(self, workers: int) -> bool:
-        """Where groups do not wait for each other, and average gradients inside as workers can that regroup."""
+        """Where groups average gradients inside as workers can that regroup."""
         gradients = self.inside.offers is Offer.GRADIENTS and self.inside.regroups(2)
-        return gradients and workers > 1 and not self.in_step(workers)
+        return gradients and workers > 1
+
+    def spares_leader(self, workers: int) -> bool:
+        """Wherever they go on: servers hold what a run has come to, also where groups go in step."""
+        return self.goes_on(workers)
 
     def spares(self, workers: int) -> int:
         """Almost all, or so many as cannot be more whole groups than the consistency can do without."""
@@ -207,7 +211,8 @@ class Mixed(WithServers):
             in_step=in_step,
             behind=means.behind,
         )
-        replicas = Replicas(exact, groups, alone=len(groups) == 1 and adds_up(handling))
+        replicas = Meetings(Replicas(exact, groups, alone=False), every(steps))
+        alone = Undisturbed(Meetings(Replicas(exact, groups, alone=True), every(steps)))
         every_step = {
             "leaves_out": self.leaves_steps_out(len(cast.workers)),
             "regroups": apart,
@@ -218,7 +223,8 @@ class Mixed(WithServers):
             *(OfMembers(EveryStep(ranks, **every_step), ranks) for ranks in groups),
             means,
             *(OfGroups(InRounds(invariant, steps), cast, groups) for invariant in serving),
-            Meetings(replicas, every(steps)),
+            replicas,
+            *([alone] if len(groups) == 1 and adds_up(handling) else []),
         ]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

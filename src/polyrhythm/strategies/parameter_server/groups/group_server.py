@@ -123,11 +123,12 @@ class GroupServer(ShardServer):
             del self._pulls_ahead[name]
         elif speaks and name in self._pulls_ahead:
             replies += self._begin_to_speak(name, self._pulls_ahead.pop(name))
+        self._through.update(to for to, reply in replies if reply.stop and to in self._speakers)
         return self._addressed(replies) + self._settle(name)
 
     def _hear_speaker(self, name: int, message: Message) -> list[Reply]:
         kind = message.kind
-        if kind is Kind.BROKEN or kind is Kind.JOIN:
+        if kind is Kind.BROKEN:
             return self._hear_member(name, self._speakers[name], message)
         if kind is Kind.CONFIGURE:
             self._contributions = max(0, message.step)
@@ -193,11 +194,18 @@ class GroupServer(ShardServer):
         if not self._is_first:
             self._rosters[name].gone.discard(source)
         if not self._presence.is_there(name) and self._presence.final is not None and self._has_all(name):
-            return [self._answer(name)]  # a step of it may be missing on another shard
+            return self._let_in_late(name)  # a step of it may be missing on another shard
         if self._presence.is_there(name) and name in self._silent:
             self._gate.join(self._numbers[name])
         self._silent.discard(name)
         return super().on_message(name, Message(_PULL))
+
+    def _let_in_late(self, name: int) -> list[Reply]:
+        """Another shard wants a step of a group that is through here; where groups go in step, in a round."""
+        if self._rounds is None:
+            return [self._answer(name)]
+        self._gate.join(self._numbers[name])
+        return self._entrance.invited(name)
 
     def _addressed(self, replies: list[Reply]) -> list[Reply]:
         """Sends what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""

@@ -10,6 +10,9 @@ A lost worker is not waited for; what it had pushed goes into the mean, and its 
 seen. That one begins at the step that the group is at, with the parameters that it has, or with the next ones where the
 lost one's part in the present step is here. A leaf that nobody is left at leaves the roots, and comes back with the
 first successor, as a lost worker's would.
+
+Roots that have been asked for the final parameters cannot be told that whoever asked is lost. It had no step left; so
+its successor is given the newest parameters, and then the final ones, without the roots' hearing of it.
 """
 
 from __future__ import annotations
@@ -73,6 +76,9 @@ class LeafServer:
         """Who is answered when the roots have answered, beside those who enter then."""
         self._asks_final = False
         """Whether worker 0 has asked for the final parameters."""
+        self._final: Message | None = None
+        self._returns = False
+        """Whether a successor of worker 0, which had asked for them, has come and not left."""
         self._is_in = True
         """Whether the roots count on this leaf."""
         self._last: Message | None = None
@@ -120,6 +126,9 @@ class LeafServer:
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Waits for a worker no more; what it had pushed is taken with the others'."""
+        if rank == self._leader:
+            self._returns = False
+            self._asks_final &= self._question is _Question.FINAL or self._final is not None
         pushed_on = self._question is _Question.PUSH and rank in self._waiting
         self._waiting = [waiting for waiting in self._waiting if waiting != rank]
         return self._go_on() if self._group.lose(rank, pushed_on=pushed_on) else []
@@ -146,16 +155,27 @@ class LeafServer:
         if message.stop:
             if source != self._leader:
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
-            self._asks_final = True
-        elif source not in self._group.there:
+            return self._ask_for_the_end()
+        if source not in self._group.there:
             return self._enter(source)
-        else:
-            self._group.asking.append(source)
+        self._group.asking.append(source)
+        return self._go_on()
+
+    def _ask_for_the_end(self) -> list[Reply]:
+        """Worker 0 wants the final parameters, perhaps after its predecessor."""
+        self._asks_final = True
+        if self._final is not None:
+            return [(self._leader, self._final)]
+        if self._question is _Question.FINAL:
+            self._waiting = [self._leader]
         return self._go_on()
 
     def _enter(self, source: int) -> list[Reply]:
         """A successor comes: it begins with the group's parameters, or with the next ones if something is under way."""
         group = self._group
+        if self._asks_final and source == self._leader and self._last is not None:
+            self._returns = True
+            return [(source, self._last)]
         if self._asks_final:
             return [(source, Message(Kind.LEAVE))]
         if self._question is not None or group.has_pushed(source) or not group.there:
@@ -178,7 +198,7 @@ class LeafServer:
             if group.entering and not group.there:
                 self._is_in = True
                 return self._ask(_Question.PULL, [])
-            if self._asks_final:
+            if self._asks_final and self._final is None:
                 return self._ask(_Question.FINAL, [self._leader]) + self._leave_roots()
         return self._leave_roots() if self._question in (None, _Question.FINAL) else []
 
@@ -249,9 +269,8 @@ class LeafServer:
         return [(rank, Message(Kind.LEAVE)) for rank in (*turned, *roots)]
 
     def _hand_on(self, answers: list[Message]) -> list[Reply]:
-        if self._question is _Question.PUSH:
-            self.version += 1
-        self._question = None
+        asked, self._question = self._question, None
+        self.version += asked is _Question.PUSH
         self._versions = {root: answer.version for root, answer in zip(self._roots, answers, strict=True)}
         values = torch.cat([payload(answer) for answer in answers])
         self._like = values.to("meta")
@@ -261,11 +280,15 @@ class LeafServer:
         entering = self._group.take_entering()
         self._group.let_in(entering, step)
         self._last = Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=stop)
+        self._final = self._last if asked is _Question.FINAL else None
         answered, self._waiting = [*self._waiting, *entering], []
         return [(rank, self._last) for rank in answered] + self._go_on()
 
     def _leave(self, source: int) -> list[Reply]:
         """A worker leaves; the last takes the leaf's leave with it. Worker 0's second leave lets all servers go."""
+        if source == self._leader and self._returns:
+            self._returns = False
+            return []
         if source in self._group.there:
             self._group.there.remove(source)
             return self._go_on()

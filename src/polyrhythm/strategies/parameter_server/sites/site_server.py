@@ -6,7 +6,8 @@ workers of the site ◀─ PARAMETERS ── unless another site is too many rou
 
 Without a lost worker its site goes on with those who are left, as servers in lock-step do. A site whose workers are all
 lost is not waited for; when one of them has a successor, its rounds count on from the slowest site's. In the end such a
-site is asked for its last, after which it lets nobody in.
+site is asked for its last, after which it lets nobody in. Whoever had asked for that may be lost, and has a successor:
+one that asks again, and has no step left to take.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class SiteServer:
         self._held = Held(len(members))
         self._lost: set[int] = set()
         self._ending = self._through = False
+        self._asker: int | None = None
+        """Who has asked for the final parameters, be it there or not."""
         self._waiting: list[int] = []
         self._reading: list[int] = []
         self._stop = False
@@ -203,12 +206,12 @@ class SiteServer:
 
     def _pull(self, source: int, message: Message) -> list[Reply]:
         if message.stop:  # the final parameters
-            self._presence.final, self._ending = source, True
+            self._presence.final, self._asker, self._ending = source, source, True
             asked = [(peer, Message(Kind.PULL, stop=True)) for peer in self._post.asleep]
             return self._send_the_last() + self._answer_final() + asked
         number = self._presence.numbers[source]
         if not self._presence.is_there(source):  # a successor
-            if self._ending:
+            if self._ending and source != self._asker:
                 return [(source, Message(Kind.LEAVE))]
             self._presence.enter(source)
             self._lost.discard(source)

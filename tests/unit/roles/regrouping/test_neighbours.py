@@ -1,0 +1,27 @@
+"""Who is held up by whose loss, and when a leader that waits regroups with its group."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.jobs import strategy
+from polyrhythm.roles.regrouping.neighbours import Neighbours
+from polyrhythm.strategies.cast import cast_in_order
+
+
+@pytest.mark.parametrize(
+    ("spec", "worker", "beside", "held_up"),
+    [
+        ("mixed(replicas=2, consistency=synchronous)", 1, True, ()),
+        ("mixed(replicas=2, consistency=synchronous)", 3, False, (2, 3)),
+        ("mixed(replicas=2, consistency=synchronous)", 4, False, (4,)),
+        ("mixed(replicas=5)", 4, True, ()),
+        ("parameter_server(consistency=synchronous)", 1, False, ()),
+    ],
+)
+def test_groups_other_than_worker_0s_may_fall_behind(
+    spec: str, worker: int, beside: bool, held_up: tuple[int, ...]
+) -> None:
+    chosen = strategy(spec)
+    neighbours = Neighbours(chosen, cast_in_order(5, chosen.server_count))
+    assert (neighbours.beside_leader(worker), neighbours.held_up_by(worker)) == (beside, held_up)
