@@ -15,7 +15,7 @@ from polyrhythm.errors import RunError
 VICTIM, SERVER = 2, 3
 
 
-def reference(present: list[int]) -> dict[str, Tensor]:
+def reference(present: list[int], *, dies: bool = True) -> dict[str, Tensor]:
     """Trains in plain torch, one step over what all have; without the victim's batches from its death on."""
     inputs, labels = task.points()
     model = task.network()
@@ -27,7 +27,7 @@ def reference(present: list[int]) -> dict[str, Tensor]:
             alive = [
                 mine
                 for place, mine in enumerate(shares)
-                if epoch > 1 or not is_dead(VICTIM, place, epoch, step)
+                if epoch > 1 or not (dies and is_dead(VICTIM, place, epoch, step))
             ]
             indices = torch.tensor([index for mine in alive for index in mine[step]])
             optimizer.zero_grad()
@@ -91,7 +91,64 @@ def test_a_lost_server_whose_shards_another_has_stops_nobody(
     assert words in capfd.readouterr().err
 
 
-def test_the_death_of_worker_0_ends_the_loop(tmp_path: Path) -> None:
+def test_without_a_successor_the_death_of_worker_0_ends_the_loop(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"^worker 0 \(rank 0\) was killed by SIGKILL$"):
-        run(tmp_path, "synchronous", 3, victim=0)
+        run(tmp_path, "synchronous", 3, victim=0, restarts=0)
     assert diaries(tmp_path) == {}
+
+
+def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_they_would_have(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "synchronous", 3, victim=0, restarts=1)
+    found = diaries(tmp_path)
+    shares = {worker: [share(worker, 3)] * 3 for worker in range(3)}
+    shares[0] = [share(0, 3)[task.KILLED_AT :], share(0, 3)]
+    assert {worker: [entry["seen"] for entry in diary] for worker, diary in found.items()} == shares
+    assert {entry["mean"] for diary in found.values() for entry in diary} == {1.0}
+    for diary in found.values():
+        for entry in diary:
+            assert entry["rate"] == pytest.approx(task.RATE * 0.9 ** (entry["epoch"] + 1))
+    expected = reference([3] * 3, dies=False)
+    for model in models(tmp_path):
+        for name, value in model.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-11, atol=1e-11)
+    words = "worker 0 (rank 0) was killed by SIGKILL; the others wait for its successor, and it is started again at"
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "strategy", ["parameter_server", "parameter_server(consistency=synchronous)", "ad_psgd"]
+)
+def test_others_go_on_while_worker_0_is_away_and_its_successor_leads_them_to_the_end(
+    strategy: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, strategy, 3, 0, "inside", restarts=1)
+    found = diaries(tmp_path)
+    assert [entry["epoch"] for entry in found[0]] == [1, 2]
+    at = share(0, 3).index(found[0][0]["seen"][0])  # of its last step others may know nothing
+    assert at in ((task.KILLED_AT,) if strategy != "ad_psgd" else range(task.KILLED_AT + 1))
+    assert found[0][0]["seen"] == share(0, 3)[at:]
+    assert found[0][1]["seen"] == share(0, 3)
+    for worker in (1, 2):
+        assert [entry["seen"] for entry in found[worker]] == [share(worker, 3)] * 3
+    first, *others = models(tmp_path)
+    assert len(others) == 2
+    for model in others:
+        assert all(torch.equal(model[name], value) for name, value in first.items())
+    words = "worker 0 (rank 0) was killed by SIGKILL; the others go on, and it is started again in 0.5 s"
+    assert words in capfd.readouterr().err
+
+
+def test_a_successor_stays_behind_those_who_go_in_step_by_way_of_servers_and_stops_nobody(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "parameter_server(consistency=synchronous)", 3, VICTIM, "inside")
+    found = diaries(tmp_path)
+    assert [entry["seen"] for entry in found[VICTIM]] == [
+        share(VICTIM, 3)[task.KILLED_AT :],
+        share(VICTIM, 3),
+    ]
+    for worker in (0, 1):
+        assert [entry["seen"] for entry in found[worker]] == [share(worker, 3)] * 3
+    assert [entry["mean"] for entry in found[0]] == [1.0, 0.5, 0.5]

@@ -14,7 +14,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.kept_memory import keep_freed_memory
-from polyrhythm.launch.meeting import meet, started_by_run
+from polyrhythm.launch.meeting import leader_returns, meet, started_by_run
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.neighbours import threads_beside
 from polyrhythm.launch.torchrun import started_by_torchrun
@@ -59,7 +59,12 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
         threads = threads or shared
     home, network = connect(rendezvous)
     world = World(
-        network, cast, incarnation=rendezvous.incarnation, activity=home.activity, refused=home.refused
+        network,
+        cast,
+        incarnation=rendezvous.incarnation,
+        activity=home.activity,
+        refused=home.refused,
+        leader_returns=leader_returns(),
     )
     if not world.is_worker:
         _serve(chosen, world, home)

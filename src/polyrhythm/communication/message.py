@@ -64,8 +64,7 @@ class Kind(IntEnum):
     ANNOUNCE = 17  # a site to others: a large packet is about to come
     RELAY = 18  # what comes next from this rank is for a shard that is kept for another
     LEAD = 19  # a successor of worker 0 leads from now on; to it: what a worker has that a leader needs
-    MEAN = 20  # in a loop of a user's own: a number that workers average, and what it came to
-    TAKEN = 21  # in a loop of a user's own: how many batches of its share a worker has taken
+    TAKEN = 20  # in a loop of a user's own: how many batches of its share a worker has taken
 
 
 class Reason(StrEnum):

@@ -17,11 +17,15 @@ class Bearing:
     Attributes:
         workers: how many there are; servers come after them.
         spares: whether the others go on without a worker that is not the first.
+        spares_leader: whether they go on without the first one, if it has a successor.
+        waits: whether they wait for that one.
         holders: of each shard, the indices of the servers that hold it.
     """
 
     workers: int
     spares: bool
+    spares_leader: bool = False
+    waits: bool = False
     holders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
@@ -30,17 +34,18 @@ class Bearing:
         holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
         # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
         spares = strategy.goes_on(workers) and not strategy.regroups_apart(workers)
-        return cls(workers, spares, holders)
+        leader = spares and strategy.spares_leader(workers)
+        return cls(workers, spares, leader, strategy.regroups(workers), holders)
 
     def bears(self, rank: int, lost: Collection[int] = ()) -> bool:
-        """Whether the others go on without a rank.
+        """Whether the others go on without a rank; without the first worker, if it has a successor.
 
         Args:
             rank: which.
             lost: ranks of servers that are lost already.
         """
         if rank == LEADER:
-            return False
+            return self.spares_leader
         if rank < self.workers:
             return self.spares
         gone = {other - self.workers for other in {rank, *lost}}
@@ -54,4 +59,4 @@ class Bearing:
     def from_text(cls, text: str) -> Bearing:
         """Reads what `to_text` wrote."""
         told = json.loads(text)
-        return cls(told["workers"], told["spares"], tuple(tuple(each) for each in told["holders"]))
+        return cls(**told | {"holders": tuple(tuple(each) for each in told["holders"])})

@@ -38,6 +38,9 @@ WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
 INCARNATION_VARIABLE = "POLYRHYTHM_INCARNATION"
 """Set by `polyrhythm run`: how many processes have had a rank before this one."""
 
+RETURNS_VARIABLE = "POLYRHYTHM_LEADER_RETURNS"
+"""Set by `polyrhythm run` in every rank: 1 if worker 0 is started again when it is lost, as any other; else 0."""
+
 BEARING_KEY = "script/bearing"
 """Set in the store by rank 0: which losses are borne; see `Bearing`."""
 
@@ -48,7 +51,7 @@ ADMITS_KEY = "script/admits"
 """Set in the store by rank 0 when its loop says where it is: empty, or why no successor of a worker can come in."""
 
 OVER_KEY = "script/over"
-"""Set in the store by rank 0 when training is over: who comes now comes too late."""
+"""Set in the store by rank 0 when all have come to the end: who comes now comes too late."""
 
 WHOLE_KEY = "script/whole"
 """Set in the store, with a rank and incarnation behind, by rank 0 when the successor of a server has its shards."""
@@ -67,6 +70,16 @@ _THIS_PROCESS = secrets.token_hex(8)
 def started_by_run() -> bool:
     """Whether `polyrhythm run` has started this process."""
     return WORKERS_VARIABLE in os.environ
+
+
+def leader_returns() -> bool:
+    """Whether worker 0 gets a successor when it is lost."""
+    return os.environ.get(RETURNS_VARIABLE) == "1"
+
+
+def begun_key(worker: int) -> str:
+    """Where in the store a worker of a script says which epoch it has begun."""
+    return f"script/begun/{worker}"
 
 
 def meet(strategy: Strategy) -> tuple[Rendezvous, Cast]:

@@ -1,7 +1,7 @@
 """Which workers of a script are there, in the store where all can look: its launcher knows first who is gone.
 
 launcher    HERE ─────▶ GONE, or COMING if it starts a successor
-successor               COMING ─▶ WAITING, where others go in step ─▶ HERE
+successor               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the others
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Place(StrEnum):
     GONE = "gone"
     COMING = "coming"  # a successor is started
     WAITING = "waiting"  # a successor waits for the next epoch
+    BEHIND = "behind"  # a successor takes part, steps behind the others, who must not wait for it
 
 
 class Places:

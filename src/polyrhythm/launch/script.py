@@ -57,7 +57,8 @@ def run_script(
     """
     _check(script, workers, threads, restarts)
     store = host_store()
-    ranks = ScriptRanks([sys.executable, str(script), *arguments], workers, threads, store.port)
+    command = [sys.executable, str(script), *arguments]
+    ranks = ScriptRanks(command, workers, threads, store.port, leader_returns=restarts > 0)
     watch = ScriptWatch(ranks, dist.PrefixStore(PREFIX, store), restarts)
     try:
         with asked_to_stop(_interrupt):

@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK
 from polyrhythm.launch import tethered
 from polyrhythm.launch.cores import available_cores
-from polyrhythm.launch.meeting import INCARNATION_VARIABLE, WORKERS_VARIABLE
+from polyrhythm.launch.meeting import INCARNATION_VARIABLE, RETURNS_VARIABLE, WORKERS_VARIABLE
 
 LAST_WORDS_S = 3.0
 """How long ranks may take to say what they saw after another has failed."""
@@ -63,18 +63,28 @@ class ScriptRanks:
         workers: how many.
         threads: of a worker, or None.
         port: of the store.
+        leader_returns: whether worker 0 is started again when it is lost.
 
     Attributes:
         workers: how many.
         there: those that count: who was lost, and is borne, is left out.
     """
 
-    def __init__(self, command: list[str], workers: int, threads: int | None, port: int) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        workers: int,
+        threads: int | None,
+        port: int,
+        *,
+        leader_returns: bool = False,
+    ) -> None:
         self.workers = workers
         self.there: list[ScriptRank] = []
         self._command = [sys.executable, "-I", "-S", tethered.__file__, str(os.getpid()), *command]
         self._servers = 0
         self._port = port
+        self._leader_returns = leader_returns
         shared = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
         self._threads = shared if threads is None else str(threads)
 
@@ -98,7 +108,11 @@ class ScriptRanks:
         group = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
         store = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": self._port}
         agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-        ours = {WORKERS_VARIABLE: self.workers, INCARNATION_VARIABLE: peer.incarnation}
+        ours = {
+            WORKERS_VARIABLE: self.workers,
+            INCARNATION_VARIABLE: peer.incarnation,
+            RETURNS_VARIABLE: int(self._leader_returns),
+        }
         threads = {"OMP_NUM_THREADS": self._threads if works else "1"}
         variables = local | group | store | agent | ours | threads
         # In groups of their own: the terminal's SIGINT reaches this process alone, which then ends them in order.

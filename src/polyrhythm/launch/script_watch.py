@@ -23,6 +23,7 @@ from polyrhythm.launch.meeting import (
     OVER_KEY,
     SERVERS_KEY,
     WHOLE_KEY,
+    begun_key,
 )
 from polyrhythm.launch.places import Place, Places
 from polyrhythm.launch.script_ranks import ScriptRank, ScriptRanks
@@ -70,7 +71,9 @@ class ScriptWatch:
                 tell_of_start(self._store, peer)  # to another that is started just then
                 self._ranks.start(peer)
                 self._tell_newcomer(peer)
-        return any(rank.process.poll() is None for rank in self._ranks.there)
+        return bool(self._succession.awaited) or any(
+            rank.process.poll() is None for rank in self._ranks.there
+        )
 
     def judge(self) -> None:
         """Says what has become of the run.
@@ -80,8 +83,10 @@ class ScriptWatch:
         """
         if not any(rank.failed for rank in self._ranks.there):
             return
-        self._ranks.wait(script_ranks.LAST_WORDS_S)  # others may say what they saw
         culprits = [rank for rank in self._ranks.there if rank.failed]
+        if not (self._others_wait and any(rank.peer.rank == LEADER for rank in culprits)):
+            self._ranks.wait(script_ranks.LAST_WORDS_S)  # others may say what they saw
+            culprits = [rank for rank in self._ranks.there if rank.failed]
         if self._store.check([FAILED_KEY]):
             named = int(self._told(FAILED_KEY))
             culprits = [rank for rank in self._ranks.there if rank.peer.rank == named] or culprits
@@ -93,11 +98,26 @@ class ScriptWatch:
         if not (rank.was_killed or self._is_said(LET_GO_KEY, rank.peer)):
             return False
         self._note_whole_servers()
+        if rank.peer.rank == LEADER and not (rank.was_killed and self._leader_returns):
+            return False
         servers = [absent for absent in self._absent if absent >= self._ranks.workers]
         spared = self._bearing is not None and self._bearing.bears(rank.peer.rank, servers)
         return spared and not self._store.check([FAILED_KEY])
 
+    @property
+    def _others_wait(self) -> bool:
+        """Whether the others would wait for a successor of worker 0, and have nothing to say of its end."""
+        return self._bearing is not None and self._bearing.spares_leader and self._restarts > 0
+
+    @property
+    def _leader_returns(self) -> bool:
+        """Whether a successor of worker 0 would find all that it needs."""
+        begun = self._store.check([begun_key(LEADER), ADMITS_KEY]) and not self._told(ADMITS_KEY)
+        return bool(begun) and self._succession.left > 0 and not self._is_over()
+
     def _bear(self, rank: ScriptRank) -> None:
+        if rank.peer.rank == LEADER:
+            self._start_over()
         self._ranks.forget(rank)
         peer = rank.peer
         self._absent[peer.rank] = peer
@@ -109,7 +129,17 @@ class ScriptWatch:
             then = self._then(peer)
             coming = peer.rank in self._succession.awaited
             self._places.set(peer.rank, Place.COMING if coming else Place.GONE)
-            _say(f"{rank.end}; the others go on{then}")
+            awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+            _say(f"{rank.end}; the others {'wait for its successor' if awaited else 'go on'}{then}")
+
+    def _start_over(self) -> None:
+        """Starts those again who wait to be let in by worker 0: its successor cannot know how far that has come."""
+        for rank in list(self._ranks.there):
+            if rank.peer.rank < self._ranks.workers and self._places.of(rank.peer.rank) is Place.WAITING:
+                rank.process.kill()
+                rank.process.wait()
+                self._succession.left += 1  # it has done nothing wrong
+                self._bear(rank)
 
     def _then(self, peer: Peer) -> str:
         """Lets a successor come, if there may be one; says so."""
@@ -119,9 +149,11 @@ class ScriptWatch:
             reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
             if reason:
                 return f"; {reason}"
-        pause_s = self._succession.lose(peer, time.monotonic())
+        awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+        pause_s = self._succession.lose(peer, time.monotonic(), awaited=awaited)
         used = f"{self._restarts - self._succession.left} of {self._restarts}"
-        return f", and it is started again in {pause_s:g} s (restart {used})"
+        when = f"in {pause_s:g} s" if pause_s else "at once"
+        return f", and it is started again {when} (restart {used})"
 
     def _tell_newcomer(self, newcomer: Peer) -> None:
         """Tells a newcomer of those whom it would look for in vain; a server counts once it has its shards."""
@@ -157,7 +189,7 @@ class ScriptWatch:
 
     def _takes_part(self, rank: ScriptRank) -> bool:
         if rank.peer.rank < self._ranks.workers:
-            return self._places.of(rank.peer.rank) is Place.HERE
+            return self._places.of(rank.peer.rank) in (Place.HERE, Place.BEHIND)
         return self._is_said(WHOLE_KEY, rank.peer)
 
     def _told(self, key: str) -> str:

@@ -71,15 +71,27 @@ class Line:
 
     def look(self) -> None:
         """Looks whether there is a new leader, or a call; costs little, so that it can be called at every step."""
-        while self.bears:
+        while self.bears and (word := self.poll(TAG)) is not None:
+            self._heed(word)
+
+    def poll(self, tag: int) -> Message | None:
+        """Takes a message of the leader, if one is there.
+
+        Args:
+            tag: of the message; nobody else sends any with it.
+
+        Raises:
+            PeerLost: the leader is gone, and its loss is not borne.
+        """
+        while True:
             try:
-                found = self.control.poll(None, TAG)
+                found = self.control.poll(None, tag)
             except PeerLost as loss:
                 self._note(loss)
+                if loss.rank == LEADER and not self.bears:
+                    raise
                 continue
-            if found is None:
-                return
-            self._heed(found[1])
+            return None if found is None else found[1]
 
     def receive(self, tag: int) -> Message:
         """Waits for a message of the leader.
@@ -117,8 +129,25 @@ class Line:
         Args:
             on_lead: called whenever somebody has said that it leads.
         """
-        while self.bears and (word := self._hear()) is not Kind.LEAVE:
-            if word is Kind.LEAD:
+        if self.bears:
+            self.await_last_word(on_lead)
+
+    def await_last_word(self, on_lead: Callable[[], None] = lambda: None) -> Message:
+        """Waits until the leader lets this rank leave; gives how it says so.
+
+        Args:
+            on_lead: called whenever somebody has said that it leads.
+
+        Raises:
+            PeerLost: the leader is gone, and its loss is not borne.
+        """
+        while True:
+            word = self._hear()
+            if word is None:
+                continue
+            if word.kind is Kind.LEAVE:
+                return word
+            if word.kind is Kind.LEAD:
                 on_lead()
 
     def hear_of(self, loss: PeerLost) -> None:
@@ -138,14 +167,16 @@ class Line:
     def _note(self, loss: PeerLost) -> None:
         self.away |= loss.rank == LEADER
 
-    def _hear(self) -> Kind | None:
-        """Waits for a word about the lead; gives which it was, or None: the leader is lost."""
+    def _hear(self) -> Message | None:
+        """Waits for a word about the lead; gives it, or None: the leader is lost."""
         try:
             word = self.receive(TAG)
         except PeerLost:
+            if not self.bears:
+                raise
             return None
         self._heed(word)
-        return word.kind
+        return word
 
     def _heed(self, word: Message) -> None:
         if word.kind is Kind.REGROUP:

@@ -13,10 +13,12 @@ from polyrhythm.launch.places import Place, Places
 @pytest.mark.parametrize(
     ("spec", "borne"),
     [
-        ("synchronous", {1, 2}),
+        ("synchronous", {0, 1, 2}),
         ("hybrid", set()),
-        ("parameter_server(servers=3)", {1, 2}),
-        ("parameter_server(servers=3, replicas=2)", {1, 2, 3, 4, 5}),
+        ("parameter_server(servers=3)", {0, 1, 2}),
+        ("gaia", {1, 2}),
+        ("mixed", set()),
+        ("parameter_server(servers=3, replicas=2)", {0, 1, 2, 3, 4, 5}),
     ],
 )
 def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:

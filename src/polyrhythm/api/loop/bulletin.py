@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from polyrhythm.launch.patience import speaking_up
 
+Found = TypeVar("Found")
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
@@ -19,12 +20,12 @@ class Bulletin:
 
     Args:
         store: where the ranks meet.
-        heed: called now and then while this worker waits, so that it hears what it is called for.
+        attend: called now and then while this worker waits, so that it hears what it is called for.
     """
 
-    def __init__(self, store: Any, heed: Callable[[], None]) -> None:
+    def __init__(self, store: Any, attend: Callable[[], None]) -> None:
         self._store = store
-        self._heed = heed
+        self._attend = attend
 
     def tell(self, key: str, text: str) -> None:
         """Leaves a text, in place of an earlier one."""
@@ -38,6 +39,12 @@ class Bulletin:
         """Gives a text, or None where there is none."""
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
+    def all_told(self, keys: Sequence[str]) -> list[str] | None:
+        """Gives the texts of all keys, or None as long as one is missing."""
+        if not self._store.check(list(keys)):
+            return None
+        return [bytes(text).decode() for text in self._store.multi_get(list(keys))]
+
     def await_one(self, keys: Sequence[str], awaited: str) -> str:
         """Waits until there is a text of one of the keys; says once, if that takes long, what it waits for.
 
@@ -48,15 +55,26 @@ class Bulletin:
         Returns:
             The text of the first of them that there is.
         """
+
+        def look() -> str | None:
+            return next((text for text in map(self.told, keys) if text is not None), None)
+
+        return self.await_found(look, awaited)
+
+    def await_found(self, look: Callable[[], Found | None], awaited: str) -> Found:
+        """Waits until something is found; says once, if that takes long, what it waits for.
+
+        Args:
+            look: gives it, or None as long as it is not there.
+            awaited: who must do what, for people.
+        """
         pause_s = _SHORTEST_PAUSE_S
         with speaking_up(lambda: f"still waiting for {awaited}"):
-            while True:
-                for key in keys:
-                    if (text := self.told(key)) is not None:
-                        return text
-                self._heed()
+            while (found := look()) is None:
+                self._attend()
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return found
 
 
 class Posted:
@@ -81,10 +99,9 @@ class Posted:
         key, self._count = f"{self._name}/{self._count}", self._count + 1
         if self.size == 1:
             return
-        if self.rank == 0:
-            self._bulletin.tell(
-                key, tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
-            )
-            return
-        found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
+        if self.rank == 0:  # its successor takes what the first one has left
+            own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
+            found = bytearray.fromhex(self._bulletin.decide(key, own))
+        else:
+            found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))

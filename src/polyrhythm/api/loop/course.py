@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
 from polyrhythm.api.loop.kept_state import Kept, plain_state, take_state
 from polyrhythm.api.loop.mark import Mark
+from polyrhythm.api.loop.position import Position
 from polyrhythm.api.loop.shard import Shard
 
 
@@ -52,16 +54,44 @@ class Course:
             kept=tuple(map(plain_state, self.kept)),
         )
 
+    def position(self, epoch: tuple[int, int], taken: int, *, at_end: bool = False) -> Position:
+        """Says where this loop is, at a step or at the end of a share.
+
+        Args:
+            epoch: loop and epoch.
+            taken: batches of it.
+            at_end: whether a share of it has been handed out to its end.
+        """
+        assert self.optimizer is not None, "a loop has something to train"
+        return Position(
+            loop=epoch[0],
+            epoch=epoch[1],
+            steps=self.optimizer.steps,
+            taken=taken,
+            at_end=at_end,
+            averages=self.averages,
+            rates=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
+            kept=tuple(map(plain_state, self.kept)),
+        )
+
+    def come_to(self, position: Position) -> None:
+        """Goes on inside an epoch, to whose beginning it has gone, where the others are."""
+        self.averages = position.averages
+        self._take(position.kept, position.rates)
+
     def go_to(self, mark: Mark) -> None:
         """Goes on where the others were at a mark, but for the steps that this worker has taken."""
-        assert self.optimizer is not None, "a loop has something to train"
         self.averages = mark.averages
         for shard, epoch in zip(self._shards, mark.shards, strict=False):
             if shard is not None:
                 shard.epoch = epoch
         not_made = len(mark.shards) - len(self._shards)
         self._shards += [None] * not_made  # nor will this loop make them
-        for kept, state in zip(self.kept, mark.kept, strict=True):
+        self._take(mark.kept, mark.rates)
+
+    def _take(self, states: Sequence[dict[str, Any]], rates: Sequence[float]) -> None:
+        assert self.optimizer is not None, "a loop has something to train"
+        for kept, state in zip(self.kept, states, strict=True):
             take_state(kept, state)
-        for group, rate in zip(self.optimizer.param_groups, mark.rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

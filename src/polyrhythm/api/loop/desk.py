@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
-
-from torch import Tensor
 
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.keeping.worker_state import WorkerState
@@ -14,28 +13,34 @@ from polyrhythm.roles.replica import Replica
 
 
 class LoopDesk(Protocol):
-    """One worker's."""
+    """One worker's.
+
+    Attributes:
+        mend: goes on with whoever is there, between two steps; set where workers regroup.
+        regroup: of this worker, where workers regroup.
+    """
+
+    mend: Callable[[], None]
+    regroup: Regroup | None
 
     @property
     def side(self) -> Side:
         """How this worker comes to the next formation."""
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Lets workers regroup while this one waits for others here."""
+        """Lets workers regroup while this one waits for others."""
 
     def bears(self, loss: PeerLost) -> bool:
-        """Never: without worker 0 the loops end."""
+        """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
+
+    def introduce(self, replica: Replica) -> None:
+        """Has what another leader would need of this worker from now on."""
 
     def heed(self) -> None:
         """Takes what has arrived, without waiting."""
 
-    def mean(self, number: int, total: Tensor) -> Tensor:
-        """Adds up what the workers that are there bring, in their order; returns when all have brought it.
-
-        Args:
-            number: of the sum, from 0; what has been added up before is given again.
-            total: of this worker.
-        """
+    def attend(self) -> None:
+        """Takes what has arrived while this worker waits for others; regroups if they do."""
 
     def took(self, taken: int, of: int) -> None:
         """This worker has taken so many batches of its share of an epoch."""

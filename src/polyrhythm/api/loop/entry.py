@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.epochs import Begun, begun_key
+from polyrhythm.api.loop.desk import LoopDesk
+from polyrhythm.api.loop.epochs import Begun
 from polyrhythm.api.loop.leader import LoopLeader
-from polyrhythm.errors import PeerLost
+from polyrhythm.api.loop.member import LoopMember
+from polyrhythm.api.loop.position import UNKNOWN, Position, find_position
+from polyrhythm.api.loop.progress import Progress
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.launch.meeting import begun_key
 from polyrhythm.launch.places import Place, Places
-from polyrhythm.roles.line import Line
 from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained
@@ -28,13 +31,12 @@ class LoopEntry:
         strategy: says how losses are borne.
         bulletin: where workers leave word.
         places: of the workers.
-        course: how far this worker's loop has come.
-        leader: its desk, if it leads.
+        progress: how far this worker has come in its loop.
+        desk: where it hears of others.
 
     Attributes:
         rejoins: whether this worker is a successor, and the others are under way.
-        waits: whether successors wait for the beginning of an epoch.
-        leaves_out: batches of the next epoch that whoever came before has taken.
+        waits: whether successors wait for the beginning of an epoch; one of worker 0 does not.
     """
 
     def __init__(
@@ -43,18 +45,22 @@ class LoopEntry:
         strategy: Strategy,
         bulletin: Bulletin,
         places: Places,
-        course: Course,
-        leader: LoopLeader | None,
+        progress: Progress,
+        desk: LoopDesk,
     ) -> None:
+        workers = len(world.cast.workers)
         self.rejoins = world.rejoins
-        self.waits = strategy.regroups(len(world.cast.workers))
-        self.leaves_out = 0
+        self.waits = strategy.regroups(workers)
+        self._stays_behind = strategy.in_step(workers) and not self.waits
         self._world = world
         self._strategy = strategy
         self._bulletin = bulletin
         self._places = places
-        self._course = course
-        self._leader = leader
+        self._progress = progress
+        self._course = progress.course
+        self._desk = desk
+        self._leader = desk if isinstance(desk, LoopLeader) else None
+        self._position: Position | None = None
         self._worker = world.cast.workers.index(world.network.rank)
         self._company: Company | None = None
 
@@ -68,22 +74,23 @@ class LoopEntry:
         """
         self._company = company
         if self.rejoins:
-            return self._join(replica, company, step)
+            return self._rejoin(replica, company, step)
         if self._strategy.goes_on(len(self._world.cast.workers)):
             share_untrained(self._world, replica)
         else:
             replica.share_untrained()
+        self._desk.introduce(replica)
         return company.start(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
-        if self._leader is None or not entering:
+        inside = self._position is not None and self._position.taken
+        if self._leader is None or not entering or inside:
             return
         for worker in entering:
             self._bulletin.tell(_entered_key(worker), begun.to_text())
         if self._leader.admit(entering, lambda worker: self._places.of(worker) is not Place.WAITING):
-            assert self._company is not None, "training has begun"
-            self._company.regroup()
+            self._desk.mend()
 
     def present(self) -> tuple[list[int], list[int]]:
         """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
@@ -94,28 +101,64 @@ class LoopEntry:
         waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
         members = None if self._company is None else self._company.members
         if members is None:
-            members = tuple(worker for worker, place in enumerate(places) if place is Place.HERE)
+            members = tuple(
+                worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)
+            )
         return sorted({*members, *waiting}), waiting
 
     def entered(self) -> Begun:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""
-        self._places.set(self._worker, Place.HERE)
-        key = _entered_key(self._worker) if self.waits else begun_key(self._worker)
-        return Begun.from_text(self._bulletin.told(key))
+        waited = self.waits and self._leader is None
+        begun = Begun.from_text(
+            self._bulletin.told(_entered_key(self._worker) if waited else begun_key(self._worker))
+        )
+        if self.waits and not waited:
+            begun = self._come_to_position(begun)
+        self._places.set(self._worker, Place.BEHIND if self._stays_behind else Place.HERE)
+        return begun
 
     def go_on(self, begun: Begun) -> None:
         """Goes on behind what whoever came before has taken, or with the step with which the others are."""
         assert self._course.optimizer is not None, "a loop has something to train"
-        if self.waits:
+        if self._position is not None:
+            self._course.come_to(self._position)
+            self._progress.leaves_out = self._position.taken
+        elif self.waits:
             self._course.optimizer.go_on_at(begun.steps)
         else:
-            self.leaves_out = max(0, self._course.optimizer.steps - begun.steps)
+            self._progress.leaves_out = max(0, self._course.optimizer.steps - begun.steps)
 
-    def _join(self, replica: Replica, company: Company, step: int) -> int:
+    def begins(self, begun: Begun) -> None:
+        """An epoch begins for this worker."""
+        self._progress.begin(begun)
+
+    def _come_to_position(self, begun: Begun) -> Begun:
+        """Waits until one of those who go in step has said at which batch they are; gives the epoch of that."""
+        regroup, incarnation = self._desk.regroup, self._world.incarnation
+        assert regroup is not None, "who goes in step regroups"
+        last = begun.loop, begun.epoch
+        found = self._bulletin.await_found(
+            lambda: find_position(self._bulletin, incarnation, regroup.step, last),
+            "another worker to say where the loops are",
+        )
+        if found.taken == UNKNOWN:
+            raise RunError(
+                "worker 0 was lost in the middle of an epoch whose batches do not come from group.shard, so its "
+                "successor cannot leave out those that are taken: use group.shard"
+            )
+        self._position = found
+        return Begun(found.loop, found.epoch, found.steps)
+
+    def _rejoin(self, replica: Replica, company: Company, step: int) -> int:
+        if self._leader is not None:
+            self._leader.take_up(replica)
+            return company.start(step)
+        assert isinstance(self._desk, LoopMember), "only one leads"
         if self.waits:
             self._places.set(self._worker, Place.WAITING)
         try:
-            join(self._world, replica, Line(self._world, self._strategy))
+            join(self._world, replica, self._desk.line)
+            self._desk.introduce(replica)
             return company.start(step)
         except PeerLost as loss:
             print(f"polyrhythm: worker {self._worker} is not let in any more: {loss}", file=sys.stderr)

@@ -18,6 +18,7 @@ from typing import Protocol
 from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.course import Course
 from polyrhythm.api.loop.mark import Mark
+from polyrhythm.launch.meeting import begun_key
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Entry(Protocol):
 
     def go_on(self, begun: Begun) -> None:
         """An epoch begins in which this worker, a successor, takes what is left of its share."""
+
+    def begins(self, begun: Begun) -> None:
+        """An epoch begins for this worker."""
 
 
 class Epochs:
@@ -130,13 +134,14 @@ class Epochs:
             self._end(loop, away=away)
 
     def _begin(self, begun: Begun, mark: Mark, entered: Begun | None) -> None:
-        """Comes to the beginning of an epoch."""
+        """Comes to the beginning of an epoch, or into the middle of one."""
+        assert self._course.optimizer is not None, "a loop has something to train"
+        own = replace(begun, steps=self._course.optimizer.steps) if entered is None else entered
+        self._entry.begins(own)
         if entered is not None:
             self._entry.go_on(entered)
-            return
-        assert self._course.optimizer is not None, "a loop has something to train"
-        own = replace(begun, steps=self._course.optimizer.steps)
-        self._bulletin.tell(begun_key(self._worker), own.to_text())
+        else:
+            self._bulletin.tell(begun_key(self._worker), own.to_text())
         self._entry.let_in(begun, mark.entering)
 
     def _mark(self, loop: int, epoch: int, *, away: bool) -> Mark | None:
@@ -155,11 +160,6 @@ class Epochs:
             self._course.go_to(Mark.from_text(text))
         else:
             self._bulletin.decide(_end_key(loop), self._course.mark((), ()).to_text())
-
-
-def begun_key(worker: int) -> str:
-    """Where a worker says which epoch it has begun."""
-    return f"script/begun/{worker}"
 
 
 def _end_key(loop: int) -> str:

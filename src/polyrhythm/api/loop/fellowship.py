@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 
 import torch
 
@@ -14,7 +15,10 @@ from polyrhythm.api.loop.desk import LoopDesk
 from polyrhythm.api.loop.entry import LoopEntry
 from polyrhythm.api.loop.epochs import Epochs
 from polyrhythm.api.loop.leader import LoopLeader, meets_every_step
+from polyrhythm.api.loop.means import Means
 from polyrhythm.api.loop.member import LoopMember
+from polyrhythm.api.loop.position import Logbook
+from polyrhythm.api.loop.progress import Progress
 from polyrhythm.api.loop.seat import Seat
 from polyrhythm.api.loop.server_states import ServerStates
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -22,12 +26,14 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
 from polyrhythm.launch.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY
 from polyrhythm.launch.places import Place, Places
+from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.regrouping.regroup import Member
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -45,6 +51,7 @@ class Fellowship:
         desk: where it hears of others.
         entry: how it comes among them.
         epochs: of its loop.
+        means: over the workers.
         workers: how many share the present epoch, or the last one.
     """
 
@@ -57,20 +64,19 @@ class Fellowship:
         self._worker = ranks.index(world.network.rank)
         self.workers = len(ranks)
         self._replica: Replica | None = None
-        self._leader = LoopLeader(world, strategy, self._welcome, self._tell) if world.leads else None
+        self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
+        self._leader = self._lead(home.rendezvous.met) if world.leads else None
         self.desk: LoopDesk = self._leader or LoopMember(
             world, strategy, tells=not meets_every_step(strategy, len(ranks))
         )
-        self.bulletin = Bulletin(self._store, self.desk.heed)
-        self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
-        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self.course, self._leader)
+        self.bulletin = Bulletin(self._store, self.desk.attend)
+        awaited = strategy.regroups(len(ranks)) and world.goes_on_without(LEADER, strategy)
+        self._logbook = Logbook(self.bulletin) if awaited else None
+        self._progress = Progress(self.course, self._logbook)
+        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.desk)
         self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
+        self.means = Means(self._worker, self.bulletin, self._places, self._awaited)
         self._company: Company | None = None
-        if self._leader is not None:
-            self._leader.awaited = self._awaited
-            self._leader.whole = lambda rank, incarnation: self.bulletin.tell(
-                f"{WHOLE_KEY}/{rank}/{incarnation}", ""
-            )
 
     @property
     def server_states(self) -> ServerStates | None:
@@ -82,7 +88,7 @@ class Fellowship:
     def take(self, replica: Replica) -> Company:
         """Takes the replica among those of the others."""
         self._replica = replica
-        member = Member(self._worker, replica.part, replica.flat, _stay, _stay)
+        member = Member(self._worker, replica.part, replica.flat, self._formed, _stay)
         self._company = Company(self._world, self._strategy, replica.workers, member, self.desk)
         return self._company
 
@@ -102,17 +108,34 @@ class Fellowship:
         if self._worker not in present:
             raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
         self.workers = len(present)
-        taken = 0
-        if trains:
-            taken, self.entry.leaves_out = self.entry.leaves_out, 0
-        return Seat(present.index(self._worker), len(present), taken)
+        return Seat(present.index(self._worker), len(present), self._progress.be_seated() if trains else 0)
+
+    def left_out(self, batches: int) -> None:
+        """So many batches of a share need not be taken again."""
+        self._progress.left_out(batches)
 
     def took(self, taken: int, of: int) -> None:
-        """So many batches of an epoch have been taken, for training."""
+        """One more batch of an epoch is taken, for training, after so many."""
+        self._progress.took()
         self.desk.took(taken, of)
 
+    def through(self, of: int, *, broken_off: bool) -> None:
+        """Nothing more of a share is taken, for training."""
+        if not broken_off:
+            self.desk.took(of, of)
+        self._progress.through(broken_off=broken_off)
+
+    def step_begins(self) -> None:
+        """A step is about to be taken."""
+        self._progress.step_begins()
+
+    def step_done(self) -> None:
+        """A step has been taken."""
+        self._progress.step_done()
+        self.desk.heed()
+
     def say_who_may_come(self) -> None:
-        """Tells the launcher whether a successor of a lost worker would find its way into the loop."""
+        """Tells the launcher whether a successor of a lost worker would find its way into the loop, and worker 0's."""
         if self._leader is not None:
             self.bulletin.tell(ADMITS_KEY, self._why_nobody())
 
@@ -141,21 +164,43 @@ class Fellowship:
             How many gradients were applied at which staleness, as far as this worker knows.
         """
         assert self._company is not None, "something has been distributed"
+        self._progress.leave()
         self._company.end()
         account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
         staleness = Counter(replica.part.staleness)
         staleness.update(self.desk.leave(WorkerState.of(replica, account, {}, to_resume=False), replica))
+        replica.part.close()
         self.tell_unseen(final=True)
-        if self._leader is not None:
-            self.bulletin.tell(OVER_KEY, "")
         return staleness
+
+    def _lead(self, met: Mapping[int, int]) -> LoopLeader:
+        """Makes the desk of the leader, which learns from the store who is there if it comes after another."""
+        ranks, ledger = self._world.cast.workers, None
+        if self._world.rejoins:
+            here = [
+                worker
+                for worker, place in enumerate(self._places.read())
+                if place in (Place.HERE, Place.BEHIND)
+            ]
+            losses = {worker: met.get(rank, 0) for worker, rank in enumerate(ranks)}
+            losses[self._worker] = self._world.incarnation
+            attendance = Attendance(len(ranks)).to_json() | {
+                "present": {self._worker, *here},
+                "losses": losses,
+            }
+            ledger = Ledger(Attendance.from_json(attendance))
+        desk = LoopLeader(self._world, self._strategy, self._welcome, self._tell, ledger)
+        desk.over = lambda: self.bulletin.tell(OVER_KEY, "")
+        desk.whole = lambda rank, incarnation: self.bulletin.tell(f"{WHOLE_KEY}/{rank}/{incarnation}", "")
+        return desk
+
+    def _formed(self, *_: object) -> None:
+        """Workers go on in another formation: a new leader of it asks where."""
+        if self._logbook is not None and self.desk.regroup is not None:
+            self._logbook.formed(self.desk.regroup.leader, self.desk.regroup.step)
 
     def _why_nobody(self) -> str:
         assert self.course.optimizer is not None, "a loop has something to train"
-        strategy = self._strategy
-        in_step = strategy.in_step(len(self._world.cast.workers))
-        if in_step and not self.entry.waits:
-            return f"its place stays empty, since {strategy} lets nobody in again in a loop of your own"
         scheduled = any("initial_lr" in group for group in self.course.optimizer.param_groups)
         if scheduled and not self.course.kept:
             return (

@@ -52,9 +52,9 @@ class FinalModel:
         return cls(tensors[_VECTOR], buffers)
 
     def message(self, tag: int) -> Message:
-        """Packs it to be sent."""
+        """Packs it to be sent, as the word that lets a worker leave."""
         named = {_VECTOR: self.vector} | {_BUFFER + name: value for name, value in self.buffers.items()}
-        return Message(Kind.PARAMETERS, pack_tensors(named, {}), tag=tag)
+        return Message(Kind.LEAVE, pack_tensors(named, {}), tag=tag)
 
     def give(self, replica: Replica) -> None:
         """Overwrites the model of a replica."""

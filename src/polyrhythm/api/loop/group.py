@@ -45,7 +45,7 @@ class Group:
 
     Attributes:
         rank: index of this worker, whoever else is lost.
-        leads: whether this worker is the one to print and to save.
+        leads: whether this worker is the one to print and to save: worker 0, be it the first or a successor of it.
         staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
     """
 
@@ -93,9 +93,11 @@ class Group:
         replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
         fellows = self._fellows
         company = fellows.take(replica)
+        retaking = Retaking(replica, company)
+        fellows.desk.mend = retaking.regroup
         made = DistributedOptimizer(
             optimizer,
-            Retaking(replica, company),
+            retaking,
             Beginning(replica, lambda step: fellows.entry.begin(replica, company, step)),
             self._weight,
             str(self._strategy),
@@ -103,7 +105,8 @@ class Group:
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
-            made.register_step_post_hook(lambda *_: fellows.desk.heed())
+        made.register_step_pre_hook(lambda *_: fellows.step_begins())
+        made.register_step_post_hook(lambda *_: fellows.step_done())
         self._optimizer = fellows.course.optimizer = made
         return model, made
 
@@ -160,7 +163,7 @@ class Group:
 
         In a strategy that lets workers go at their own pace, the k-th call of a worker meets the k-th of the
         others, so the faster ones wait here for the slowest: call it once an epoch or at the end. Nobody waits for a
-        worker that is lost.
+        worker that is lost, nor for a successor that stays behind the others (in lock-step with servers).
 
         Args:
             value: this worker's.
@@ -170,9 +173,7 @@ class Group:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
         course = self._fellows.course
         number, course.averages = course.averages, course.averages + 1
-        part = torch.tensor([float(value) * weight, weight], dtype=torch.float64)
-        total = self._fellows.desk.mean(number, part)
-        return float(total[0] / total[1])
+        return self._fellows.means.mean(number, float(value), float(weight))
 
     def __enter__(self) -> Self:
         return self

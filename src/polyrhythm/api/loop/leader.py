@@ -1,18 +1,16 @@
-"""The leader's desk in a loop of a user's own: it adds up what workers average, and lets successors in.
+"""The leader's desk in a loop of a user's own: it calls workers to regroup, and lets successors in.
 
-worker ── MEAN, its part ──▶ leader: waits for all who are there ── MEAN, the sum ──▶ all
-       ── BROKEN ──────────▶         calls those who wait for it: BROKEN ──▶ they break off as well
+worker ── BROKEN ──────────▶ leader: calls those who wait in the store ── BROKEN ──▶ they break off as well
 successor ── JOIN ─────────▶         where workers go in step it waits at the door until an epoch begins
+worker ── its last state ──▶         once all have come: the final model, with which they may leave
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-
-from torch import Tensor
 
 from polyrhythm.api.loop.final_model import FinalModel
 from polyrhythm.api.loop.member import LOOP_TAG
@@ -21,7 +19,9 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leading.correspondence import Correspondence
+from polyrhythm.roles.leading.taking_over import inherit_untrained
 from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.formation import Broken, Formation
 from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.replica import Replica
@@ -39,31 +39,38 @@ class LoopLeader:
         strategy: says which losses can be borne.
         welcome: makes what a successor is given.
         tell: is told of losses, and of what servers say.
+        ledger: who is there, where another has led before.
 
     Attributes:
-        awaited: gives the workers that a mean waits for, as long as they are there.
+        mend: goes on with whoever is there, between two steps; set where workers regroup.
+        regroup: of this worker, where workers regroup.
+        over: told when all have come to the end, and nobody else can come to it.
         whole: is told of the rank and incarnation of a successor that has all shards of a lost server.
         knows: whether it can tell how many batches each worker has taken, without having been told.
         unseen: of lost workers, their indices with the batches that they had not taken of how many.
     """
 
     def __init__(
-        self, world: World, strategy: Strategy, welcome: Callable[[], Welcome], tell: Callable[[Event], None]
+        self,
+        world: World,
+        strategy: Strategy,
+        welcome: Callable[[], Welcome],
+        tell: Callable[[Event], None],
+        ledger: Ledger | None = None,
     ) -> None:
-        self.awaited: Callable[[], Collection[int]] = lambda: range(len(world.cast.workers))
+        self.mend: Callable[[], None] = lambda: None
+        self.regroup: Regroup | None = None
+        self.over: Callable[[], None] = lambda: None
         self.whole: Callable[[int, int], None] = lambda rank, incarnation: None
         self.unseen: list[tuple[int, int, int]] = []
         self._world = world
         self._tell = tell
         self.knows = meets_every_step(strategy, len(world.cast.workers))
         self._regroups = strategy.regroups(len(world.cast.workers))
-        ledger = Ledger.of(len(world.cast.workers))
-        self._others = Correspondence(replace(world, emit=tell), strategy, self._hear_event, welcome, ledger)
+        known = ledger or Ledger.of(len(world.cast.workers))
+        self._others = Correspondence(replace(world, emit=tell), strategy, self._hear_event, welcome, known)
         self._others.takes = self._take
         self._control = world.control()
-        self._regroup: Regroup | None = None
-        self._parts: dict[int, dict[int, Tensor]] = {}
-        self._means: dict[int, Tensor] = {}
         self._taken: dict[int, tuple[int, int]] = {}
         self._at_door: dict[int, int] = {}
 
@@ -83,7 +90,7 @@ class LoopLeader:
 
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for them."""
-        self._regroup = regroup
+        self.regroup = regroup
         self._others.mend = regroup.mend
 
     def first_formation(self) -> Formation:
@@ -98,25 +105,26 @@ class LoopLeader:
         return self._others.assembly.next_formation(word)
 
     def bears(self, loss: PeerLost) -> bool:
-        """Never: without worker 0 the loops end."""
+        """Never: this is the leader."""
         return False
+
+    def introduce(self, replica: Replica) -> None:
+        """Nobody asks the leader."""
+
+    def take_up(self, replica: Replica) -> None:
+        """Says that this worker leads from now on; takes from the others what nobody trains."""
+        self._others.take_over()
+        inherit_untrained(self._others, replica)
 
     def heed(self) -> None:
         """Takes what has arrived: it must not pile up, and a successor waits for an answer."""
         self._others.read()
 
-    def mean(self, number: int, total: Tensor) -> Tensor:
-        """Adds up what all who are there have sent; tells everyone."""
-        parts = self._parts.setdefault(number, {})
-        parts[LEADER] = total
-        present = self._others.attendance.present
-        self._wait(lambda: all(worker in parts for worker in self.awaited() if worker in present))
-        found = sum((parts[worker] for worker in sorted(parts)[1:]), parts[LEADER].clone())
-        self._means[number] = found
-        for worker in sorted(parts)[1:]:
-            self._answer(worker, number)
-        del self._parts[number]
-        return found
+    def attend(self) -> None:
+        """Takes what has arrived; regroups if somebody waits for that."""
+        self.heed()
+        if self.regroup is not None and self.due:
+            self.mend()
 
     def took(self, taken: int, of: int) -> None:
         """Notes it."""
@@ -155,7 +163,8 @@ class LoopLeader:
         states = self._others.workers.states
         model = FinalModel.made_of(replica.flat.vector, [states[worker].buffers for worker in sorted(states)])
         model.give(replica)
-        message = model.message(LOOP_TAG)
+        message = model.message(TAG)
+        self.over()
         for worker in sorted(states)[1:]:
             self._send(worker, message)
         replica.part.let_go()
@@ -165,28 +174,15 @@ class LoopLeader:
             staleness.update({int(age): count for age, count in report["staleness"].items()})
         return staleness
 
-    def _wait(self, enough: Callable[[], bool]) -> None:
-        while not enough():
-            if self._regroup is not None and self.due:
-                self._regroup.mend()
-            else:
-                self._others.read_until(lambda: enough() or (self._regroup is not None and self.due))
-
     def _take(self, source: int, message: Message) -> bool:
         if message.kind is Kind.JOIN and self._regroups and source in self._world.cast.workers:
             self._at_door[source] = message.version
             return True
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
             self.whole(source, message.version)
-        if message.kind not in (Kind.MEAN, Kind.TAKEN):
+        if message.kind is not Kind.TAKEN:
             return False
-        worker = self._world.cast.workers.index(source)
-        if message.kind is Kind.TAKEN:
-            self._taken[worker] = message.step, message.version
-        elif message.step in self._means:  # a successor comes to one that is over
-            self._answer(worker, message.step)
-        elif message.tensor is not None:
-            self._parts.setdefault(message.step, {})[worker] = message.tensor
+        self._taken[self._world.cast.workers.index(source)] = message.step, message.version
         return True
 
     def _hear_event(self, event: Event) -> None:
@@ -197,9 +193,6 @@ class LoopLeader:
             if taken < of:
                 self.unseen.append((event.worker, of - taken, of))
         self._tell(event)
-
-    def _answer(self, worker: int, number: int) -> None:
-        self._send(worker, Message(Kind.MEAN, self._means[number], step=number, tag=LOOP_TAG))
 
     def _send(self, worker: int, message: Message) -> None:
         with suppress(PeerLost):  # as is heard where something is received from it

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-
-from torch import Tensor
+from collections.abc import Callable
 
 from polyrhythm.api.loop.final_model import FinalModel
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.message import Kind, Message, pack_tensors
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.line import Line
 from polyrhythm.roles.regrouping.member_side import MemberSide
 from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.world import LEADER, World
+from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 
 _TELL_EVERY_S = 0.5
 LOOP_TAG = 4
-"""Nothing else that the leader sends a worker can be taken for a word about the loop."""
+"""Nothing else that the leader sends a worker can be taken for its call to regroup."""
 
 
 class LoopMember:
@@ -29,39 +28,52 @@ class LoopMember:
         world: where this rank is.
         strategy: how the workers share the work.
         tells: whether the leader cannot know by itself how many batches this worker has taken.
+
+    Attributes:
+        line: to whoever leads.
+        mend: goes on with whoever is there, between two steps; set where workers regroup.
+        regroup: of this worker, where workers regroup.
     """
 
     def __init__(self, world: World, strategy: Strategy, *, tells: bool) -> None:
+        self.mend: Callable[[], None] = lambda: None
+        self.regroup: Regroup | None = None
         self._clock = world.clock
+        self._incarnation = world.incarnation
         self._tells = tells
         self._told_at_s = -_TELL_EVERY_S
-        line = Line(world, strategy)
-        self._control = line.control
-        self.side = MemberSide(line, world.incarnation)
-        self._regroup: Regroup | None = None
-        self._means: dict[int, Tensor] = {}
-        self._final: FinalModel | None = None
-        self._left = False
+        self._replica: Replica | None = None
+        self._newest: list[Message] = []
+        self.line = Line(world, strategy)
+        self.side = MemberSide(self.line, world.incarnation)
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Lets workers regroup while this one waits for the leader."""
-        self._regroup = regroup
+        """Lets workers regroup while this one waits for others."""
+        self.regroup = regroup
 
     def bears(self, loss: PeerLost) -> bool:
-        """Never: without worker 0 the loops end."""
-        return False
+        """Waits until another leads, where that is borne."""
+        return self.line.bears_loss(loss)
+
+    def introduce(self, replica: Replica) -> None:
+        """Has what another leader would need of this worker from now on."""
+        self._replica = replica
+        self.line.first = self._introduction
 
     def heed(self) -> None:
-        """Takes what the leader has sent; regroups if it calls."""
-        while (found := self._control.poll(LEADER, LOOP_TAG)) is not None:
-            self._take(found[1])
+        """Looks whether another leads, where workers do not regroup with it anyway."""
+        if self.regroup is None:
+            self.line.look()
 
-    def mean(self, number: int, total: Tensor) -> Tensor:
-        """Sends this worker's part, and waits for the sum."""
-        self._control.send(LEADER, Message(Kind.MEAN, total, step=number))
-        while number not in self._means:
-            self._hear()
-        return self._means[number]
+    def attend(self) -> None:
+        """Takes what the leader has sent; regroups if it calls, or is lost, or another leads."""
+        while (word := self.line.poll(LOOP_TAG)) is not None:
+            # One that has gone on with a later formation is not called any more.
+            if self.regroup is not None and word.version == self.regroup.round:
+                self.mend()
+        self.line.look()
+        if self.regroup is not None and (self.line.away or self._is_called):
+            self.mend()
 
     def took(self, taken: int, of: int) -> None:
         """Tells the leader, now and then, and at an epoch's beginning and end."""
@@ -69,28 +81,29 @@ class LoopMember:
         if not self._tells or not (taken in (0, of) or now_s - self._told_at_s >= _TELL_EVERY_S):
             return
         self._told_at_s = now_s
-        self._control.send(LEADER, Message(Kind.TAKEN, step=taken, version=of))
+        self.line.send(Message(Kind.TAKEN, step=taken, version=of))
 
     def leave(self, state: WorkerState, replica: Replica) -> Counter[int]:
         """Hands in the last state, and waits for the final model."""
-        self._left = True
-        self._control.send(LEADER, state.message())
-        while self._final is None:
-            self._hear()
-        self._final.give(replica)
+        message = state.message()
+        self._newest = [message] if self.line.bears else []
+        self.line.send(message)
+        if self.regroup is None:
+            last = self.line.await_last_word()
+        else:
+            if self._is_called:  # it was said while there was nothing to hand on
+                self.regroup.mend()
+            last = self.line.await_last_word(self.regroup.mend)
+        FinalModel.of(last).give(replica)
         return Counter()
 
-    def _hear(self) -> None:
-        self._take(self._control.receive(LEADER, LOOP_TAG)[1])
+    @property
+    def _is_called(self) -> bool:
+        """Whether another leads than the one who has made this worker's formation."""
+        return self.regroup is not None and self.line.leader > self.regroup.leader
 
-    def _take(self, message: Message) -> None:
-        if message.kind is Kind.BROKEN:
-            # One that has gone on with a later formation, or has left, is not called any more.
-            if self._regroup is not None and not self._left and message.version == self._regroup.round:
-                self._regroup.mend()
-            return
-        assert message.tensor is not None, "every other word of the leader carries a payload"
-        if message.kind is Kind.MEAN:
-            self._means[message.step] = message.tensor
-        else:
-            self._final = FinalModel.of(message)
+    def _introduction(self) -> list[Message]:
+        assert self._replica is not None, "it has been introduced"
+        untrained = pack_tensors(self._replica.untrained, {})
+        here = Message(Kind.LEAD, untrained, self._incarnation, weight=float(len(self._newest)))
+        return [here, *self._newest]

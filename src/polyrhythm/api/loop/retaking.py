@@ -15,6 +15,7 @@ from torch import Tensor
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.step import Step
 
 _NONE = Step(-1)
@@ -57,6 +58,14 @@ class Retaking:
         if self._company.bear(partial(self._finish, step, learning_rate)) is None:
             self._again()
         self._company.step = step.number + 1
+
+    def regroup(self) -> None:
+        """Goes on with whoever is there, between two steps; what was half made is taken again.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        self.bear(_called)
 
     def go_on_at(self, step: int) -> None:
         """Goes on with a step."""
@@ -110,3 +119,7 @@ class Retaking:
             self._kept = flat.gradients.clone()
         else:
             self._kept.copy_(flat.gradients)
+
+
+def _called() -> None:
+    raise PeerLost(LEADER, "going on with the others")

@@ -36,8 +36,14 @@ class Host(Protocol):
     def seat(self, shard: int, epoch: int) -> Seat:
         """An iteration begins: gives this worker's share of it."""
 
+    def left_out(self, batches: int) -> None:
+        """So many batches of it need not be taken again."""
+
     def took(self, taken: int, of: int) -> None:
-        """So many batches of an epoch have been taken, for training."""
+        """One more batch of an epoch is taken, for training, after so many."""
+
+    def through(self, of: int, *, broken_off: bool) -> None:
+        """Nothing more of the share is taken, for training: it is at its end, or the user has broken off."""
 
 
 class EveryNth:
@@ -97,8 +103,12 @@ class Shard:
         epoch, self.epoch = self.epoch, self.epoch + 1
         seat = self._batches.seat = self._host.seat(self._number, epoch)
         trains = torch.is_grad_enabled()
+        if seat.taken:
+            seat = self._batches.seat = seat._replace(taken=min(seat.taken, self._length() or seat.taken))
+            self._host.left_out(seat.taken)
         own: list[float] = []
         outer = self._weight.use(own)
+        at_end = False
         try:
             for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
                 if trains:
@@ -106,10 +116,11 @@ class Shard:
                 own.append(weight)
                 self._weight.use(own)
                 yield batch
-            if trains:
-                self._host.took(self._length(), self._length())
+            at_end = True
         finally:
             self._weight.use(outer)
+            if trains:
+                self._host.through(self._length(), broken_off=not at_end)
 
     def _length(self) -> int:
         """Gives how many batches there are; 0 where nobody knows."""

@@ -130,11 +130,6 @@ class Company:
                 if not self._desk.bears(loss):
                     raise
 
-    def regroup(self) -> None:
-        """Breaks off what the others are about to do, so that those who wait are let in; where workers regroup."""
-        assert self._regroup is not None, "nobody waits where workers do not regroup"
-        self._regroup.mend()
-
     def look(self, step: int) -> None:
         """Breaks off if somebody waits to be let in; called before a step.
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.epochs import Begun, Epochs, begun_key
+from polyrhythm.api.loop.epochs import Begun, Epochs
+from polyrhythm.launch.meeting import begun_key
 
 
 class Scripted:
@@ -35,6 +36,9 @@ class Scripted:
 
     def go_on(self, begun: Begun) -> None:
         self.told.append(("go on", begun.epoch))
+
+    def begins(self, begun: Begun) -> None:
+        self.begun = begun
 
 
 class Loop:

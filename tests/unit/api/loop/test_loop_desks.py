@@ -1,8 +1,10 @@
-"""What the leader and the others of a loop say to each other, in virtual time: means, losses and late comers."""
+"""What the leader and the others of a loop say to each other, in virtual time: calls, losses, and another leader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +12,14 @@ import torch
 
 from polyrhythm.api.loop.leader import LoopLeader
 from polyrhythm.api.loop.member import LoopMember
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.message import Kind, Message, unpack_tensors
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
+from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.formation import Broken, Done
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
@@ -29,7 +33,7 @@ class Regroups:
     """Goes from formation to formation as a `Regroup` does, without anything to train."""
 
     def __init__(self, side: Any) -> None:
-        self.round = 0
+        self.round = self.leader = 0
         self.side = side
 
     def mend(self) -> None:
@@ -58,8 +62,9 @@ class Hall:
     def _leader(self) -> LoopLeader:
         return LoopLeader(self.world(0), self.strategy, lambda: Welcome({}, 0.0), self.events.append)
 
-    def member(self, worker: int) -> LoopMember:
-        return LoopMember(self.world(worker), self.strategy, tells=True)
+    def member(self, worker: int, *, leader_returns: bool = False) -> LoopMember:
+        world = replace(self.world(worker), leader_returns=leader_returns)
+        return LoopMember(world, self.strategy, tells=True)
 
     def run(self, **acts: Callable[[], object]) -> None:
         for name, act in acts.items():
@@ -67,44 +72,31 @@ class Hall:
         self.time.run()
 
 
-def part(value: float) -> torch.Tensor:
-    return torch.tensor([value, 1.0], dtype=torch.float64)
+def test_who_waits_for_others_breaks_off_with_those_who_cannot_come() -> None:
+    """Worker 2 must regroup while worker 1 waits for it, and the leader too."""
+    hall, rounds = Hall("synchronous"), {}
 
-
-def test_a_mean_is_the_same_sum_on_all() -> None:
-    hall, found = Hall("ad_psgd"), {}
-
-    def mean(worker: int) -> None:
-        desk = hall.leader if worker == 0 else hall.member(worker)
-        hall.time.sleep(1.0 - 0.3 * worker)
-        found[worker] = [desk.mean(number, part(10.0**worker + number)).tolist() for number in range(2)]
-
-    hall.run(a=lambda: mean(0), b=lambda: mean(1), c=lambda: mean(2))
-    assert found == {worker: [[111.0, 3.0], [114.0, 3.0]] for worker in range(3)}
-
-
-def test_who_waits_for_a_mean_breaks_off_with_those_who_could_not_come_to_it() -> None:
-    """Worker 2 must regroup before it comes to the mean, for which worker 1 waits already, and with it the leader."""
-    hall, found, rounds = Hall("synchronous"), {}, {}
-
-    def mean(worker: int) -> None:
+    def wait(worker: int) -> None:
         desk: Any = hall.leader if worker == 0 else hall.member(worker)
         regroups = Regroups(desk.side)
         desk.wait_with(regroups)
+        desk.mend = regroups.mend
         if worker == 2:
             hall.time.sleep(1.0)
             regroups.mend()
-        found[worker] = desk.mean(0, part(worker)).tolist()
-        rounds[worker] = regroups.round
+        while len(rounds) < 3:
+            desk.attend()
+            if regroups.round:
+                rounds[worker] = regroups.round
+            hall.time.sleep(0.1)
 
-    hall.run(a=lambda: mean(0), b=lambda: mean(1), c=lambda: mean(2))
-    assert found == {worker: [3.0, 3.0] for worker in range(3)}
+    hall.run(a=lambda: wait(0), b=lambda: wait(1), c=lambda: wait(2))
     assert rounds == dict.fromkeys(range(3), 1)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["unknown", "told"])
-def test_nobody_waits_for_the_dead_of_whom_the_leader_knows_what_they_had_taken(told: bool) -> None:
-    hall, found = Hall("ad_psgd"), {}
+def test_the_leader_knows_what_the_dead_had_taken(told: bool) -> None:
+    hall = Hall("ad_psgd")
 
     def dies() -> None:
         desk = hall.member(2)
@@ -116,31 +108,47 @@ def test_nobody_waits_for_the_dead_of_whom_the_leader_knows_what_they_had_taken(
         hall.time.sleep(1.0)
         hall.cluster.kill(2)
 
-    hall.run(
-        leader=lambda: found.update({0: hall.leader.mean(0, part(1.0)).tolist()}),
-        one=lambda: found.update({1: hall.member(1).mean(0, part(5.0)).tolist()}),
-        two=dies,
-    )
-    assert found == {0: [6.0, 2.0], 1: [6.0, 2.0]}
+    def leads() -> None:
+        while not hall.events:
+            hall.leader.heed()
+            hall.time.sleep(0.1)
+
+    hall.run(leader=leads, one=lambda: hall.member(1), two=dies)
     assert [event.worker for event in hall.events if isinstance(event, WorkerLost)] == [2]
     assert hall.leader.unseen == ([(2, 23, 40)] if told else [])
     assert not hall.leader.is_there(2)
 
 
-def test_a_mean_that_is_over_is_given_again() -> None:
-    hall, found = Hall("ad_psgd"), []
+@pytest.mark.parametrize("returns", [False, True])
+def test_who_hears_that_worker_0_is_lost_says_again_to_its_successor_what_it_had_to_say(
+    returns: bool,
+) -> None:
+    hall, heard = Hall("ad_psgd"), []
 
     def one() -> None:
-        first = hall.member(1).mean(0, part(2.0))
+        desk = hall.member(1, leader_returns=returns)
+        desk.introduce(SimpleNamespace(untrained={"count": torch.tensor(3.0)}))  # type: ignore[arg-type]
         hall.time.sleep(1.0)
-        found.extend([first.tolist(), hall.member(1).mean(0, part(9.0)).tolist()])
-        hall.world(1).control().send(0, Message(Kind.TAKEN))
+        while not heard:
+            desk.heed()
+            desk.took(0, 40)  # kept while nobody leads
+            hall.time.sleep(0.3)
 
-    def leads() -> None:
-        hall.leader.awaited = lambda: (0, 1)
-        hall.leader.mean(0, part(3.0))
+    def dies() -> None:
+        hall.time.sleep(0.5)
+        hall.cluster.kill(0)
+
+    def successor() -> None:
         hall.time.sleep(2.0)
-        hall.leader.heed()
+        hall.cluster.replace(0)
+        control = hall.world(0).control()
+        control.send(1, Message(Kind.LEAD, version=1, tag=TAG))
+        heard.extend(control.receive()[1] for _ in range(3))
 
-    hall.run(leader=leads, one=one)
-    assert found == [[5.0, 2.0], [5.0, 2.0]]
+    if not returns:
+        with pytest.raises(PeerLost):
+            hall.run(one=one, dies=dies)
+        return
+    hall.run(one=one, dies=dies, successor=successor)
+    assert [message.kind for message in heard] == [Kind.LEAD, Kind.TAKEN, Kind.TAKEN]
+    assert unpack_tensors(heard[0].tensor)[0]["count"] == 3.0

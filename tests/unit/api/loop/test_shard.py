@@ -29,16 +29,24 @@ class Weighted:
 class Diary:
     """A host that notes what it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves_out: int = 0) -> None:
         self.heard: list[tuple[int, int]] = []
         self.seats: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, bool]] = []
+        self.leaves_out = leaves_out
 
     def seat(self, shard: int, epoch: int) -> Seat:
         self.seats.append((shard, epoch))
-        return Seat(0, 1)
+        return Seat(0, 1, self.leaves_out)
+
+    def left_out(self, batches: int) -> None:
+        self.leaves_out -= batches
 
     def took(self, taken: int, of: int) -> None:
         self.heard.append((taken, of))
+
+    def through(self, of: int, *, broken_off: bool) -> None:
+        self.ends.append((of, broken_off))
 
 
 class Stream(IterableDataset[int]):
@@ -80,9 +88,26 @@ def test_every_iteration_is_the_next_epoch() -> None:
     assert len(shard) == 3
     assert [list(shard), list(shard)] == [[(epoch, step) for step in range(3)] for epoch in range(2)]
     assert (shard.epoch, diary.seats) == (2, [(4, 0), (4, 1)])
-    assert diary.heard == 2 * [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert diary.heard == 2 * [(0, 3), (1, 3), (2, 3)]
+    assert diary.ends == 2 * [(3, False)]
     shard.epoch = 7
     assert next(iter(shard)) == (7, 0)
+
+
+def test_who_breaks_off_is_through_as_well() -> None:
+    diary = Diary()
+    for _, step in Shard(Weighted(), StepWeight(), diary):
+        if step == 1:
+            break
+    assert diary.ends == [(3, True)]
+
+
+@pytest.mark.parametrize(("leaves_out", "rest"), [(2, 0), (3, 0), (1 << 62, (1 << 62) - 3)])
+def test_what_a_share_is_too_short_to_leave_out_is_for_the_next_one(leaves_out: int, rest: int) -> None:
+    diary = Diary(leaves_out)
+    shard = Shard(EveryNth(range(3), 0, 1), StepWeight(), diary)
+    assert list(shard) == list(range(min(leaves_out, 3), 3))
+    assert diary.leaves_out == rest
 
 
 def test_a_step_weighs_the_mean_of_its_batches() -> None:
