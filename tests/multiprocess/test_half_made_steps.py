@@ -12,7 +12,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting

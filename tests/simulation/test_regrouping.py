@@ -15,7 +15,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.roles import replica
 from polyrhythm.roles.job import Losses
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.undo_log import UndoLog
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of

@@ -14,9 +14,9 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.progress import Progress

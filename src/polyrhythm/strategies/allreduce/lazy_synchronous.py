@@ -32,11 +32,11 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.bucket_size import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.buckets.bucket_size import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.buckets.lazy_worker import LazyWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.late_replicas import LateReplicas
-from polyrhythm.strategies.lazy_worker import LazyWorker
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting

@@ -20,13 +20,13 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.bucket_size import BucketBytes, bucket_bytes_for
-from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.bucket_size import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
+from polyrhythm.strategies.buckets.narrow_gradient_mean import Transfer, gradient_mean
 from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.narrow_gradient_mean import Transfer, gradient_mean
 from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State

@@ -24,8 +24,8 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averagi
 from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds, every
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State

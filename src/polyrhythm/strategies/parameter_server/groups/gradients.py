@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.groups.inside_part import Contribution
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step

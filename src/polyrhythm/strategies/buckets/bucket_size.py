@@ -20,7 +20,7 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.transfer_order import Speed
+from polyrhythm.strategies.buckets.transfer_order import Speed
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES
 
 BucketBytes = Annotated[int, Field(ge=1)] | Literal["tuned"]

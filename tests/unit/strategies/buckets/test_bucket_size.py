@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.bucket_size import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
+from polyrhythm.strategies.buckets.bucket_size import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
 
 LIKE = torch.empty(0)
 

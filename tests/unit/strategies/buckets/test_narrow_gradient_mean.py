@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.narrow_gradient_mean import gradient_mean
+from polyrhythm.strategies.buckets.narrow_gradient_mean import gradient_mean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 

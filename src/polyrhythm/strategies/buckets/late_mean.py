@@ -21,10 +21,10 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.bucket_size import measured_speed
-from polyrhythm.strategies.bucket_times import BucketTimes
+from polyrhythm.strategies.buckets.bucket_size import measured_speed
+from polyrhythm.strategies.buckets.bucket_times import BucketTimes
+from polyrhythm.strategies.buckets.transfer_order import Piece, Speed, cut, urgent_first
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.transfer_order import Piece, Speed, cut, urgent_first
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 
 _PROBE_NUMBERS = 1 << 20

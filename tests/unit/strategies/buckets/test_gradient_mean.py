@@ -12,7 +12,7 @@ from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 

@@ -17,7 +17,7 @@ import torch
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 

@@ -18,10 +18,10 @@ import torch
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost, RequestError
-from polyrhythm.strategies.late_mean import LateMean
+from polyrhythm.strategies.buckets.late_mean import LateMean
+from polyrhythm.strategies.buckets.transfer_order import Speed
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.transfer_order import Speed
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.sliced_optimizer import SlicedOptimizer
 

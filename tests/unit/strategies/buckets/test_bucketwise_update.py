@@ -16,9 +16,9 @@ from polyrhythm.communication.transports.simulated.transport import SimulatedClu
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting

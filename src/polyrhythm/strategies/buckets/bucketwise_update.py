@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_kinds import ELEMENTWISE

@@ -9,7 +9,7 @@ from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.late_mean import LateMean
+from polyrhythm.strategies.buckets.late_mean import LateMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
