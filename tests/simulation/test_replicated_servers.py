@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.jobs import blobs, make_job, result_of, resumed, simulated
 from polyrhythm.errors import RunError
-from polyrhythm.events import Event, Notice, RunEnded
+from polyrhythm.events import CheckpointSaved, Event, Notice, RunEnded, WorkerProgress
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.run import _piece
 from polyrhythm.simulation.stage import plain_stage
@@ -210,3 +211,19 @@ def test_in_lock_step_a_worker_comes_in_again_and_then_either_server_is_lost() -
     )
     found = try_seeds(trial(spec, steps=8, faults=faults), [28])
     assert (found.seeds, found.failures) == (1, ())
+
+
+@pytest.mark.parametrize("first", [WORKERS, WORKERS + 1])
+def test_a_leader_that_is_through_asks_the_successors_of_all_servers_for_their_shards(
+    first: int, tmp_path: Path
+) -> None:
+    """It exchanges nothing with them any more, and so hears nothing of who they are now, until it saves the end."""
+    job = job_of("parameter_server(servers=2, replicas=2)", folder=tmp_path)
+    second = 2 * WORKERS + 1 - first
+    deaths, births = [(0.15, first), (0.17, second)], [(0.16, first), (0.18, second)]
+    events = events_of(job, *deaths, births=births)
+    told_at = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.worker == 0]
+    assert max(told_at) < deaths[0][0]
+    result = result_of(events)
+    assert (result["servers_lost"], result["servers_joined"], result["images_not_seen"]) == (2, 2, 0)
+    assert [event.epoch for event in events if isinstance(event, CheckpointSaved)] == [1, 2]

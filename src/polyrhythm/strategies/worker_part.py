@@ -154,6 +154,9 @@ class WorkerPart:
     def settle(self) -> None:
         """Finishes what is under way, so that the flat vector holds this worker's current model."""
 
+    def hear_of_servers(self) -> None:
+        """Takes note of servers that were lost while nothing was asked of them, so that their successors can be."""
+
     def break_off(self) -> None:
         """The workers' communicator has been revoked: gives up whatever is under way on it.
 

@@ -38,6 +38,17 @@ class ReplicatedPushPull(PushPull):
                 self._send(position, message)
                 self._wait(position)
 
+    def hear_of_losses(self) -> None:
+        """Takes note of servers that were lost while nothing was asked of them, as if they had been asked."""
+        for position in range(len(self._servers)):
+            try:
+                while self._network.poll(self._address(position)[0], GREETING) is not None:
+                    pass
+            except PeerLost as loss:
+                self._move(position, loss)
+        for server in self._servers:  # of which nothing may be asked, and which are asked for what they keep
+            self._hear_of_loss(server)
+
     def leave(self) -> None:
         """Tells all servers that nothing more will be pushed, and waits until both of each shard know it."""
         for position in range(len(self._servers)):

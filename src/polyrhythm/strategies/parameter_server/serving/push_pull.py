@@ -119,6 +119,9 @@ class PushPull:
             push.wait()
         return stop
 
+    def hear_of_losses(self) -> None:
+        """Takes note of servers that were lost while nothing was asked of them, where others have their shards."""
+
     def leave(self) -> None:
         """Tells all servers that nothing more will be pushed; after the final pull, that they may go."""
         for server in self._servers:
