@@ -16,7 +16,7 @@ from polyrhythm.launch.places import Place, Places
         ("synchronous", {0, 1, 2}),
         ("hybrid", set()),
         ("parameter_server(servers=3)", {0, 1, 2}),
-        ("gaia", {1, 2}),
+        ("gaia", {0, 1, 2}),
         ("mixed", set()),
         ("parameter_server(servers=3, replicas=2)", {0, 1, 2, 3, 4, 5}),
     ],
