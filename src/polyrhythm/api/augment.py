@@ -16,6 +16,9 @@ from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError
 
+_MOST = 100
+"""Of pictures, and of variants of each, that one sheet can show."""
+
 
 def augment(
     chain: str,
@@ -45,6 +48,9 @@ def augment(
     path = Path(preview)
     if path.suffix.lower() not in Image.registered_extensions():
         raise RequestError(f"{path} has no ending of a picture format: name it {path.stem or 'preview'}.png")
+    for what, number in (("pictures", pictures), ("variants", variants)):
+        if not 1 <= number <= _MOST:
+            raise RequestError(f"{what} must be from 1 to {_MOST}, as one sheet can show (given {number})")
     if not path.parent.is_dir():
         raise RequestError(f"there is no folder {path.parent}: make it first")
     made = build_chain(chain)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-UNBROKEN = ("name", "family", "paper")
+UNBROKEN = ("name", "paper")
 """Columns of names, which nobody can read in pieces."""
 JSON_HELP = "Print exactly one JSON object on standard output."
 
@@ -20,13 +20,16 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table as wide as the terminal."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    """Prints a table as wide as the terminal at most, below its title, which may be wider than the table."""
+    console = Console(markup=False, emoji=False)  # names of classes and files stand as they are
+    if title:
+        console.print(title, style="italic", highlight=False, soft_wrap=True)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in UNBROKEN)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console.print(table)
 
 
 def say_what_held_back(figures: dict[str, Any]) -> None:

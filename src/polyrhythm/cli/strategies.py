@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from itertools import groupby
+from operator import itemgetter
+from typing import Annotated, Any
 
 import typer
 
 from polyrhythm.cli.output import JSON_HELP, print_json, print_table
 
-SYMBOLS = "M: bytes of the model, N: workers, R: replicas in a group"
+SYMBOLS = "M: bytes of the model, N: workers, R: replicas in a group, H and K: steps between averages"
 
 
 def strategies(
@@ -22,11 +24,7 @@ def strategies(
     if json:
         print_json(found)
     elif name is None:
-        rows = [
-            [entry["name"], entry["family"], entry["bytes_per_step"], entry["staleness"], entry["cited_as"]]
-            for entry in found
-        ]
-        print_table(SYMBOLS, ["name", "family", "bytes a step", "staleness", "paper"], rows)
+        print_table(SYMBOLS, ["name", "bytes a step", "staleness", "paper"], _by_family(found))
     else:
         entry = found[0]
         print(f"{entry['name']} ({entry['family']}): {entry['summary']}\n\n{entry['rule']}\n")
@@ -38,3 +36,15 @@ def strategies(
         facts += [["if a worker dies", entry["when_a_worker_dies"]]]
         facts += [[f"key {key}", f"default {value}"] for key, value in entry["keys"].items()]
         print_table("", ["", ""], facts)
+
+
+def _by_family(found: list[dict[str, Any]]) -> list[list[str]]:
+    """Gives a row for each strategy, below one for its family: a column of families would leave the others no room."""
+    rows = []
+    for family, members in groupby(found, itemgetter("family")):
+        rows.append([family, "", "", ""])
+        rows += [
+            [f"  {each['name']}", each["bytes_per_step"], each["staleness"], each["cited_as"]]
+            for each in members
+        ]
+    return rows

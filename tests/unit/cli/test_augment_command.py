@@ -18,6 +18,7 @@ WRONG = {
         ["flip", "--preview", "sheet.txt"],
         "sheet.txt has no ending of a picture format: name it sheet.png",
     ),
+    "too many": (["flip", "--pictures", "100000"], "pictures must be from 1 to 100, as one sheet can show"),
     "folder": (["flip", "--preview", "nowhere/sheet.png"], "there is no folder nowhere: make it first"),
 }
 

@@ -98,6 +98,20 @@ def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["mixed"]["family"], found["mixed"]["year"]) == ("parameter_server", 2017)
 
 
+def test_strategies_for_people_are_readable_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert _status(["strategies"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["name", "bytes", "a", "step", "staleness", "paper"]
+    assert "allreduce" in lines
+    assert [line.split() for line in lines if line.startswith("  synchronous ")] == [
+        ["synchronous", "2M(N-1)/N", "0", "Chen", "et", "al.", "2016"]
+    ]
+
+
 def test_one_strategy_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert _status(["strategies", "mixed"]) == 0
     text = capsys.readouterr().out

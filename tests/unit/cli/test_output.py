@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from polyrhythm.cli.output import print_table
+
+
+def test_a_title_wider_than_its_table_stays_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "holiday/[2024] a beach with a long name.jpg"
+    print_table(name, ["", "class"], [["1", "sea"], ["2", "sand"]])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [name, "   class", "1  sea", "2  sand"]
+
+
+def test_names_are_not_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("", ["class"], [["cat [bold] :cat:"]])
+    assert "cat [bold] :cat:" in capsys.readouterr().out
+
+
+def test_a_table_without_a_title_begins_with_its_head(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("", ["class"], [["sea"]])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["class", "sea"]
