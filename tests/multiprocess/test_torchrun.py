@@ -43,6 +43,19 @@ def test_two_workers_and_a_server(tmp_path: Path) -> None:
     (local,) = shell(tmp_path, [*TRAIN, *synchronous, "--workers", "2", "--out", "local"])
     for key in ("parameters_sha256", "test_loss", "train_loss", "bytes_sent_per_step", "staleness"):
         assert figures[key] == local.figures[key], key
+    again = finished(torchrun(3, *synchronous, "--out", "torchrun", "--resume", "auto"), tmp_path)
+    assert again.figures == figures
+    assert again.err.count("torchrun has done its 2 epochs already") == 1
+
+
+def test_ranks_that_never_join_are_named(tmp_path: Path) -> None:
+    hangs = 'if [ "$RANK" = 1 ]; then exec sleep 600; else exec "$0" "$@"; fi'
+    command = torchrun(2, "--gather-s", "0.5", "--out", "run")
+    at = command.index("--no-python") + 1
+    done = finished([*command[:at], "sh", "-c", hangs, *command[at:]], tmp_path)
+    assert done.status == 1
+    said = "error: rank 1 has not joined within 0.5 s: see what becomes of it there before it trains, or give it longer"
+    assert f"{said} with --gather-s" in complaints(done.err)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from multiprocess.guest import Guest
 from multiprocess.runs import ending
 from multiprocess.test_torchrun import TORCHRUN, TRAIN
 from multiprocess.verb import POLYRHYTHM
-from polyrhythm.events import Event, RunEnded, RunStarted, WorkerJoined, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted, WorkerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 from processes.ports import free_port
 
@@ -86,6 +86,29 @@ def test_a_lost_rank_that_torchrun_starts_again_alone_is_a_successor(start: Star
         1,
         0,
     )
+
+
+def test_when_worker_0_dies_all_start_again_from_the_last_checkpoint(start: Start) -> None:
+    where = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--master-addr=127.0.0.1"]
+    where.append(f"--master-port={free_port()}")
+    options = ["--strategy", "synchronous", "--epochs", "100000", "--resume", "auto"]
+    first, second = (start(f"host{host}", [*where, f"--node-rank={host}"], options) for host in range(2))
+    (early,) = wait_for(first.children, "its rank")
+    os.kill(early, signal.SIGKILL)  # while it is being loaded
+    first.wait_for(lambda event: isinstance(event, CheckpointSaved))
+    leader, other = first.children()[0], second.children()[0]
+    os.kill(leader, signal.SIGKILL)
+    again = first.wait_for(lambda event: isinstance(event, RunStarted) and event.start_epoch > 0)
+    first.wait_for(
+        lambda event: (
+            isinstance(event, WorkerProgress)
+            and event.worker == 1
+            and event.step > again.to_json()["start_step"]
+        )
+    )
+    assert leader not in first.children()
+    assert other not in second.children()
+    assert again.to_json()["workers"] == 2
 
 
 def test_a_host_that_is_added_takes_part_from_the_last_checkpoint(

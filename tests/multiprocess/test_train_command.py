@@ -228,6 +228,8 @@ def resumed(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Sessi
         folder,
         {
             "finished": ["train", "--resume", "finished"],
+            "finished before": ["train", "--out", "finished", "--resume", "auto", "--json"],
+            "finished before, for people": ["train", "--out", "finished", "--resume", "auto"],
             "cut": ["train", "--resume", "cut", *more],
             "changed": ["train", "--resume", "changed", *more],
             "out": ["train", "--resume", "another", "--out", "elsewhere", *more],
@@ -261,6 +263,16 @@ class TestResuming:
         assert result.out == ""
         assert result.err.count("\n") == 1
         assert complaint in result.complaint
+
+    def test_asked_for_once_more_a_finished_run_says_what_it_said(
+        self, session: Session, resumed: Session
+    ) -> None:
+        found = resumed.results["finished before"]
+        assert found.figures == session.results["first"].figures
+        assert found.err == "notice: finished has done its 2 epochs already; --epochs asks for more\n"
+        shown = resumed.results["finished before, for people"]
+        assert (shown.status, shown.err) == (0, found.err)
+        assert f"test top-1  {100 * found.figures['test_top1']:.2f} %" in shown.out
 
     def test_from_a_damaged_checkpoint_a_run_falls_back_to_the_one_before(self, resumed: Session) -> None:
         result, folder = resumed.results["changed"], "changed/checkpoints"

@@ -18,18 +18,7 @@ from polyrhythm.reporting.event_log import read_events
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 TRAIN = [
-    *(
-        POLYRHYTHM,
-        "train",
-        "--data",
-        "digits",
-        "--model",
-        "mlp",
-        "--strategy",
-        "synchronous",
-        "--threads",
-        "1",
-    ),
+    *(POLYRHYTHM, "train", "--data", "digits", "--model", "mlp", "--threads", "1", "--batch-size", "8"),
     *("--epochs", "100000", "--out", "run", "--resume", "auto"),
 ]
 

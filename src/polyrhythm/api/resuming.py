@@ -3,24 +3,30 @@
 died     before its first checkpoint ─▶ begins anew, in the same folder
          on the way                  ─▶ goes on from its last whole checkpoint
          after its last checkpoint   ─▶ tests and saves its model, and ends
-ended    ─▶ refused
+ended                       ─▶ refused; where the same request is made again and again (`auto`), its figures once more
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from polyrhythm.api.finished import finished_run
+from polyrhythm.api.told import Run
 from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
-from polyrhythm.events import RunEnded, RunStarted
-from polyrhythm.reporting.event_log import LOG_FILE, read_events
+from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.training.checkpoint import checkpoints
 
 AUTOMATIC = "auto"
 """In place of a folder to resume from: whatever there is in the folder of `out`."""
+
+
+def is_automatic(resume: str | Path | None) -> bool:
+    """Whether whatever is there is to be gone on with."""
+    return str(resume) == AUTOMATIC
 
 
 def automatic(
@@ -31,7 +37,7 @@ def automatic(
     Raises:
         RequestError: nobody says where the run would be.
     """
-    if str(resume) != AUTOMATIC:
+    if not is_automatic(resume):
         return out, resume
     if out is None:
         raise RequestError("--resume auto looks for a run in the folder of --out: name it")
@@ -49,24 +55,25 @@ def died_young(folder: Path, config: RunConfig) -> bool:
     return begun and config.keep_checkpoints > 0 and not checkpoints(folder / FOLDER)
 
 
-def check_unfinished(job: Job) -> None:
-    """Checks that there is something left to do.
+def finished(job: Job) -> Run | None:
+    """Gives a run that has nothing left to do, as it ended; None if there is something.
 
     Raises:
-        RequestError: the run has ended, or there is nothing that it could go on from.
+        RequestError: there is nothing that it could go on from, or nobody knows how it ended.
     """
-    snapshot = Archive(job).load()
     folder = job.keeping.folder
     assert folder is not None, "a resumed run has a folder"
-    if snapshot.epoch >= job.learning.epochs and _has_ended(folder):
-        raise RequestError(
-            f"{folder} has done its {snapshot.epoch} epochs: ask for more with --epochs to go on"
-        )
+    run = finished_run(folder)
+    if run is not None and not checkpoints(folder / FOLDER) and run.figures["epochs"] >= job.learning.epochs:
+        return run  # it kept none, and needs none
+    snapshot = Archive(job).load()
+    if snapshot.epoch < job.learning.epochs:
+        return None
+    if not (folder / LOG_FILE).exists():
+        raise all_done(folder, snapshot.epoch)
+    return run
 
 
-def _has_ended(folder: Path) -> bool:
-    log = folder / LOG_FILE
-    if not log.exists():
-        return True
-    last = [event for event in read_events(log) if isinstance(event, RunStarted | RunEnded)][-1:]
-    return any(isinstance(event, RunEnded) and event.outcome == "done" for event in last)
+def all_done(folder: Path, epochs: int) -> RequestError:
+    """Gives what is wrong where somebody resumes a run that has nothing left to do."""
+    return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to go on")

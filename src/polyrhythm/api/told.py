@@ -35,12 +35,14 @@ class Run:
         outcome: `done` or `interrupted`.
         figures: as `train --json` prints them.
         preempted: whether it was interrupted because its host is taken away.
+        before: whether it had ended already, and nothing was left to do.
     """
 
     folder: Path
     outcome: str
     figures: dict[str, Any]
     preempted: bool = False
+    before: bool = False
 
 
 @contextmanager
@@ -173,13 +175,25 @@ class Told:
         again = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
         if again:  # what was done twice counts once
             self._figures = RunFigures.of(read_events(self._folder / LOG_FILE))
-        found = held_back(self._figures)
-        figures = self._last.result | {"held_back": found.to_json() if found is not None else None}
-        figures["restarts"] = len(again)
-        figures["updates_lost"] = sum(notice.updates_lost for notice in again)
-        figures["stragglers"] = {str(worker): times for worker, times in self._figures.stragglers.items()}
-        if self._figures.cache:
-            figures["cache"] = self._figures.cache.to_json()
-        if self._figures.timings:
-            figures["timings"] = self._figures.timings.to_json()
-        return Run(self._folder, self._last.outcome, figures)
+        return run_of(self._folder, self._last, self._figures, again)
+
+
+def run_of(folder: Path, end: RunEnded, seen: RunFigures, again: Sequence[Restarted]) -> Run:
+    """Gives a run that is over, with what its leader knew of it and what its events add up to.
+
+    Args:
+        folder: of the run.
+        end: of the run, in the leader's words.
+        seen: all events.
+        again: each time that it was started again.
+    """
+    found = held_back(seen)
+    figures = end.result | {"held_back": found.to_json() if found is not None else None}
+    figures["restarts"] = len(again)
+    figures["updates_lost"] = sum(notice.updates_lost for notice in again)
+    figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}
+    if seen.cache:
+        figures["cache"] = seen.cache.to_json()
+    if seen.timings:
+        figures["timings"] = seen.timings.to_json()
+    return Run(folder, end.outcome, figures)

@@ -52,7 +52,8 @@ def train(
         recipe: a YAML file of options.
         out: the run folder, new or empty; None makes one under `runs/`.
         resume: the folder of a run to continue; `options` then change what it was told. `auto`: the one of `out` if
-            there is a run in it, else a new one, so that the same request can be made again and again.
+            there is a run in it, else a new one, so that the same request can be made again and again; of a run that
+            has nothing left to do, the figures are given once more.
         observers: are told every event, in this process.
         start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
@@ -67,6 +68,7 @@ def train(
     """
     _check_importable()
     with leader_speaks():
+        again = resuming.is_automatic(resume)
         out, resume = resuming.automatic(out, resume)
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
@@ -79,8 +81,14 @@ def train(
             best=config.keep_best,
         )
         job = assemble(config, keeping)
-        if keeping.resume and not is_silent():  # who comes late would look while checkpoints come and go
-            resuming.check_unfinished(job)
+        # who comes late would look while checkpoints come and go
+        run = resuming.finished(job) if keeping.resume and not is_silent() else None
+        if run is not None and not again:
+            raise resuming.all_done(folder, run.figures["epochs"])
+    if run is not None:
+        if started_by_torchrun():
+            torchrun.take_leave(config.gather_s)
+        return run
     if config.freeze_epochs is not None:
         told = {"observers": observers, "start_method": start_method}
         return train_thawing(train, config, job.learning.epochs, folder, **told)
@@ -180,12 +188,16 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
     losses = dataclasses.replace(job.losses, restarts=0)  # whom to start again is torchrun's business
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
     if not leads():
-        if torchrun.run_under_torchrun(job, _say_notices, config.threads, admission_of(job, config)):
+        if torchrun.run_under_torchrun(
+            job, _say_notices, config.threads, admission_of(job, config), config.gather_s
+        ):
             raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
     with _told(job, config, observers) as told, entrance_of(told.claimed(job), config) as entrance:
         admission = admission_of(told.claimed(job), config, entrance)
-        preempted = torchrun.run_under_torchrun(told.claimed(job), told.on_event, config.threads, admission)
+        preempted = torchrun.run_under_torchrun(
+            told.claimed(job), told.on_event, config.threads, admission, config.gather_s
+        )
         told.hurries = preempted
     return dataclasses.replace(told.run(), preempted=preempted)
 

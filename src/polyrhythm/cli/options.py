@@ -22,7 +22,7 @@ PANELS = {
     "Pictures": ("augment", "image_size", "scale", "size_schedule", "pixels", "skip_unreadable"),
     "Speed": ("device", "precision", "threads", "cache", "decoded", "compile", "channels_last"),
     "What the run leaves": ("keep_checkpoints", "keep_best", "timings", "tensorboard"),
-    "When something dies": ("restarts", "min_workers", "on_loss", "silence_s", "notice_s"),
+    "When something dies": ("restarts", "min_workers", "on_loss", "silence_s", "gather_s", "notice_s"),
     "The network": ("listen", "token_file", "vacant", "port"),
 }
 """How `--help` shows the fields of `RunConfig`, each in one panel."""

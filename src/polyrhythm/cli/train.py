@@ -50,6 +50,12 @@ def train(
     if run.outcome == "interrupted":
         print(f"interrupted; continue with: polyrhythm train --resume {run.folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+    if run.before:
+        epochs = run.figures["epochs"]
+        print(
+            f"notice: {run.folder} has done its {epochs} epochs already; --epochs asks for more",
+            file=sys.stderr,
+        )
     if json:
         print_json(run.figures)
     else:

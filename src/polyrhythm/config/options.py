@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from polyrhythm.errors import RequestError, unknown
 
-REAL_ONLY = ("port", "listen", "token_file", "vacant", "notice_s")
+REAL_ONLY = ("port", "gather_s", "listen", "token_file", "vacant", "notice_s")
 """Options that mean nothing where no process is: `simulate` refuses them."""
 
 
@@ -51,6 +51,7 @@ class RunOptions(TypedDict, total=False):
     min_workers: int
     restarts: int
     silence_s: float
+    gather_s: float
     on_loss: Literal["keep_batch", "rescale"]
     epochs: int | None
     batch_size: int

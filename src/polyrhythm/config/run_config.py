@@ -47,6 +47,12 @@ class RunConfig(BaseModel):
         description="Seconds that a rank may be silent at least before the watchdog speaks; after four times as "
         "long it is taken for lost.",
     )
+    gather_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds for which ranks that torchrun has started wait for each other at the start; then the run "
+        "ends, and says who never came.",
+    )
     on_loss: Literal["keep_batch", "rescale"] = Field(
         default="keep_batch",
         description="When a worker that goes in step with others is lost: they share its part of a step, or leave it "

@@ -43,7 +43,7 @@ class Calls:
         self._reception = reception
         self._silence_s = silence_s
         self._unanswered: dict[str, int] = {}
-        self._answered: set[str] = set()
+        self._answered = set(start.answered)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="calls", daemon=True)
 

@@ -6,6 +6,10 @@ for every start, and keys have it in front; what an earlier start has left is ne
 rank r   "call r <nonce>" ─────────────▶ rank 0: answers whoever calls, even who is dead by now
          ◀──────────── answer/<nonce>: the name, and how many have had the rank before
          "there r <name>" ─────────────▶ rank 0: waits until all have heard its own name
+         …all say where they are…        roles and cores are dealt out
+         ◀──────────── whole: from here on whoever is lost is missed by those who go on
+
+Who dies before that is missed by nobody, so until then all look whether their start still counts (`wholeness.py`).
 
 Where torchrun starts a lost rank again and leaves the others alone (`--master-addr`), that one calls while they are
 under way, and `reception.py` answers: it comes in as a successor.
@@ -16,21 +20,19 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX, Rendezvous
-from polyrhythm.launch.patience import SPEAK_AFTER_S, await_key, await_word
+from polyrhythm.launch.patience import Patience
 
 CALLS = "calls"
 """The queue of the store in which ranks call rank 0."""
 
-_OVER = "over"
+_OVER, _NEWEST = "over", "newest"
 _NAME_BYTES = 8
-_LEADER = 0
+LEADER = 0
 
 
 class RunIsOver(Exception):
@@ -44,10 +46,12 @@ class Gathered:
     Attributes:
         rendezvous: with keys that are this start's alone.
         name: of the start.
+        answered: to rank 0, the calls that it has answered; they may come twice.
     """
 
     rendezvous: Rendezvous
     name: str
+    answered: frozenset[str] = frozenset()
 
     @property
     def prefix(self) -> str:
@@ -55,23 +59,29 @@ class Gathered:
         return f"{PREFIX}/{self.name}"
 
 
-def gather(rendezvous: Rendezvous) -> Gathered:
+def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered:
     """Meets those that are started together with this process; every rank must call it.
 
     Args:
         rendezvous: whose store may hold what an earlier start has left.
+        patience: for how long; None: as long as ranks have it that are not told otherwise.
 
     Returns:
         The start that this process is of, as the successor of a lost rank if the others are under way.
 
     Raises:
-        RunError: the store is gone.
+        RunError: some ranks have not come in time, or the store is gone.
         RunIsOver: the others have ended.
     """
-    if rendezvous.rank == _LEADER:
-        name = _name_start(rendezvous)
-        return Gathered(_inside(rendezvous, name), name)
-    return _call(rendezvous)
+    patience = patience or Patience()
+    if rendezvous.rank == LEADER:
+        return _name_start(rendezvous, patience)
+    return _call(rendezvous, patience)
+
+
+def newest_start(store: Any) -> str:
+    """Gives the name of the start that was named last; empty if there has been none."""
+    return bytes(store.get(_NEWEST)).decode() if store.check([_NEWEST]) else ""
 
 
 def call_again(store: Any, rank: int, nonce: str) -> None:
@@ -118,14 +128,25 @@ def _inside(rendezvous: Rendezvous, name: str) -> Rendezvous:
     return replace(rendezvous, store=dist.PrefixStore(name, rendezvous.store))
 
 
-def _call(rendezvous: Rendezvous) -> Gathered:
+def _call(rendezvous: Rendezvous, patience: Patience) -> Gathered:
     store, rank, nonce = rendezvous.store, rendezvous.rank, secrets.token_hex(_NAME_BYTES)
+    called = newest_start(store)
+
+    def again() -> None:
+        call_again(store, rank, nonce)
+
+    def look() -> None:  # whoever has heard the call may have died with it
+        nonlocal called
+        before, called = called, newest_start(store)
+        if before not in ("", called):
+            again()
+
     call_again(store, rank, nonce)
-    if store.check([_OVER]):  # else it is said after this call, which then is answered
-        raise RunIsOver
-    again = partial(call_again, store, rank, nonce)  # whoever has heard the call may have died with it
-    words = await_key(store, _answer(nonce), "rank 0 to join", again).split()
+    words = [_OVER]
+    if not store.check([_OVER]):  # else it is said after this call, which then is answered
+        words = patience.looking(look).key(store, _answer(nonce), LEADER, again).split()
     if words == [_OVER]:
+        store.queue_push(CALLS, f"left {rank} {nonce}".encode())
         raise RunIsOver
     name, incarnation = words[0], int(words[1])
     found = _inside(rendezvous, name)
@@ -135,19 +156,19 @@ def _call(rendezvous: Rendezvous) -> Gathered:
     return Gathered(found, name)
 
 
-def _name_start(rendezvous: Rendezvous) -> str:
-    name = secrets.token_hex(_NAME_BYTES)
-    store = rendezvous.store.clone()  # a connection of its own, since it waits there
-    store.set_timeout(timedelta(seconds=SPEAK_AFTER_S))
+def _name_start(rendezvous: Rendezvous, patience: Patience) -> Gathered:
+    name, store, answered = secrets.token_hex(_NAME_BYTES), rendezvous.store, set()
     store.delete_key(_OVER)  # an earlier start's
-    missing = set(range(rendezvous.size)) - {_LEADER}
+    store.set(_NEWEST, name)
+    missing = set(range(rendezvous.size)) - {LEADER}
     while missing:
-        word, rank, about = await_word(store, CALLS, f"rank {min(missing)} to join").split()
+        word, rank, about = patience.word(store, CALLS, lambda: sorted(missing)).split()
         if word == "call":
             answer(store, about, name)
+            answered.add(about)
         elif about == name:
             missing.discard(int(rank))
-    return name
+    return Gathered(_inside(rendezvous, name), name, frozenset(answered))
 
 
 def _answer(nonce: str) -> str:

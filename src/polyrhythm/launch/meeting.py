@@ -27,7 +27,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.bearing import Bearing
 from polyrhythm.launch.gathering import gather
-from polyrhythm.launch.patience import await_key
+from polyrhythm.launch.patience import Patience
 from polyrhythm.launch.torchrun import cast_of, started_by_torchrun
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.strategy import Strategy
@@ -148,6 +148,6 @@ def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
     if rank == 0:
         store.set(_STRATEGY_KEY, str(strategy))
         return
-    leaders = await_key(store, _STRATEGY_KEY, "rank 0 to join")
+    leaders = Patience().key(store, _STRATEGY_KEY, 0)
     if leaders != str(strategy):
         raise RequestError(f"rank {rank} joins with {strategy}, rank 0 with {leaders}: give all the same")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 from polyrhythm.communication.transports.shared_memory.host import machine_key
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import threads_for_worker, usable_cores
-from polyrhythm.launch.patience import await_key
+from polyrhythm.launch.patience import Patience
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.strategy import Strategy
 
@@ -23,7 +23,13 @@ _TORCHRUNS_OWN = "1"
 """What torchrun sets, unless somebody has, where it starts several ranks."""
 
 
-def threads_beside(rendezvous: Rendezvous, started: Collection[int], cast: Cast, strategy: Strategy) -> int:
+def threads_beside(
+    rendezvous: Rendezvous,
+    started: Sequence[int],
+    cast: Cast,
+    strategy: Strategy,
+    patience: Patience | None = None,
+) -> int:
     """Gives the compute threads of this rank, if it is a worker; every rank that was started must call it.
 
     Args:
@@ -31,10 +37,11 @@ def threads_beside(rendezvous: Rendezvous, started: Collection[int], cast: Cast,
         started: the ranks that torchrun has started.
         cast: who does what.
         strategy: knows whether its servers need cores of their own.
+        patience: with the others; None: that of ranks that are not told otherwise.
     """
     store = rendezvous.store
     store.set(f"cores/{rendezvous.rank}", json.dumps([machine_key(), sorted(usable_cores())]))
-    told = (json.loads(await_key(store, f"cores/{rank}", f"rank {rank} to join")) for rank in started)
+    told = map(json.loads, (patience or Patience()).keys(store, lambda rank: f"cores/{rank}", started))
     places = {rank: (machine, set(cores)) for rank, (machine, cores) in zip(started, told, strict=True)}
     return asked_threads(os.environ) or share_of_cores(rendezvous.rank, places, cast, strategy)
 

@@ -1,75 +1,150 @@
-"""Waiting for other ranks: as long as it takes, but never without a word."""
+"""Waiting for other ranks: with a word every half minute, and not for ever."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from polyrhythm.errors import RunError
 
 SPEAK_AFTER_S = 30.0
+LIMIT_S = 1800.0
+"""For which ranks wait for each other at the start, unless told otherwise."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.001, 0.1, 1.3
+Found = TypeVar("Found")
 
 
 def _nothing() -> None:
     """Does nothing."""
 
 
-def await_key(store: Any, key: str, awaited: str, again: Callable[[], None] = _nothing) -> str:
-    """Waits until somebody has set a key of the store; says every half minute whom it waits for.
+class Patience:
+    """How long a rank waits for others that are to join; one for all that it waits for.
 
     Args:
-        store: where the ranks meet.
-        key: to be set by another rank.
-        awaited: who must do what, for people, such as `rank 0 to join`.
-        again: called as often, before it waits on.
-
-    Returns:
-        The key's text.
-
-    Raises:
-        RunError: the store is gone.
+        limit_s: seconds from now on, after which it ends with an error that names those who never came.
+        look: called all the time while it waits; what it raises ends the waiting.
     """
 
-    def take() -> bytes:
-        store.wait([key], timedelta(seconds=SPEAK_AFTER_S))
-        return bytes(store.get(key))
+    def __init__(self, limit_s: float = LIMIT_S, look: Callable[[], None] = _nothing) -> None:
+        self._limit_s = limit_s
+        self._until_s = time.monotonic() + limit_s
+        self._look = look
 
-    return _patiently(take, awaited, again)
+    def looking(self, look: Callable[[], None]) -> Patience:
+        """Gives what is left of it, with something to look at while it lasts."""
+        left = Patience(self._limit_s, look)
+        left._until_s = self._until_s
+        return left
+
+    def key(self, store: Any, key: str, rank: int, again: Callable[[], None] = _nothing) -> str:
+        """Waits until another rank has set a key of the store; gives its text.
+
+        Args:
+            store: where the ranks meet.
+            key: that it sets.
+            rank: who sets it.
+            again: called every half minute, before it waits on.
+
+        Raises:
+            RunError: it has not come in time, or the store is gone.
+        """
+        return self._until(lambda: _text(store, key), lambda: [rank], again)
+
+    def keys(self, store: Any, name: Callable[[int], str], ranks: Sequence[int]) -> list[str]:
+        """Waits until all ranks have set a key each; gives their texts.
+
+        Args:
+            store: where the ranks meet.
+            name: of a rank's key.
+            ranks: all of them; of these the first waits for all others before it sets its own.
+
+        Raises:
+            RunError: some have not come in time, or the store is gone.
+        """
+
+        def absent() -> list[int]:
+            missing = [rank for rank in ranks if not store.check([name(rank)])]
+            return [rank for rank in missing if rank != ranks[0]] or missing
+
+        return [self._until(lambda rank=rank: _text(store, name(rank)), absent) for rank in ranks]  # type: ignore[misc]
+
+    def word(self, store: Any, queue: str, absent: Callable[[], Sequence[int]]) -> str:
+        """Takes the next word of a queue that nobody else takes words from.
+
+        Args:
+            store: where the ranks meet.
+            queue: to which other ranks push words.
+            absent: gives the ranks that are waited for.
+
+        Raises:
+            RunError: they have not come in time, or the store is gone.
+        """
+
+        def take() -> str | None:
+            return bytes(store.queue_pop(queue, False)).decode() if store.queue_len(queue) else None
+
+        return self._until(take, absent)
+
+    def _until(
+        self,
+        take: Callable[[], Found | None],
+        absent: Callable[[], Sequence[int]],
+        again: Callable[[], None] = _nothing,
+    ) -> Found:
+        # Not the store's own waiting, whose end PyTorch complains of, and which could not look at anything else.
+        pause_s, speaks_s = _FIRST_PAUSE_S, time.monotonic() + SPEAK_AFTER_S
+        while True:
+            with _store_asked():
+                found = take()
+                if found is not None:
+                    return found
+                self._look()
+                now_s = time.monotonic()
+                if now_s >= self._until_s:
+                    raise RunError(self._in_vain(absent()))
+                if now_s >= speaks_s:
+                    _say(f"still waiting for {_named(absent())} to join")
+                    again()
+                    speaks_s = now_s + SPEAK_AFTER_S
+            time.sleep(pause_s)
+            pause_s = min(_GROWTH * pause_s, _LONGEST_PAUSE_S)
+
+    def _in_vain(self, absent: Sequence[int]) -> str:
+        return (
+            f"{_named(absent)} {'has' if len(absent) == 1 else 'have'} not joined within {self._limit_s:g} s: see what "
+            "becomes of it there before it trains, or give it longer with --gather-s"
+        )
 
 
-def await_word(store: Any, queue: str, awaited: str) -> str:
-    """Takes the next word of a queue; says each time that the store's own timeout has passed whom it waits for.
-
-    Args:
-        store: where the ranks meet.
-        queue: to which another rank pushes words.
-        awaited: who must do what, for people.
-
-    Returns:
-        The word.
-
-    Raises:
-        RunError: the store is gone.
-    """
-    return _patiently(lambda: bytes(store.queue_pop(queue, True)), awaited)
+@contextmanager
+def _store_asked() -> Iterator[None]:
+    try:
+        yield
+    except RunError:
+        raise
+    except dist.DistStoreError:  # it takes long to answer; a lost connection is a DistNetworkError
+        return
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"the store is gone while waiting for other ranks to join: {reason}") from None
 
 
-def _patiently(take: Callable[[], bytes], awaited: str, again: Callable[[], None] = _nothing) -> str:
-    while True:
-        try:
-            return take().decode()
-        except dist.DistStoreError:  # it took too long; a lost connection is a DistNetworkError
-            _say(f"still waiting for {awaited}")
-            again()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RunError(f"the store is gone while waiting for {awaited}: {reason}") from None
+def _text(store: Any, key: str) -> str | None:
+    return bytes(store.get(key)).decode() if store.check([key]) else None
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Names ranks for people."""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 @contextmanager

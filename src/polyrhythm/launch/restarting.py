@@ -42,7 +42,6 @@ class Session:
     def __init__(self, emit: Emit, shift_s: float) -> None:
         self.time_s = shift_s
         self.steps: dict[int, int] = {}
-        self.began = False
         self._emit = emit
         self._shift_s = shift_s
 
@@ -50,7 +49,6 @@ class Session:
         """Passes an event on, at a time that counts from the first start."""
         event = replace(event, time_s=event.time_s + self._shift_s)
         self.time_s = max(self.time_s, event.time_s)
-        self.began = True
         if isinstance(event, WorkerProgress):
             self.steps[event.worker] = event.step
         self._emit(event)
@@ -58,8 +56,6 @@ class Session:
 
 def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
     """Runs a job; again from its last checkpoint when a rank is lost that cannot be done without.
-
-    A run that has never begun is not: what ended a rank then would most likely end it again.
 
     Args:
         job: what to train; it leaves checkpoints where it is to be started again.
@@ -70,14 +66,13 @@ def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
     Raises:
         RunError: the run failed otherwise, or too often.
     """
-    shift_s, began = 0.0, False
+    shift_s = 0.0
     for restart in range(1, restarts + 2):
         session = Session(emit, shift_s)
         try:
             return play(job, session.on_event)
         except RankLost as loss:
-            began |= session.began
-            if restart > restarts or not began:
+            if restart > restarts:
                 raise
             job, notice = _again(job, session, loss, f"restart {restart} of {restarts}")
             shift_s = session.time_s

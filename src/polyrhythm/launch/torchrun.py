@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -12,20 +13,23 @@ from polyrhythm.communication.transports.torch_distributed.link_words import new
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
-from polyrhythm.launch.gathering import Gathered, RunIsOver, gather
+from polyrhythm.launch.gathering import Gathered, RunIsOver, gather, starts_hosts_apart
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.joining.admission import Admission
 from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.neighbours import threads_beside
+from polyrhythm.launch.nothing_left import tell_that_it_is_over
 from polyrhythm.launch.parentage import first_parent, leave_with
-from polyrhythm.launch.patience import await_key
+from polyrhythm.launch.patience import LIMIT_S, Patience
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.receiving import Late, receiving
+from polyrhythm.launch.replaced import leave_with_start
 from polyrhythm.launch.shared_notice import SharedNotice
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.spokesman import leads as leads
 from polyrhythm.launch.spokesman import started_by_torchrun as started_by_torchrun
+from polyrhythm.launch.wholeness import StartIsVoid, check_counts, make_whole
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import Cast, cast_for
@@ -48,17 +52,21 @@ def workers_of(strategy: Strategy) -> int:
     return workers
 
 
-def cast_of(strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0) -> Cast:
+def cast_of(
+    strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
+) -> Cast:
     """Gives every rank its role, after all have said on which host they are.
 
     Args:
         strategy: knows how many servers there must be, and where.
         rendezvous: of the ranks that torchrun has started.
         vacant: places of workers that nobody has yet; their ranks come after torchrun's.
+        patience: with the others; None: that of ranks that are not told otherwise.
     """
     store, size = rendezvous.store, rendezvous.size
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
-    hosts = [int(await_key(store, f"host/{rank}", f"rank {rank} to join")) for rank in range(size)]
+    patience = patience or Patience()
+    hosts = list(map(int, patience.keys(store, lambda rank: f"host/{rank}", range(size))))
     cast = cast_for(hosts, strategy.server_count, strategy.server_placement)
     return replace(cast, workers=(*cast.workers, *range(size, size + vacant)))
 
@@ -68,6 +76,7 @@ def run_under_torchrun(
     emit: Callable[[Event], None],
     threads: int | None = None,
     admission: Admission | None = None,
+    gather_s: float = LIMIT_S,
 ) -> bool:
     """Plays this process's role.
 
@@ -76,24 +85,25 @@ def run_under_torchrun(
         emit: takes the run's events, one at a time; called on rank 0 only, but for notices.
         threads: compute threads of each worker; None shares the host's cores out.
         admission: how others join; None: nobody can.
+        gather_s: seconds for which ranks wait for each other at the start.
 
     Returns:
         Whether the run ended early because one of its hosts is taken away.
 
     Raises:
         RequestError: this rank has another run token than rank 0, or none.
+        RunError: the run failed, or some ranks never came.
     """
     ask_names_briefly()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
         leave_with(first_parent())
     outside = from_environment()
     try:
-        start = gather(outside)
+        start, cast, shared = _met(outside, job, Patience(gather_s))
     except RunIsOver:
         return False
-    cast = cast_of(job.strategy, start.rendezvous, job.losses.vacant)
-    started = range(outside.size)
-    shared = threads_beside(start.rendezvous, started, cast, job.strategy)
+    if outside.rank and starts_hosts_apart(outside):
+        leave_with_start(outside, start)
     start = _among(start, cast, admission)
     if start.rendezvous.incarnation:  # the others give it what it needs
         job = replace(job, keeping=replace(job.keeping, resume=False))
@@ -113,6 +123,38 @@ def run_under_torchrun(
     ):
         run_rank(job, cast, start.rendezvous, threads or shared, Circumstances(stop, on_event))
     return notice.ended_the_run()
+
+
+def take_leave(gather_s: float) -> None:
+    """Lets all other ranks leave, in rank 0, where a run has nothing left to do.
+
+    Args:
+        gather_s: seconds for which it waits for them.
+
+    Raises:
+        RunError: some ranks never came.
+    """
+    ask_names_briefly()
+    tell_that_it_is_over(from_environment(), Patience(gather_s))
+
+
+def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, Cast, int]:
+    """Gives the start that this process is of, who does what, and a worker's compute threads.
+
+    Raises:
+        RunError: some ranks have not come in time, or the store is gone.
+        RunIsOver: the others have ended.
+    """
+    while True:
+        start = gather(outside, patience)
+        looking = patience.looking(partial(check_counts, outside, start))
+        try:
+            cast = cast_of(job.strategy, start.rendezvous, job.losses.vacant, looking)
+            shared = threads_beside(start.rendezvous, range(outside.size), cast, job.strategy, looking)
+            make_whole(start, looking)
+        except StartIsVoid:
+            continue
+        return start, cast, shared
 
 
 def _among(start: Gathered, cast: Cast, admission: Admission | None) -> Gathered:

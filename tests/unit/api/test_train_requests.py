@@ -73,7 +73,7 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
         monkeypatch.setenv(name, value)
     played: list[Job] = []
 
-    def play(job: Job, emit: object, threads: object, admission: object) -> bool:
+    def play(job: Job, emit: object, threads: object, admission: object, gather_s: float) -> bool:
         played.append(job)
         return False
 
@@ -90,7 +90,7 @@ def test_places_that_are_kept_come_on_top_of_torchruns_workers(
     monkeypatch.setenv("POLYRHYTHM_TOKEN", "the token of this test")
     played: list[tuple[Job, Admission]] = []
 
-    def play(job: Job, emit: object, threads: object, admission: Admission) -> bool:
+    def play(job: Job, emit: object, threads: object, admission: Admission, gather_s: float) -> bool:
         played.append((job, admission))
         return False
 

@@ -3,56 +3,86 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
 from polyrhythm.errors import RunError
 from polyrhythm.launch import patience
-from polyrhythm.launch.patience import await_key, speaking_up
+from polyrhythm.launch.patience import Patience, speaking_up
 
 
-class Slow:
-    """A store in which waiting takes too long twice."""
-
-    def __init__(self, error: type[Exception] = dist.DistStoreError) -> None:
-        self.waits = 0
-        self.error = error
-
-    def wait(self, keys: list[str], timeout: object) -> None:
-        self.waits += 1
-        if self.waits < 3:
-            raise self.error("no such key")
-
-    def get(self, key: str) -> bytes:
-        return f"value of {key}".encode()
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
 
 
-def test_waits_as_long_as_it_takes_and_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await_key(Slow(), "k", "rank 3 to join") == "value of k"
+class Broken(dist.HashStore):
+    """A store that does not answer in time once, and then is gone."""
+
+    errors: ClassVar = [dist.DistNetworkError("no such host\nat all"), dist.DistStoreError("timeout")]
+
+    def check(self, keys: list[str]) -> bool:
+        raise self.errors.pop()
+
+
+def test_says_for_whom_it_waits_and_goes_on(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "SPEAK_AFTER_S", 0.01)
+    asked: list[int] = []
+
+    def again() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            store.set("k", "here")
+
+    assert Patience().key(store, "k", 3, again) == "here"
     assert capsys.readouterr().err.splitlines() == ["polyrhythm: still waiting for rank 3 to join"] * 2
 
 
-def test_a_store_that_is_gone_is_an_error() -> None:
-    with pytest.raises(RunError, match="the store is gone while waiting for rank 3 to join: no such key"):
-        await_key(Slow(dist.DistNetworkError), "k", "rank 3 to join")
+def test_who_waits_for_all_names_those_who_are_absent(store: dist.Store) -> None:
+    for rank in (1, 2, 4):
+        store.set(f"host/{rank}", str(rank))
+    vain = r"^ranks 3 and 5 have not joined within 0\.05 s: see what .* or give it longer with --gather-s$"
+    with pytest.raises(RunError, match=vain):  # rank 0 itself waits for them
+        Patience(0.05).keys(store, lambda rank: f"host/{rank}", range(6))
+    for rank in (3, 5):
+        store.set(f"host/{rank}", str(rank))
+    with pytest.raises(RunError, match=r"^rank 0 has not joined within 0\.05 s: "):
+        Patience(0.05).keys(store, lambda rank: f"host/{rank}", range(6))
+    store.set("host/0", "0")
+    assert Patience(0.05).keys(store, lambda rank: f"host/{rank}", range(6)) == list("012345")
 
 
-def test_a_real_store_times_out_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(patience, "SPEAK_AFTER_S", 0.01)
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    client = store.clone()
-    say = patience._say
+def test_one_patience_is_for_all_that_is_waited_for(store: dist.Store) -> None:
+    left = Patience(0.05)
+    with pytest.raises(RunError, match="rank 1 has not"):
+        left.word(store, "calls", lambda: [1])
+    store.queue_push("calls", b"word")
+    assert left.word(store, "calls", lambda: [1]) == "word"  # what is there needs none
+    began_s = time.monotonic()
+    with pytest.raises(RunError, match="rank 2 has not"):
+        left.looking(lambda: None).key(store, "k", 2)
+    assert time.monotonic() - began_s < 0.05
 
-    def said(text: str) -> None:
-        say(text)
-        client.set("k", "here")
 
-    monkeypatch.setattr(patience, "_say", said)
-    assert await_key(store, "k", "rank 1 to join") == "here"
-    assert "still waiting for rank 1 to join" in capsys.readouterr().err
+def test_what_is_seen_meanwhile_ends_the_waiting(store: dist.Store) -> None:
+    def look() -> None:
+        raise KeyError("seen")
+
+    with pytest.raises(KeyError, match="seen"):
+        Patience().looking(look).key(store, "k", 1)
+
+
+def test_a_store_that_is_gone_is_an_error_and_a_slow_one_is_not() -> None:
+    with pytest.raises(
+        RunError, match=r"^the store is gone while waiting for other ranks to join: no such host$"
+    ):
+        Patience().key(Broken(), "k", 1)
+    assert not Broken.errors
 
 
 def test_speaks_up_once_only_if_it_takes_long(capsys: pytest.CaptureFixture[str]) -> None:

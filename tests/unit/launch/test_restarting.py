@@ -100,16 +100,23 @@ def test_it_gives_up_after_as_many_times_as_asked(restarts: int, job: Job) -> No
     assert len(played) == restarts + 1
 
 
-def test_what_has_never_begun_is_not_tried_again(job: Job) -> None:
-    played: list[Job] = []
+def test_what_dies_before_it_has_begun_is_tried_as_often(job: Job) -> None:
+    played: list[bool] = []
+    events: list[Event] = []
 
     def play(session: Job, emit: Emit) -> bool:
-        played.append(session)
+        played.append(session.keeping.resume)
         raise LOST
 
     with pytest.raises(RankLost):
-        run_restarting(job, play, lambda event: None, restarts=3)
-    assert len(played) == 1
+        run_restarting(job, play, events.append, restarts=2)
+    assert played == [False] * 3
+    texts = [event.text for event in events if isinstance(event, Notice)]
+    assert [text.partition("; ")[2] for text in texts] == [
+        f"the run is started again (restart {number} of 2) from the beginning, since there is no checkpoint yet: "
+        "0 updates since then are lost"
+        for number in (1, 2)
+    ]
 
 
 def test_other_failures_are_not_tried_again(job: Job) -> None:

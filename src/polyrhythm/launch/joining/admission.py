@@ -13,7 +13,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.launch.joining.address import Address
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.token import TOKEN_VARIABLE, link_key
-from polyrhythm.launch.patience import await_key
+from polyrhythm.launch.patience import Patience
 
 _PROOF, _PURPOSE = "run token", "polyrhythm, the same token"
 _LEADER = 0
@@ -70,7 +70,7 @@ def _agree(rendezvous: Rendezvous, key: bytes) -> None:
         drawn = nonce()
         store.set(_PROOF, f"{drawn.hex()} {prove(key, _PURPOSE, drawn).hex()}")
         return
-    told = await_key(store, _PROOF, "rank 0 to join").split()
+    told = Patience().key(store, _PROOF, _LEADER).split()
     drawn, proof = (bytes.fromhex(each) for each in told)
     if not proves(proof, key, _PURPOSE, drawn):
         raise RequestError(
