@@ -195,6 +195,13 @@ class Strategy(Config):
         """
         return False
 
+    def leaves_behind(self, workers: int) -> bool:
+        """Whether a successor stays steps behind the others, and needs theirs for its own.
+
+        So who waits for it elsewhere than in a step would wait for ever.
+        """
+        return self.in_step(workers) and not self.regroups(workers)
+
     def regroups_apart(self, workers: int) -> bool:
         """Whether workers of a group go on by regrouping among themselves (`WorkerPart.reassemble`), apart from others.
 

@@ -19,7 +19,7 @@ from polyrhythm.launch.places import Place, Places
 from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -51,7 +51,7 @@ class LoopEntry:
         workers = len(world.cast.workers)
         self.rejoins = world.rejoins
         self.waits = strategy.regroups(workers)
-        self._stays_behind = strategy.in_step(workers) and not self.waits
+        self._stays_behind = strategy.leaves_behind(workers)
         self._world = world
         self._strategy = strategy
         self._bulletin = bulletin
@@ -95,16 +95,16 @@ class LoopEntry:
     def present(self) -> tuple[list[int], list[int]]:
         """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
 
-        Those who go in step know who does; others hear of losses from the launcher, some earlier than others.
+        Those who go in step know who does, and worker 0 always does again; but where they meet seldom, the launcher may
+        know earlier that one of them is lost. Others hear of losses from it alone, some earlier than others.
         """
         places = self._places.read()
         waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
+        there = {worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)}
         members = None if self._company is None else self._company.members
-        if members is None:
-            members = tuple(
-                worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)
-            )
-        return sorted({*members, *waiting}), waiting
+        if members is not None:
+            there = {worker for worker in members if worker in there or worker == LEADER}
+        return sorted({*there, *waiting}), waiting
 
     def entered(self) -> Begun:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""

@@ -96,6 +96,10 @@ class Gaia(WithServers):
         """Always; a site whose workers are all lost is not waited for."""
         return True
 
+    def leaves_behind(self, workers: int) -> bool:
+        """Always: a site waits for the rounds of others, and for all of its own workers."""
+        return True
+
     def spares_leader(self, workers: int) -> bool:
         """Always: sites hold what the run has come to."""
         return True
