@@ -12,6 +12,10 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.worker_part import WorkerSetting
 
+_PATIENCE_S, _PAUSE_S = 3.0, 0.01
+"""How long a shard may have no server: who was away while servers came and went hears of all of that at once, and of
+those who are there now last."""
+
 
 class ReplicatedPushPull(PushPull):
     """Exchanges a worker's flat vectors with the servers; where one is lost, with the one that has kept its shard.
@@ -123,9 +127,11 @@ class ReplicatedPushPull(PushPull):
             also: a message that could not be sent.
 
         Raises:
-            PeerLost: both servers of a shard are lost.
+            PeerLost: both servers of a shard are lost, and no successor is heard of.
         """
         moved, losses = self._leave_server(position, loss), 1
+        clock = self._network.clock
+        given_up_at = clock.now() + _PATIENCE_S
         while moved:
             asked = moved[0]
             try:
@@ -134,7 +140,9 @@ class ReplicatedPushPull(PushPull):
             except PeerLost as again:
                 losses += 1
                 if losses > 2 * len(self._servers):
-                    raise
+                    if clock.now() >= given_up_at:
+                        raise
+                    clock.sleep(_PAUSE_S)
                 moved = sorted({*moved, *self._leave_server(asked, again)})
 
     def _leave_server(self, position: int, loss: PeerLost) -> list[int]:
