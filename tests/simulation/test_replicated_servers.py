@@ -221,7 +221,7 @@ def test_a_leader_that_is_through_asks_the_successors_of_all_servers_for_their_s
     job = job_of("parameter_server(servers=2, replicas=2)", folder=tmp_path)
     second = 2 * WORKERS + 1 - first
     deaths, births = [(0.15, first), (0.17, second)], [(0.16, first), (0.18, second)]
-    events = events_of(job, *deaths, births=births)
+    events = events_of(job, deaths, births)
     told_at = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.worker == 0]
     assert max(told_at) < deaths[0][0]
     result = result_of(events)
