@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _OFFERED, _WORTH_COMPLETING = 3, 3
 _ALIKE, _AS_LIKE = 0.5, 0.82
 """Of 1: how like a name must be to what was given, and to the likest name."""
@@ -51,17 +53,19 @@ class LetGo(PeerLost):
         self.args = (f"rank {rank} has let this worker go: {why}",)
 
 
-def lack_of_memory(error: BaseException) -> RunError | None:
-    """Gives what is to be said of an error that means that memory was not enough; None of any other."""
-    if not (
+def fault_of_machine(error: BaseException) -> RunError | None:
+    """Gives what is to be said where the machine is the reason: memory, or a disk that takes no more; else None."""
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        return RunError(": ".join(str(part) for part in (error.strerror, error.filename) if part is not None))
+    if (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"  # of torch, which must not be imported for this
         or "can't allocate memory" in str(error)
     ):
-        return None
-    return RunError(
-        "memory is not enough: take a smaller --batch-size or --image-size, a smaller model, or fewer --workers"
-    )
+        return RunError(
+            "memory is not enough: take a smaller --batch-size or --image-size, a smaller model, or fewer --workers"
+        )
+    return None
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:

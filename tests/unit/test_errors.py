@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import errno
 import json
 from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 import torch
 
 from polyrhythm.cli.main import _said
-from polyrhythm.errors import lack_of_memory
+from polyrhythm.errors import fault_of_machine
 from polyrhythm.launch.child import _report
 
 HUGE = 1 << 60
@@ -28,6 +30,16 @@ def test_a_worker_tells_it_as_a_failure_and_not_as_a_bug() -> None:
     assert told["error"].startswith("memory is not enough")
 
 
+def test_a_disk_that_cannot_be_written_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        Path("/dev/full").write_text("more than fits")
+    assert _said(caught.value) == 1
+    assert capsys.readouterr().err == "error: No space left on device\n"
+    assert _said(OSError(errno.EROFS, "Read-only file system", "/mnt/sheet.png")) == 1
+    assert capsys.readouterr().err == "error: Read-only file system: /mnt/sheet.png\n"
+
+
 def test_other_errors_stay_what_they_are() -> None:
-    assert lack_of_memory(RuntimeError("the shapes differ")) is None
-    assert isinstance(lack_of_memory(MemoryError()), RuntimeError)
+    assert fault_of_machine(RuntimeError("the shapes differ")) is None
+    assert fault_of_machine(FileNotFoundError(errno.ENOENT, "No such file or directory")) is None
+    assert isinstance(fault_of_machine(MemoryError()), RuntimeError)

@@ -22,7 +22,7 @@ from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
 from polyrhythm.cli.verb import Verb, Verbs
-from polyrhythm.errors import PolyrhythmError, RequestError, lack_of_memory
+from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine
 from polyrhythm.launch.preemption import PREEMPTED, Preempted
 from polyrhythm.launch.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
 
@@ -94,7 +94,7 @@ def _status(arguments: list[str] | None) -> int:
 
 def _said(error: Exception) -> int:
     """Says what went wrong, on one line if somebody can mend it; gives the exit status."""
-    error = lack_of_memory(error) or error
+    error = fault_of_machine(error) or error
     if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
         linger()
         return REQUEST_WRONG

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import local
-from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError, lack_of_memory
+from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError, fault_of_machine
 from polyrhythm.events import Event
 from polyrhythm.launch.gpus import gpu_of
 from polyrhythm.launch.meeting_point import MeetingPoint
@@ -82,7 +82,7 @@ def _renew_streams() -> None:
 
 def _report(pipe: Connection, error: BaseException) -> None:
     kind = BUG
-    error = lack_of_memory(error) or error
+    error = fault_of_machine(error) or error
     text = "".join(traceback.format_exception(error))
     if isinstance(error, PolyrhythmError):
         kind = REQUEST if isinstance(error, RequestError) else PEER if isinstance(error, PeerLost) else RUN

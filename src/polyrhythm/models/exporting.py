@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -83,6 +84,10 @@ def export(
             difference = float((network(pictures) - writer.run(path, pictures)).abs().max())
     except RequestError:
         raise
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
     except Exception as error:  # tracing can fail in any way
         path.unlink(missing_ok=True)
         reason = " ".join(str(error).split())[:200] or type(error).__name__

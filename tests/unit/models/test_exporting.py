@@ -77,6 +77,15 @@ def test_a_network_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".pt2"])
+def test_a_full_disk_is_a_failure_and_not_an_abort(network: nn.Module, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"full{suffix}"
+    path.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=rf"^cannot write .*full{suffix}: No space left on device$"):
+        export(network, SHAPE, path, {})
+    assert not path.is_symlink()
+
+
 def test_unknown_endings_and_missing_packages_are_refused(
     network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -23,7 +24,10 @@ class ExportedProgram(Config):
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
         """Writes the file; see `ExportFormat.write`."""
         program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-        torch.export.save(program, str(path), extra_files={FACTS_FILE: facts})
+        # By way of memory: on a full disk torch's own writer ends the process.
+        written = io.BytesIO()
+        torch.export.save(program, written, extra_files={FACTS_FILE: facts})
+        path.write_bytes(written.getvalue())
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
         """Opens the file and runs it; see `ExportFormat.run`."""

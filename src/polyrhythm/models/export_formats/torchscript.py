@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,7 +27,9 @@ class TorchScript(Config):
         # that it is an old format, and that tracing may go wrong: what comes out is compared
         with warnings.catch_warnings(action="ignore"):
             traced = torch.jit.trace(network, pictures)
-            torch.jit.save(traced, str(path), _extra_files={FACTS_FILE: facts})
+            written = io.BytesIO()  # on a full disk torch's own writer ends the process
+            torch.jit.save(traced, written, _extra_files={FACTS_FILE: facts})
+        path.write_bytes(written.getvalue())
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
         """Opens the file and runs it; see `ExportFormat.run`."""
