@@ -14,7 +14,7 @@ import pytest
 from conformance.jobs import blobs, make_job, result_of, simulated, strategy
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
-from polyrhythm.launch.local import run_local
+from polyrhythm.launch.children.local import run_local
 from polyrhythm.roles.world import goes_on_without
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.training.checkpoint import checkpoints

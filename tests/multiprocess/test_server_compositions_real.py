@@ -11,7 +11,7 @@ import torch
 
 from conformance.jobs import blobs, make_job, result_of, saved_vector, simulated, vector_of
 from polyrhythm.events import Event, RunStarted, WorkerLost
-from polyrhythm.launch.local import run_local
+from polyrhythm.launch.children.local import run_local
 from polyrhythm.roles.job import Job
 
 

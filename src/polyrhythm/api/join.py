@@ -14,10 +14,10 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.kept_memory import keep_freed_memory
-from polyrhythm.launch.meeting import leader_returns, meet, started_by_run
 from polyrhythm.launch.name_service import ask_names_briefly
-from polyrhythm.launch.neighbours import threads_beside
-from polyrhythm.launch.torchrun import started_by_torchrun
+from polyrhythm.launch.script.meeting import leader_returns, meet, started_by_run
+from polyrhythm.launch.torchrun.neighbours import threads_beside
+from polyrhythm.launch.torchrun.started_rank import started_by_torchrun
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy

@@ -15,9 +15,9 @@ from polyrhythm.config.options import RunOptions
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import computing_with
-from polyrhythm.launch.gathering import gather
 from polyrhythm.launch.name_service import ask_names_briefly
-from polyrhythm.launch.spokesman import leader_speaks, leads, started_by_torchrun
+from polyrhythm.launch.torchrun.gathering import gather
+from polyrhythm.launch.torchrun.spokesman import leader_speaks, leads, started_by_torchrun
 from polyrhythm.planning.host import Host, measure_host
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_link
 from polyrhythm.planning.pair import measure_inside

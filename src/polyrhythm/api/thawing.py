@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.spokesman import started_by_torchrun
+from polyrhythm.launch.torchrun.spokesman import started_by_torchrun
 
 if TYPE_CHECKING:
     from polyrhythm.api.told import Run

@@ -24,11 +24,11 @@ from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice
-from polyrhythm.launch import torchrun
-from polyrhythm.launch.local import run_local
+from polyrhythm.launch.children.local import run_local
+from polyrhythm.launch.children.restarting import run_restarting
 from polyrhythm.launch.preemption import Preempted
-from polyrhythm.launch.restarting import run_restarting
-from polyrhythm.launch.spokesman import is_silent, leader_speaks, leads, started_by_torchrun
+from polyrhythm.launch.torchrun import started_rank as torchrun
+from polyrhythm.launch.torchrun.spokesman import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.job import Job, Keeping

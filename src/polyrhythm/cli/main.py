@@ -24,7 +24,7 @@ from polyrhythm.cli.train import INTERRUPTED, train
 from polyrhythm.cli.verb import Verb, Verbs
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine
 from polyrhythm.launch.preemption import PREEMPTED, Preempted
-from polyrhythm.launch.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
+from polyrhythm.launch.torchrun.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -15,7 +15,7 @@ from polyrhythm.data.decoding import Decoding
 from polyrhythm.data.image_folder import ImageFileSplit
 from polyrhythm.data.windows import WindowSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.spokesman import started_by_torchrun
+from polyrhythm.launch.torchrun.spokesman import started_by_torchrun
 
 if TYPE_CHECKING:
     import torch

@@ -77,7 +77,7 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
         played.append(job)
         return False
 
-    monkeypatch.setattr("polyrhythm.launch.torchrun.run_under_torchrun", play)
+    monkeypatch.setattr("polyrhythm.launch.torchrun.started_rank.run_under_torchrun", play)
     assert polyrhythm.train(data="digits", model="mlp", out=tmp_path) is None
     assert [job.keeping.folder for job in played] == [tmp_path]
 
@@ -94,7 +94,7 @@ def test_places_that_are_kept_come_on_top_of_torchruns_workers(
         played.append((job, admission))
         return False
 
-    monkeypatch.setattr("polyrhythm.launch.torchrun.run_under_torchrun", play)
+    monkeypatch.setattr("polyrhythm.launch.torchrun.started_rank.run_under_torchrun", play)
     options = {"data": "digits", "strategy": "parameter_server", "vacant": 2, "listen": "127.0.0.1:4711"}
     assert polyrhythm.train(**options, out=tmp_path / "run") is None
     ((job, admission),) = played

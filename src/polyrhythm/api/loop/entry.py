@@ -14,8 +14,8 @@ from polyrhythm.api.loop.member import LoopMember
 from polyrhythm.api.loop.position import UNKNOWN, Position, find_position
 from polyrhythm.api.loop.progress import Progress
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.launch.meeting import begun_key
-from polyrhythm.launch.places import Place, Places
+from polyrhythm.launch.script.meeting import begun_key
+from polyrhythm.launch.script.places import Place, Places
 from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained

@@ -18,7 +18,7 @@ from typing import Protocol
 from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.course import Course
 from polyrhythm.api.loop.mark import Mark
-from polyrhythm.launch.meeting import begun_key
+from polyrhythm.launch.script.meeting import begun_key
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from polyrhythm.api.loop.server_states import ServerStates
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
-from polyrhythm.launch.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY
-from polyrhythm.launch.places import Place, Places
+from polyrhythm.launch.script.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY
+from polyrhythm.launch.script.places import Place, Places
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.ledger import Ledger

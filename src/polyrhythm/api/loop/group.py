@@ -22,8 +22,8 @@ from polyrhythm.api.loop.step_weight import StepWeight
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import warn_of
 from polyrhythm.errors import LetGo, RequestError, RunError
-from polyrhythm.launch.meeting import FAILED_KEY, LET_GO_KEY
 from polyrhythm.launch.patience import speaking_up
+from polyrhythm.launch.script.meeting import FAILED_KEY, LET_GO_KEY
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Collection
 
 from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.launch.places import Place, Places
+from polyrhythm.launch.script.places import Place, Places
 
 
 class Means:

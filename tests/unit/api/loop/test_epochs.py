@@ -11,7 +11,7 @@ import torch.distributed as dist
 from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.course import Course
 from polyrhythm.api.loop.epochs import Begun, Epochs
-from polyrhythm.launch.meeting import begun_key
+from polyrhythm.launch.script.meeting import begun_key
 
 
 class Scripted:

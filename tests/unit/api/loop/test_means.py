@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.means import Means
-from polyrhythm.launch.places import Place, Places
+from polyrhythm.launch.script.places import Place, Places
 
 WORKERS = 3
 

@@ -92,7 +92,8 @@ def local(rank: int, size: int, port: int, incarnation: int = 0) -> Rendezvous:
 def from_environment() -> Rendezvous:
     """Meets where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    The store may hold what processes that torchrun has ended since have left; `launch/gathering.py` tells them apart.
+    The store may hold what processes that torchrun has ended since have left; `launch/torchrun/gathering.py` tells them
+    apart.
 
     Raises:
         RequestError: a variable is missing or wrong, or the port is in use.

@@ -1,0 +1,1 @@
+"""Ranks as child processes of their launcher, which watches over them."""

@@ -1,0 +1,1 @@
+"""A user's script as the ranks of a run."""

@@ -1,0 +1,200 @@
+"""The launcher's watch over the ranks of a script: who is lost, who can be done without, who is started again.
+
+a rank is killed that can be spared ─▶ word to the others ─▶ they go on ─▶ pause ─▶ a successor, under the same rank
+any other, or one with an error     ─▶ the others may say what they saw ─▶ the run has failed
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
+from polyrhythm.errors import RunError
+from polyrhythm.launch.script import ranks as script_ranks
+from polyrhythm.launch.script.bearing import Bearing
+from polyrhythm.launch.script.meeting import (
+    ADMITS_KEY,
+    BEARING_KEY,
+    FAILED_KEY,
+    LET_GO_KEY,
+    OVER_KEY,
+    SERVERS_KEY,
+    WHOLE_KEY,
+    begun_key,
+)
+from polyrhythm.launch.script.places import Place, Places
+from polyrhythm.launch.script.ranks import ScriptRank, ScriptRanks
+from polyrhythm.launch.succession import Succession
+from polyrhythm.roles.world import LEADER
+
+_NOT_SAID = (
+    "its place stays empty, since the loop does not say where it is: write `for epoch in group.epochs(n)`"
+)
+
+
+class ScriptWatch:
+    """Watches a run.
+
+    Args:
+        ranks: its processes.
+        store: where they meet.
+        restarts: how many successors of lost ranks there may be.
+    """
+
+    def __init__(self, ranks: ScriptRanks, store: Any, restarts: int) -> None:
+        self._ranks = ranks
+        self._store = store
+        self._restarts = restarts
+        self._succession = Succession(restarts)
+        self._places = Places(store, ranks.workers)
+        self._places.begin()
+        self._bearing: Bearing | None = None
+        self._absent: dict[int, Peer] = {}
+
+    def look(self) -> bool:
+        """Does what is due; gives whether the run goes on."""
+        if self._bearing is None and self._store.check([SERVERS_KEY]):
+            self._bearing = Bearing.from_text(self._told(BEARING_KEY))
+            self._ranks.start_servers(int(self._told(SERVERS_KEY)))
+        over = self._is_over()
+        if over:
+            self._see_off()
+        for rank in [rank for rank in self._ranks.there if rank.failed]:
+            if not self._can_be_spared(rank):
+                return False
+            self._bear(rank)
+        if not over:
+            for peer in self._succession.take_due(time.monotonic()):
+                tell_of_start(self._store, peer)  # to another that is started just then
+                self._ranks.start(peer)
+                self._tell_newcomer(peer)
+        return bool(self._succession.awaited) or any(
+            rank.process.poll() is None for rank in self._ranks.there
+        )
+
+    def judge(self) -> None:
+        """Says what has become of the run.
+
+        Raises:
+            RunError: a rank has failed.
+        """
+        if not any(rank.failed for rank in self._ranks.there):
+            return
+        culprits = [rank for rank in self._ranks.there if rank.failed]
+        if not (self._others_wait and any(rank.peer.rank == LEADER for rank in culprits)):
+            self._ranks.wait(script_ranks.LAST_WORDS_S)  # others may say what they saw
+            culprits = [rank for rank in self._ranks.there if rank.failed]
+        if self._store.check([FAILED_KEY]):
+            named = int(self._told(FAILED_KEY))
+            culprits = [rank for rank in self._ranks.there if rank.peer.rank == named] or culprits
+        # One that was killed had no time to notice anything, so the others noticed it.
+        raise RunError(min(culprits, key=lambda rank: rank.process.returncode or 0).end)
+
+    def _can_be_spared(self, rank: ScriptRank) -> bool:
+        """Whether the run goes on without a rank; what the script says to be wrong would be wrong with a successor."""
+        if not (rank.was_killed or self._is_said(LET_GO_KEY, rank.peer)):
+            return False
+        self._note_whole_servers()
+        if rank.peer.rank == LEADER and not (rank.was_killed and self._leader_returns):
+            return False
+        servers = [absent for absent in self._absent if absent >= self._ranks.workers]
+        spared = self._bearing is not None and self._bearing.bears(rank.peer.rank, servers)
+        return spared and not self._store.check([FAILED_KEY])
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether the others would wait for a successor of worker 0, and have nothing to say of its end."""
+        return self._bearing is not None and self._bearing.spares_leader and self._restarts > 0
+
+    @property
+    def _leader_returns(self) -> bool:
+        """Whether a successor of worker 0 would find all that it needs."""
+        begun = self._store.check([begun_key(LEADER), ADMITS_KEY]) and not self._told(ADMITS_KEY)
+        return bool(begun) and self._succession.left > 0 and not self._is_over()
+
+    def _bear(self, rank: ScriptRank) -> None:
+        if rank.peer.rank == LEADER:
+            self._start_over()
+        self._ranks.forget(rank)
+        peer = rank.peer
+        self._absent[peer.rank] = peer
+        for other in self._ranks.there:
+            tell_of_loss(self._store, peer, other.peer)
+        if peer.rank >= self._ranks.workers:
+            _say(f"{rank.end}; who has its shards as well goes on with them{self._then(peer)}")
+        else:
+            then = self._then(peer)
+            coming = peer.rank in self._succession.awaited
+            self._places.set(peer.rank, Place.COMING if coming else Place.GONE)
+            awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+            _say(f"{rank.end}; the others {'wait for its successor' if awaited else 'go on'}{then}")
+
+    def _start_over(self) -> None:
+        """Starts those again who wait to be let in by worker 0: its successor cannot know how far that has come."""
+        for rank in list(self._ranks.there):
+            if rank.peer.rank < self._ranks.workers and self._places.of(rank.peer.rank) is Place.WAITING:
+                rank.process.kill()
+                rank.process.wait()
+                self._succession.left += 1  # it has done nothing wrong
+                self._bear(rank)
+
+    def _then(self, peer: Peer) -> str:
+        """Lets a successor come, if there may be one; says so."""
+        if not self._succession.left or self._is_over():
+            return ""
+        if peer.rank < self._ranks.workers:
+            reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
+            if reason:
+                return f"; {reason}"
+        awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+        pause_s = self._succession.lose(peer, time.monotonic(), awaited=awaited)
+        used = f"{self._restarts - self._succession.left} of {self._restarts}"
+        when = f"in {pause_s:g} s" if pause_s else "at once"
+        return f", and it is started again {when} (restart {used})"
+
+    def _tell_newcomer(self, newcomer: Peer) -> None:
+        """Tells a newcomer of those whom it would look for in vain; a server counts once it has its shards."""
+        if newcomer.rank < self._ranks.workers:
+            self._absent.pop(newcomer.rank, None)
+        self._note_whole_servers()
+        for absent in self._absent.values():
+            if absent.rank != newcomer.rank:
+                tell_of_loss(self._store, absent, newcomer)
+
+    def _note_whole_servers(self) -> None:
+        """Strikes those off the absent whose successors have their shards."""
+        for absent in list(self._absent.values()):
+            if self._is_said(WHOLE_KEY, Peer(absent.rank, absent.incarnation + 1)):
+                del self._absent[absent.rank]
+
+    def _is_said(self, key: str, peer: Peer) -> bool:
+        return bool(self._store.check([f"{key}/{peer.rank}/{peer.incarnation}"]))
+
+    def _is_over(self) -> bool:
+        led = [rank for rank in self._ranks.there if rank.peer.rank == LEADER]
+        return any(rank.process.poll() == 0 for rank in led) or bool(self._store.check([OVER_KEY]))
+
+    def _see_off(self) -> None:
+        """Ends successors that have come too late to take part, and forgets those that have found nobody."""
+        self._succession.cancel()
+        for rank in [
+            rank for rank in self._ranks.there if rank.peer.incarnation and not self._takes_part(rank)
+        ]:
+            rank.process.kill()
+            rank.process.wait()
+            self._ranks.forget(rank)
+
+    def _takes_part(self, rank: ScriptRank) -> bool:
+        if rank.peer.rank < self._ranks.workers:
+            return self._places.of(rank.peer.rank) in (Place.HERE, Place.BEHIND)
+        return self._is_said(WHOLE_KEY, rank.peer)
+
+    def _told(self, key: str) -> str:
+        return bytes(self._store.get(key)).decode()
+
+
+def _say(text: str) -> None:
+    print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Ranks that torchrun has started, on one host or several."""

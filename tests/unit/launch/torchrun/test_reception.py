@@ -1,0 +1,226 @@
+"""Who is let into a run that torchrun has started, and who is told of losses: over a real store, without a run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
+from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerLost, WorkerJoined, WorkerLost
+from polyrhythm.launch.joining.address import Address
+from polyrhythm.launch.joining.door import Inside
+from polyrhythm.launch.joining.entrance import Entrance
+from polyrhythm.launch.joining.token import door_key
+from polyrhythm.launch.joining.visit import Visit
+from polyrhythm.launch.pulse import Pulse, publish
+from polyrhythm.launch.torchrun.calls import Calls
+from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather
+from polyrhythm.launch.torchrun.reception import Reception
+from polyrhythm.strategies.cast import Cast
+
+TOKEN = "the token of this test"
+CAST = Cast((0, 1, 3, 4), (2,))
+STARTED = range(4)  # rank 4 is a place for a guest
+NAME = "start"
+
+
+class Run:
+    """A run's reception, and the store where its ranks meet."""
+
+    def __init__(self) -> None:
+        self.store: Any = host_store()
+        self.said: list[Event] = []
+        self.leader = local(0, CAST.size, self.store.port)
+        self.reception = Reception(self.leader, CAST, STARTED, self.said.append)
+
+    def begin(self) -> None:
+        numbers = dict.fromkeys(
+            ("workers", "servers", "epochs", "steps_per_epoch", "steps", "start_step", "start_epoch"), 1
+        )
+        names = {"strategy": "ssp", "data": "digits", "model": "mlp"}
+        self.reception.on_event(RunStarted(time_s=0, **names, **numbers, earlier_s=0.0, parameters=42))
+
+    def lose(self, rank: int) -> None:
+        self.reception.on_event(WorkerLost(time_s=1, worker=CAST.workers.index(rank), rank=rank, step=7))
+
+    def hears(self, to: Peer, *words: str) -> bool:
+        """Whether it is told these words, which may be on their way, and no others that are there."""
+        queue = f"words/{to.rank}/{to.incarnation}"
+        found = [self.store.queue_pop(queue).decode() for _ in words]
+        return found == list(words) and not self.store.queue_len(queue)
+
+    def end(self, outcome: str = "done") -> None:
+        self.reception.on_event(RunEnded(time_s=9, outcome=outcome, result={}))
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_all_are_told_of_places_that_nobody_has_yet_and_of_who_is_lost(run: Run) -> None:
+    assert all(run.hears(Peer(rank, 0), "4 0") for rank in STARTED)
+    run.begin()
+    run.lose(1)
+    assert all(run.hears(Peer(rank, 0), "1 0") for rank in (0, 2, 3))
+    assert run.hears(Peer(1, 0))
+
+
+def test_a_lost_rank_is_given_to_the_process_that_calls_for_it(run: Run) -> None:
+    let_in: list[int] = []
+    run.begin()
+    run.reception.call(1, let_in.append)
+    assert let_in == []  # the one before lives, as far as anybody knows
+    run.lose(1)
+    assert let_in == [1]
+    assert run.hears(Peer(1, 1), "4 0")  # whom it would look for in vain
+    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
+    run.lose(3)
+    assert run.hears(Peer(1, 1), "3 0")
+    assert run.hears(Peer(1, 0), "4 0")
+
+
+def test_one_that_dies_before_it_takes_part_is_followed_by_the_next(run: Run) -> None:
+    let_in: list[int] = []
+    run.begin()
+    run.lose(1)
+    for _ in range(3):
+        run.reception.call(1, let_in.append)
+    assert let_in == [1, 2, 3]
+    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
+    run.reception.call(1, let_in.append)
+    assert let_in == [1, 2, 3]
+    assert run.hears(Peer(3, 0), "4 0", "1 0", "1 1", "1 2")
+
+
+def test_news_of_a_loss_that_is_known_already_loses_nobody_else(run: Run) -> None:
+    let_in: list[int] = []
+    run.begin()
+    run.lose(1)
+    run.reception.call(1, let_in.append)
+    run.lose(1)  # of the one before
+    run.reception.on_event(WorkerJoined(time_s=2, worker=1, rank=1))
+    assert run.hears(Peer(3, 0), "4 0", "1 0")
+
+
+def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) -> None:
+    let_in: list[int] = []
+    run.begin()
+    run.reception.on_event(ServerLost(time_s=1, text="server 0 (rank 2) is lost", rank=2))
+    assert run.reception.places.take() == Peer(4, 1)
+    assert run.reception.places.take() is None
+    run.reception.call(2, let_in.append)
+    assert let_in == [1]
+
+
+def test_a_rank_that_the_run_has_not_gets_no_place(run: Run) -> None:
+    run.begin()
+    run.reception.call(17, lambda incarnation: pytest.fail(f"let in as {incarnation}"))
+
+
+@pytest.fixture
+def entrance() -> Iterator[Entrance]:
+    made = Entrance(Address("127.0.0.1", 0), TOKEN)
+    made.offer, made.how = {"version": "1"}, "others may join"
+    yield made
+    made.close()
+
+
+def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(
+    run: Run, entrance: Entrance
+) -> None:
+    guests = run.reception.open(entrance)
+    guests.door.open(Inside(Address("127.0.0.1", run.store.port), CAST, NAME))
+    run.begin()
+    run.lose(3)
+    visit = Visit(entrance.address, door_key(TOKEN))
+    place = visit.take_place()
+    assert (place.peer, place.parameters, place.cast, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
+    run.reception.look()
+    assert run.hears(Peer(3, 1), "4 0")
+    said = [event.text for event in run.said if isinstance(event, Notice)]
+    assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for who joins"]
+    assert said[2].endswith(" takes the place of worker 2 (rank 3)")
+    let_in: list[int] = []
+    run.reception.call(3, let_in.append)  # its torchrun starts it again, but a guest is there
+    assert let_in == []
+    assert run.hears(Peer(0, 0), "4 0", "3 0")
+    visit.leave("its host asked it to")
+    while not let_in:
+        run.reception.look()
+    assert let_in == [2]
+    assert run.hears(Peer(0, 0), "3 1")
+    visit.close()
+
+
+class TestCalls:
+    def outside(self, run: Run, rank: int) -> Rendezvous:
+        return local(rank, 4, run.store.port)
+
+    def calls(self, run: Run, silence_s: float = 60.0) -> Calls:
+        outside = self.outside(run, 0)
+        inside = replace(outside, store=dist.PrefixStore(NAME, outside.store))
+        return Calls(outside, Gathered(inside, NAME), run.reception, silence_s)
+
+    def test_one_that_died_unnoticed_is_missed_when_its_successor_calls(self, run: Run) -> None:
+        run.begin()
+        with self.calls(run, silence_s=0.05):
+            start = gather(self.outside(run, 1))
+        assert start.rendezvous.incarnation == 1
+        assert run.hears(Peer(3, 0), "4 0", "1 0")
+
+    def test_one_that_lives_keeps_its_rank(self, run: Run) -> None:
+        run.begin()
+        pulses: Any = dist.PrefixStore(NAME, self.outside(run, 1).store)
+        over = threading.Event()
+
+        def live() -> None:
+            for beat in itertools.count():
+                if over.is_set():
+                    return
+                publish(pulses, Pulse(1, 0, "worker 1", beat=beat))
+
+        living = threading.Thread(target=live)
+        living.start()
+        try:
+            with ThreadPoolExecutor(1) as pool, self.calls(run, silence_s=0.2):
+                coming = pool.submit(gather, self.outside(run, 1))
+                assert wait([coming], 1.0).not_done  # several looks at the pulse later
+                over.set()
+                assert coming.result(20).rendezvous.incarnation == 1
+        finally:
+            over.set()
+            living.join()
+
+    def test_a_lost_rank_comes_in_as_its_successor(self, run: Run) -> None:
+        run.begin()
+        run.lose(1)
+        with self.calls(run):
+            start = gather(self.outside(run, 1))
+        assert (start.name, start.rendezvous.incarnation, start.rendezvous.rank) == (NAME, 1, 1)
+
+    def test_who_calls_when_the_run_is_done_is_told_so(self, run: Run) -> None:
+        run.begin()
+        with self.calls(run):
+            waiting = self.outside(run, 1)
+            waiting.store.queue_push("calls", b"call 1 0123456789abcdef")  # while the one before lives
+            run.end()
+        assert waiting.store.get("answer/0123456789abcdef") == b"over"
+        with pytest.raises(RunIsOver):
+            gather(self.outside(run, 3))
+
+    def test_calls_are_left_to_the_next_start_of_a_run_that_was_interrupted(self, run: Run) -> None:
+        run.begin()
+        with self.calls(run):
+            self.outside(run, 1).store.queue_push("calls", b"call 1 0123456789abcdef")
+            run.end("interrupted")
+        assert not run.store.check(["answer/0123456789abcdef"])
+        assert run.store.queue_pop("calls", False) == b"call 1 0123456789abcdef"

@@ -1,0 +1,37 @@
+"""A rank whose rank 0 has been started again alone."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing.connection import Connection
+
+from conformance.clean_process import CONTEXT
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
+from polyrhythm.launch.torchrun.gathering import Gathered, gather
+from polyrhythm.launch.torchrun.replaced import leave_with_start
+
+PATIENCE_S = 60
+
+
+def trains(port: int, name: str, pipe: Connection) -> None:
+    """Does what a rank does that has come too far to gather again, and waits for a rank 0 that is gone."""
+    outside = local(1, 2, port)
+    leave_with_start(outside, Gathered(outside, name))
+    pipe.send("trains")
+    threading.Event().wait(PATIENCE_S)
+
+
+def test_it_leaves_soon_after_another_start_has_been_named() -> None:
+    store = host_store()
+    start = gather(local(0, 1, store.port))
+    ours, theirs = CONTEXT.Pipe()
+    rank = CONTEXT.Process(target=trains, args=(store.port, start.name, theirs))
+    rank.start()
+    try:
+        assert ours.poll(PATIENCE_S)
+        assert ours.recv() == "trains"
+        gather(local(0, 1, store.port))
+        rank.join(PATIENCE_S)
+        assert rank.exitcode == 1
+    finally:
+        rank.kill()
