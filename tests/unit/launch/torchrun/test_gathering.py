@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -104,14 +105,27 @@ def test_a_call_that_comes_twice_makes_no_start_void() -> None:
     assert leader.store.queue_len(CALLS) == 1  # for the next start, which answers it
 
 
-def test_of_a_run_with_nothing_left_to_do_all_take_leave() -> None:
+@pytest.mark.parametrize("keeper", [True, False])
+def test_of_a_run_with_nothing_left_to_do_all_take_leave(keeper: bool) -> None:
     store = host_store()
+    leader = replace(local(0, 3, store.port), keeper=keeper)
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(gather, local(rank, 3, store.port)) for rank in (1, 2)]
-        tell_that_it_is_over(local(0, 3, store.port), Patience(PATIENCE_S))
+        tell_that_it_is_over(leader, Patience(PATIENCE_S))
         for other in others:
             with pytest.raises(RunIsOver):
                 other.result(PATIENCE_S)
+
+
+def test_who_hosts_the_store_stays_until_all_have_left_and_nobody_else_does() -> None:
+    store = host_store()
+    leader = local(0, 2, store.port)
+    tell_that_it_is_over(leader, Patience(0))  # the other has left before this one was started again
+    with pytest.raises(RunError, match="rank 1 has not joined"):
+        tell_that_it_is_over(replace(leader, keeper=True), Patience(0.01))
+    with pytest.raises(RunIsOver):
+        gather(local(1, 2, store.port))
+    tell_that_it_is_over(replace(leader, keeper=True), Patience(0))
 
 
 def test_ranks_that_never_come_are_named_by_all_who_have_come() -> None:
