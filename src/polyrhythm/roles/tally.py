@@ -26,13 +26,18 @@ class Tally:
         self._clock = clock
         self._started_at = self._said_at = clock.now()
         self.steps = 0
-        self._steps = 0
-        self._images = 0
+        self._said_steps = 0
+        self._said_images = 0
         self._loss = 0.0
         self._wait_s = 0.0
         self.images = 0
-        self.epoch_images = 0
+        self._images_before_epoch = 0
         self.epoch_loss = 0.0
+
+    @property
+    def epoch_images(self) -> int:
+        """Seen in the epoch under way."""
+        return self.images - self._images_before_epoch
 
     @property
     def due(self) -> bool:
@@ -50,34 +55,34 @@ class Tally:
 
     def begin_epoch(self) -> None:
         """Starts the epoch's mean loss anew."""
-        self.epoch_images = 0
+        self._images_before_epoch = self.images
         self.epoch_loss = 0.0
 
     def add(self, images: int, loss: float, wait_s: float) -> None:
         """Adds a step: its images, their mean loss, and the seconds in which the worker waited for others."""
-        self._steps += 1
         self.steps += 1
-        self._images += images
-        self._loss += loss * images
-        self._wait_s += wait_s
         self.images += images
-        self.epoch_images += images
-        self.epoch_loss += loss * images
+        losses = loss * images
+        self._loss += losses
+        self.epoch_loss += losses
+        self._wait_s += wait_s
 
     def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
         """Gives what has been added since the last call, and starts anew."""
         now = self._clock.now()
+        images = self.images - self._said_images
         event = WorkerProgress(
             time_s=now - self._started_at,
             worker=self._worker,
             epoch=epoch,
             step=step,
-            steps=self._steps,
-            images=self._images,
-            loss=self._loss / max(1, self._images),
+            steps=self.steps - self._said_steps,
+            images=images,
+            loss=self._loss / max(1, images),
             learning_rate=learning_rate,
             wait_s=self._wait_s,
         )
         self._said_at = now
-        self._steps, self._images, self._loss, self._wait_s = 0, 0, 0.0, 0.0
+        self._said_steps, self._said_images = self.steps, self.images
+        self._loss, self._wait_s = 0.0, 0.0
         return event

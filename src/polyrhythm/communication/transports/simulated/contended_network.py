@@ -113,8 +113,8 @@ class ContendedNetwork:
             bundle.alarm = None  # which holds the bundle
         flow = ended[0]
         arrives_at_s = now + flow.latency_s
-        if len(ended) == 1 and arrives_at_s > now and not self._settling and time.is_over():  # as if queued
-            place = time.place()
+        place = None if self._settling or len(ended) > 1 or arrives_at_s <= now else time.last_place()
+        if place is not None:  # all of it happens as if it had been queued
             self._settling = True
             sent = flow.sent
             sent()

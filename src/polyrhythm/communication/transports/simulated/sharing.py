@@ -89,7 +89,7 @@ class Sharing:
         self._now_s = now_s
         if self._starting:
             self._take_in()
-            self._starting = []
+            self._starting.clear()
         changed = self._changed
         for bundle in changed:
             if not bundle.size:
@@ -190,7 +190,7 @@ class Sharing:
         for link in flow.links:
             bandwidth = link.bandwidth
             if link.coupling:
-                coupling += (link,)
+                coupling = (*coupling, link) if coupling else (link,)
                 room = bandwidth if bandwidth < room else room
                 continue
             limit = bandwidth if bandwidth < limit else limit

@@ -118,10 +118,17 @@ class VirtualTime:
             heappush(self._later, (time_s, self._queued, action))
             self._queued += 1
 
-    def place(self) -> int:
-        """Takes a place among what is queued for one time, for `finish`; `at` does so by itself."""
-        self._queued += 1
-        return self._queued - 1
+    def last_place(self) -> int | None:
+        """Takes a place for `finish` among what is queued; None if something is left to be done at the present time.
+
+        If nothing is, an action may as well do at once, as the last thing that it does, what it would queue for this time.
+        """
+        later = self._later
+        if self._present or (later and later[0][0] <= self.now_s):
+            return None
+        place = self._queued
+        self._queued = place + 1
+        return place
 
     def finish(self, time_s: float, place: int, action: Action) -> None:
         """Does an action at a time to come: at once, if nothing else is to be done until then, which saves the queue.
@@ -131,10 +138,12 @@ class VirtualTime:
             place: that it has among what is queued for that time.
             action: must not block. An action may call this only as the last thing that it does.
         """
-        if self.pass_to(time_s):
-            action()
-        else:
-            heappush(self._later, (time_s, place, action))
+        later = self._later
+        if self._present or (later and later[0][0] <= time_s):
+            heappush(later, (time_s, place, action))
+            return
+        self.now_s = time_s
+        action()
 
     def pass_to(self, time_s: float) -> bool:
         """Lets time pass, if nothing else is to be done until then; gives whether it has.
@@ -163,13 +172,6 @@ class VirtualTime:
         self._tasks[task] = None
         self.wake_soon(task)
         return task
-
-    def is_over(self) -> bool:
-        """Whether nothing is left to be done at the present time.
-
-        Then an action, as the last thing that it does, may as well do at once what it would queue for this time.
-        """
-        return not self._present and not (self._later and self._later[0][0] <= self.now_s)
 
     def kill(self, owner: object) -> None:
         """Ends all tasks of an owner where they are; called by queued actions, never by tasks."""

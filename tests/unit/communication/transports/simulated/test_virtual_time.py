@@ -313,11 +313,11 @@ def test_closing_ends_tasks_where_they_are_even_if_they_park_once_more() -> None
     assert (task.ended, seen, time.queued) == (True, ["left"], 0)
 
 
-def test_a_time_is_over_when_neither_the_line_nor_the_heap_has_anything_left_for_it() -> None:
+def test_there_is_a_last_place_when_neither_the_line_nor_the_heap_has_anything_left_for_the_time() -> None:
     time, seen = VirtualTime(), []
 
     def look() -> None:
-        seen.append(time.is_over())
+        seen.append(time.last_place() is not None)
 
     def look_with_another_behind() -> None:
         time.soon(lambda: None)
@@ -329,3 +329,56 @@ def test_a_time_is_over_when_neither_the_line_nor_the_heap_has_anything_left_for
     time.at(3.0, lambda: None)
     time.run()
     assert seen == [False, False, True]
+
+
+def test_time_passes_at_once_where_nothing_else_is_to_be_done_until_then() -> None:
+    time, seen = VirtualTime(), []
+
+    def first() -> None:
+        place = time.last_place()
+        assert place is not None
+        time.finish(3.0, place, lambda: seen.append(("finished", time.now())))
+        seen.append(("after", time.now()))
+
+    time.at(1.0, first)
+    time.at(5.0, lambda: seen.append(("queued", time.now())))
+    time.run()
+    assert seen == [("finished", 3.0), ("after", 3.0), ("queued", 5.0)]
+
+
+@pytest.mark.parametrize(("due_s", "first"), [(2.0, "other"), (3.0, "other"), (4.0, "finished")])
+def test_what_is_due_until_then_is_done_before(due_s: float, first: str) -> None:
+    time, seen = VirtualTime(), []
+
+    def last() -> None:
+        place = time.last_place()
+        assert place is not None
+        time.finish(3.0, place, lambda: seen.append("finished"))
+
+    time.at(due_s, lambda: seen.append("other"))
+    time.at(1.0, last)
+    time.run()
+    assert seen[0] == first
+    assert sorted(seen) == ["finished", "other"]
+
+
+def test_a_place_is_kept_before_what_is_queued_after_it_was_taken() -> None:
+    time, seen = VirtualTime(), []
+
+    def last() -> None:
+        place = time.last_place()
+        assert place is not None
+        time.at(3.0, lambda: seen.append("later"))
+        time.finish(3.0, place, lambda: seen.append("kept its place"))
+
+    time.at(1.0, last)
+    time.run()
+    assert seen == ["kept its place", "later"]
+
+
+def test_time_does_not_pass_over_what_is_to_be_done() -> None:
+    time, passed = VirtualTime(), []
+    time.at(1.0, lambda: passed.append((time.pass_to(2.0), time.pass_to(1.5), time.now())))
+    time.at(2.0, lambda: None)
+    time.run()
+    assert passed == [(False, True, 1.5)]
