@@ -121,7 +121,7 @@ class VirtualTime:
     def last_place(self) -> int | None:
         """Takes a place for `finish` among what is queued; None if something is left to be done at the present time.
 
-        If nothing is, an action may as well do at once, as the last thing that it does, what it would queue for this time.
+        If nothing is, an action may as well do at once, as its last thing, what it would queue for this time.
         """
         later = self._later
         if self._present or (later and later[0][0] <= self.now_s):
