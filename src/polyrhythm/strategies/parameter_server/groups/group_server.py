@@ -134,7 +134,7 @@ class GroupServer(ShardServer):
             self._contributions = max(0, message.step)
         before = kind is _LEAVE and not self._presence.is_there(name)
         replies = [] if before and self._presence.final != name else super().on_message(name, message)
-        if self._stop and kind is _PUSH:
+        if self._stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
             self._through.update(to for to, reply in replies if reply.stop)
         if kind is _LEAVE:
             self._through.add(name)
