@@ -15,6 +15,8 @@ from __future__ import annotations
 from polyrhythm.communication.message import Reason, RefusedMessage
 
 _NO_STEP = -1
+_MOST_APART = 1000
+"""Rounds by which no two servers differ: by one or two, since each worker gives its part of a round to all."""
 
 
 class Rounds:
@@ -49,6 +51,15 @@ class Rounds:
         """Whether a worker is a successor that has not come in yet."""
         return worker in self._invited or worker in self._coming
 
+    def check_inside(self, worker: int) -> None:
+        """Lets a worker ask or push that takes part in rounds.
+
+        Raises:
+            RefusedMessage: it is a successor that has not come in yet.
+        """
+        if self.is_outside(worker):
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} went on before the round that it comes in at")
+
     def invite(self, worker: int, *, later: bool) -> None:
         """A successor asks to be let in.
 
@@ -68,13 +79,14 @@ class Rounds:
         """A successor says at which round it comes in.
 
         Raises:
-            RefusedMessage: it was not asked, or named one that is over.
+            RefusedMessage: it was not asked, or named one that is over, or that no server can be at.
         """
         if worker not in self._invited:
             raise RefusedMessage(Reason.ORDER, f"worker {worker} named a round, and was not asked for one")
-        if number < self._begins_at[worker]:
+        earliest = self._begins_at[worker]
+        if not earliest <= number <= earliest + _MOST_APART:
             raise RefusedMessage(
-                Reason.STEP, f"worker {worker} would come in at round {number}, which is over for it"
+                Reason.STEP, f"worker {worker} would come in at round {number}, where {earliest} is the first for it"
             )
         self._invited.discard(worker)
         self._coming.add(worker)

@@ -201,6 +201,8 @@ class ShardServer:
             return self._answer_final()
         if told := self._entrance.let_in(source):
             return told
+        if self._rounds is not None:
+            self._rounds.check_inside(self._numbers[source])
         if self._updates.shard is None:
             self._entrance.wait(source)
             return []
@@ -222,6 +224,8 @@ class ShardServer:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         if self._losses.ejected and self._losses.was_let_go(source):
             raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
+        if self._rounds is not None:
+            self._check_takes_part(source)
         due = self._held.steps[pusher]
         admit_push(message, shard.values, self._updates.version, due)
         self._stop |= message.stop
@@ -244,6 +248,13 @@ class ShardServer:
             return [self._answer(source)]
         self._held.hold(entry)
         return self._carry_out(decision)
+
+    def _check_takes_part(self, source: int) -> None:
+        """Refuses a part in rounds of who has left, or has not come in: it would count beside what is held of it."""
+        assert self._rounds is not None, "asked only where there are rounds"
+        if not self._presence.is_there(source):
+            raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
+        self._rounds.check_inside(self._numbers[source])
 
     def _leave(self, rank: int) -> list[Reply]:
         return self._let_go_on_without(rank) if self._presence.leave(rank) else []
