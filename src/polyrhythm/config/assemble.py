@@ -26,6 +26,7 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.execution import Execution
+from polyrhythm.training.lone_pictures import check_learns_alone
 from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.optimizer_plan import check_shards
@@ -102,6 +103,8 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     )
     how.schedule.factor(0, job.length)
     job.learning.execution.check(make_model, dataset.image_shape, device)
+    if job.calendar.images(0, 0) == 1:
+        check_learns_alone(make_model, dataset.image_shape)
     return job
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.execution import ForwardPass, channels_innermost
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.lone_pictures import by_running_statistics
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.precision import Precision
 from polyrhythm.training.stages import graded
@@ -189,7 +191,7 @@ class Learner:
         if self._job.strategy.cuts_network:
             return self._gradients_together(images, labels, step, rate), True
         full = len(images) == self._job.calendar.batch_size(batch.epoch)
-        with self._precision.autocast():
+        with self._precision.autocast(), self._normalising(len(images), full=full):
             objective = self._objective(batch.epoch)
             loss = objective(self._forward(images, full=full), labels, images)
         value = float(loss.detach())
@@ -202,6 +204,10 @@ class Learner:
         self._world.pace.backward(self._shares, self.replica.announce)
         self._world.timer.lap("backward")
         return value, usable
+
+    def _normalising(self, images: int, *, full: bool = False) -> AbstractContextManager[None]:
+        """Gives the way in which a batch is normalised: a single picture, where that is not usual, by what is known."""
+        return by_running_statistics(self.replica.model) if images == 1 and not full else nullcontext()
 
     def _gradients_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         """Lets the workers compute their gradients together, once the time of computing has passed."""
@@ -217,7 +223,8 @@ class Learner:
             return found
 
         inputs = channels_innermost(images) if self._job.learning.execution.channels_last else images
-        value = self.replica.part.compute(step, inputs, loss)
+        with self._normalising(len(images)):
+            value = self.replica.part.compute(step, inputs, loss)
         self._world.timer.lap("backward")
         return value
 
