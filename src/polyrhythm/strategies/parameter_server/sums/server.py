@@ -22,7 +22,7 @@ class SumServer:
 
     Args:
         workers: their ranks, worker 0's first.
-        warm_start_steps: of worker 0, before which the others get no parameters.
+        warm_start_steps: of worker 0, before which the others get no parameters; all of its steps, if it takes fewer.
 
     Attributes:
         version: updates so far.
@@ -68,6 +68,8 @@ class SumServer:
             return self._go_on() if self._presence.leave(source) else []
         if message.kind is Kind.CONFIGURE:
             self._shard.configure(message)
+            if message.step > 0:  # else nobody can tell how many there are
+                self._warm_start_steps = min(self._warm_start_steps, message.step)
             return []
         if message.kind is Kind.PARAMETERS:
             self._shard.initialise(payload(message))

@@ -65,7 +65,7 @@ class SumWorker(WorkerPart):
     def start(self, step: int) -> int:
         """Takes the servers' parameters; who is resumed goes on where it was, if they hold what it had pushed."""
         if self._hands_out:
-            self._servers.initialise(self._plan, self._flat.vector)
+            self._servers.initialise(self._plan, self._flat.vector, self._steps or 0)
         values, known = self._servers.pull()
         if self._restored and known == self._pushed:
             return step
@@ -164,11 +164,11 @@ class _Servers:
         self._pushing: list[Handle] = []
         self._fetching = False
 
-    def initialise(self, plan: OptimizerPlan, vector: Tensor) -> None:
-        """Gives every server its shard and how to optimise it."""
+    def initialise(self, plan: OptimizerPlan, vector: Tensor, steps: int) -> None:
+        """Gives every server its shard, how to optimise it, and how many steps a worker takes (0: nobody can tell)."""
         for server, shard in zip(self._servers, self._shards, strict=True):
             text = pack_json(plan.part(shard.start, shard.stop).to_json())
-            self._network.send(server, Message(Kind.CONFIGURE, text))
+            self._network.send(server, Message(Kind.CONFIGURE, text, step=steps))
             self._network.send(server, Message(Kind.PARAMETERS, vector[shard]))
 
     def pull(self, final: bool = False) -> tuple[Tensor, int]:

@@ -142,3 +142,14 @@ def test_what_no_worker_sends_is_named():
         made.on_message(1, push([0.0, 0.0, 0.0]))
     with pytest.raises(RunError, match="cannot do anything with VECTOR from rank 2"):
         made.on_message(2, Message(Kind.VECTOR, torch.zeros(3)))
+
+
+def test_a_warm_start_is_no_longer_than_the_run():
+    """Worker 0 takes two steps in all; the others have their first parameters when it has taken them."""
+    made = SumServer(WORKERS, 50)
+    made.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAIN.to_json()), step=2))
+    made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
+    assert made.on_message(2, Message(Kind.PULL)) == []
+    assert made.on_message(0, push([2.0, 0.0, 0.0], step=0)) == []
+    [(rank, reply)] = made.on_message(0, push([2.0, 0.0, 0.0], step=1))
+    assert (rank, reply.tensor.tolist()) == (2, [-1.0, 2.0, 3.0])
