@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from conformance.jobs import PARAMETERS, blobs, make_job, simulated
+from conformance.jobs import PARAMETERS, blobs, make_job, resumed, simulated, stop_at
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerLost
+from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import play, try_seeds
@@ -263,3 +265,17 @@ def test_a_late_worker_leaves_out_steps(monkeypatch: pytest.MonkeyPatch) -> None
     assert pushed[1] == [0, 9, 18]
     assert result["seconds"] < 0.3
     assert result["bytes_sent_per_step"] == 2 * (PARAMETERS * 4 + 64)  # of the 43 steps that were taken
+
+
+@pytest.mark.parametrize("variant", ["c", "a"])
+def test_gradients_that_are_held_are_compensated_after_a_resumption(variant: str, tmp_path: Path) -> None:
+    """The server holds a gradient when the run is stopped, and must know then what it was computed from."""
+    spec = f"parameter_server(consistency=softsync, merge=delay_compensated(variant={variant}))"
+    job = make_job(spec, 3, dataset=blobs(31), batch_size=2, folder=tmp_path)
+    simulated(job, stop_at(0.03))
+    [(tensors, facts)] = Archive(resumed(job)).load().servers
+    assert facts["held"]
+    assert all(f"seen.{number}" in tensors for number in range(len(facts["held"])))
+    ended = simulated(resumed(job))
+    assert ended.events[-1].outcome == "done"
+    assert sum(ended.result["staleness"]["histogram"].values()) == 2 * 16  # batches that are not empty

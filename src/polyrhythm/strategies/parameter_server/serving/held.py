@@ -53,7 +53,7 @@ class Held:
         self.steps[pusher] = max(self.steps[pusher], step or 0)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives what a resumed server needs: the gradients that will not come again."""
+        """Gives what a resumed server needs: the gradients that will not come again, and what each was made from."""
         everything = self._everything()
         return self._packed([entry for entry in everything if entry.message.step < self.steps[entry.pusher]])
 
@@ -62,15 +62,15 @@ class Held:
 
     def _packed(self, kept: Sequence[Pushed]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"held.{number}": payload(entry.message) for number, entry in enumerate(kept)}
+        tensors |= {
+            f"seen.{number}": entry.seen for number, entry in enumerate(kept) if entry.seen is not None
+        }
         held = [[entry.pusher, *entry.message[2:6]] for entry in kept]  # version, step, weight, learning rate
         return tensors, {"steps": list(self.steps), "held": held, "left_out": self.left_out.state()}
 
     def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives all: also the gradients that a resumed pusher would push again, and what each was computed from."""
-        everything = self._everything()
-        tensors, facts = self._packed(everything)
-        seen = {f"seen.{number}": entry.seen for number, entry in enumerate(everything)}
-        return tensors | {name: value for name, value in seen.items() if value is not None}, facts
+        """Gives all: also the gradients that a resumed pusher would push again."""
+        return self._packed(self._everything())
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes back what `state` or `exact_state` gave."""

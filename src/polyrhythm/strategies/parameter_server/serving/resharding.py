@@ -14,7 +14,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.resharding import Held, Merged
 from polyrhythm.strategies.state import State
 
-_HELD, _MERGER = "held.", "merge."
+_HELD, _MERGER = ("held.", "seen."), "merge."
 
 
 class OfServers:
