@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
-from conformance.jobs import blobs, make_job, result_of
+from conformance.jobs import blobs, make_job, result_of, simulated
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
 from polyrhythm.simulation.cluster_file import cluster_text, parse_cluster
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import simulate_on
+from polyrhythm.simulation.run import Surroundings, _piece, simulate_on
+from polyrhythm.simulation.scene import Scene
+from polyrhythm.simulation.stage import plain_stage
+from polyrhythm.strategies.cast import cast_in_order
 from unit.simulation.clusters import cluster
 
 
@@ -60,3 +64,26 @@ def test_an_impossible_fault_of_a_cluster_file_is_one_line() -> None:
     text = cluster_text(cluster({"count": 2})) + "faults: [kill(rank=1)]\n"
     with pytest.raises(RequestError, match="cluster small: faults: fault kill: give one of at_s, after_step"):
         parse_cluster(text, "small")
+
+
+def test_a_death_of_worker_0_while_servers_are_let_go_is_named() -> None:
+    """Its last words are on their way, and end servers that its successor waits for."""
+    job = make_job("parameter_server(servers=2)", 2, epochs=1, dataset=blobs(train=16, test=4))
+    around = Surroundings(latency_s=0.02)
+    ended_s = simulated(job, around).events[-1].time_s
+    outcomes = []
+    for later_s in (
+        -0.03,
+        0.012,
+        0.03,
+        0.06,
+    ):  # before it asks for the last parameters; on their way; there; at the end
+        events: list[Event] = []
+        stage = plain_stage(cast_in_order(2, 2), _piece(job), events.append, around)
+        kill = f"kill(rank=0, at_s={ended_s + later_s:.4f}, restart_after_s=0.001)"
+        try:
+            Scene(stage, job.strategy, parse_faults(kill)).play()
+            outcomes.append(events[-1].outcome)
+        except RunError as error:
+            outcomes.append(str(error).partition("the run needs it: ")[2].partition(" (")[0])
+    assert outcomes == ["done", "the servers were being let go", "rank 0 is gone", "done"]

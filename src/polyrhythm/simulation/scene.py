@@ -100,6 +100,10 @@ class Scene:
                 raise
             raise RunError(f"{self._death(loss.rank)}, and the run needs it: {loss}") from loss
         except Deadlock as standstill:
+            if self._came_to_gone_servers():
+                raise RunError(
+                    f"{self._death(LEADER)}, and the run needs it: the servers were being let go"
+                ) from None
             if not self._end_late_successors():
                 deaths = "; ".join(map(self._death, self.killed_at_s))
                 raise (Deadlock(f"{standstill} ({deaths})") if deaths else standstill) from None
@@ -201,6 +205,13 @@ class Scene:
             if rank == LEADER or not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
                 raise
             self.time.at(self.time.now(), partial(self._end, rank))
+
+    def _came_to_gone_servers(self) -> bool:
+        """Whether worker 0's successor waits for servers that the one before it had let go with its last words."""
+        servers = self.cast.servers
+        return bool(self.ranks[LEADER].incarnation and self.living([LEADER])) and any(
+            self.ranks[server].alive and self._stage.tasks[server].ended for server in servers
+        )
 
     def _end_late_successors(self) -> bool:
         """Ends successors that came when nobody was there to serve them; gives whether nothing else was wrong."""
