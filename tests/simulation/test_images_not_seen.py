@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from conformance.jobs import batch, make_job, result_of, simulated
+from conformance.jobs import batch, blobs, make_job, result_of, simulated
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.result import images_of_broken_rounds
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, simulate_on
 from polyrhythm.strategies.parameter_server.serving.shard import Shard
@@ -94,3 +95,10 @@ def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Applied) 
     result = result_of(events)
     assert result["gradients_not_finite"] > 0
     assert result["images_not_seen"] == not_seen(job, applied) > 0
+
+
+def test_a_step_that_several_under_one_number_have_lost_counts_once() -> None:
+    """Worker 1 and two successors of it are lost in a round of 8 steps, after 3, 4 and 6 of them."""
+    job = make_job("local_sgd(steps=8)", 2, dataset=blobs(64), epochs=1)
+    missed = [(3, 1), (4, 1), (6, 1)]
+    assert images_of_broken_rounds(job, missed, lambda steps: steps // 8) == 6 * 4

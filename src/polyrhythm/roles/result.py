@@ -155,16 +155,16 @@ def images_of_broken_rounds(
         missed: after how many steps of the others which workers were missed.
         exchanges: gives how often others have been given what a worker had, in so many steps.
     """
-    found = 0
+    steps = set()  # of each worker once, though several under its number may have been lost in a round
     for reached, worker in missed:
         step = reached - 1
         if exchanges(reached + 1) > exchanges(reached) and not job.losses.rescale:
             # At the end of the run they meet again, with what they had.
             step = min(reached, job.calendar.total_steps - 1)
         while step >= 0 and exchanges(step) == exchanges(reached):
-            found += job.calendar.images(step, worker)
+            steps.add((step, worker))
             step -= 1
-    return found
+    return sum(job.calendar.images(step, worker) for step, worker in steps)
 
 
 def train_loss(accounts: list[Account]) -> float:
