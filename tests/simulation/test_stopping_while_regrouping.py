@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from polyrhythm.events import Event, RunEnded, WorkerLost
+from conformance.jobs import blobs, make_job, resumed, simulated, uneven
+from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.world import StopWish
+from polyrhythm.simulation.injection.fault import parse_faults
+from polyrhythm.simulation.run import Surroundings, _piece
+from polyrhythm.simulation.scene import Scene
+from polyrhythm.simulation.stage import plain_stage
 from polyrhythm.simulation.trials import play
+from polyrhythm.strategies.cast import cast_in_order
 from simulation.trying import trial
 
 FAULTS = "kill(rank=2, at_s=0.04, restart_after_s=0.01); kill(rank=1, at_s=0.05, restart_after_s=0.01)"
@@ -31,3 +39,42 @@ def test_a_wish_to_stop_is_heard_by_those_who_are_left_and_by_those_who_come(spe
         assert isinstance(events[-1], RunEnded)
         outcomes.add(events[-1].outcome)
     assert outcomes == {"interrupted"}
+
+
+@pytest.mark.parametrize("spec", ["ad_psgd", "hogwild", "easgd", "downpour", "parameter_server"])
+def test_who_has_taken_all_steps_holds_up_nobody_who_is_stopped(spec: str, tmp_path: Path) -> None:
+    """Worker 0 is in its first epoch when the others have taken all steps; it stops, and the run can be resumed."""
+    around = Surroundings(step_s=lambda worker: 0.001 if worker else 0.05, stop_at_s=0.06)
+    job = make_job(spec, 3, folder=tmp_path)
+    assert simulated(job, around).events[-1].outcome == "interrupted"
+    ended = simulated(resumed(job))
+    assert ended.events[-1].outcome == "done"
+    assert ended.result["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize("spec", ["sgp", "d_psgd", "sgp(overlap=True)"])
+def test_a_successor_that_comes_after_the_last_step_waits_for_no_turn(spec: str, tmp_path: Path) -> None:
+    """Worker 0, alone, is asked to stop in its third step, at whose end it finds the successor at the door."""
+    job = make_job(spec, 2, epochs=3, dataset=blobs(25), folder=tmp_path)
+    events: list[Event] = []
+    around = Surroundings(step_s=lambda worker: 0.01 if worker else 0.05, stop_at_s=0.125)
+    stage = plain_stage(cast_in_order(2, 0), _piece(job), events.append, around)
+    Scene(stage, job.strategy, parse_faults("kill(rank=1, at_s=0.035, restart_after_s=0.15)")).play()
+    assert events[-1].outcome == "interrupted"
+    assert [type(event) for event in events if isinstance(event, WorkerLost | WorkerJoined)] == [
+        WorkerLost,
+        WorkerJoined,
+    ]
+
+
+def test_who_missed_the_mean_after_which_others_have_stopped_stops_there_too(tmp_path: Path) -> None:
+    """The mean in which a wish is heard breaks for some, since a successor comes: nobody takes a step more."""
+    job = make_job("hierarchical_averaging", 6, dataset=blobs(49, test=5), batch_size=1, folder=tmp_path)
+    events: list[Event] = []
+    around = Surroundings(step_s=uneven, bandwidth_bytes_per_s=1e5, stop_at_s=0.4916)
+    stage = plain_stage(cast_in_order(6, 0), _piece(job), events.append, around)
+    Scene(stage, job.strategy, parse_faults("kill(rank=2, at_s=0.38029, restart_after_s=0.20621)")).play()
+    assert events[-1].outcome == "interrupted"
+    assert (
+        max(event.step for event in events if isinstance(event, WorkerProgress)) == 16
+    )  # the end of a round

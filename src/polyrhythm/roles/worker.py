@@ -144,7 +144,7 @@ class _Shift:
         through = first == self._job.learning.epochs  # when the others were saved
         if self._company.let_in or self._takes_over or through:
             self._desk.entered(self.state(start))
-        if self._company.over:
+        if self._company.stops:
             return start, start < calendar.total_steps
         self._tally.begin(elapsed_s)
         self._timer.start(elapsed_s)
@@ -188,7 +188,7 @@ class _Shift:
         stopped = False
         while step < last and not stopped:
             taken = self._company.bear(partial(self._stretch, epoch, step, last))
-            step, stopped = taken or (self._company.step, self._company.over)
+            step, stopped = taken or (self._company.step, self._company.stops)
         return step, stopped and (step < last or epoch + 1 < self._job.learning.epochs)
 
     def _stretch(self, epoch: int, step: int, last: int) -> tuple[int, bool]:

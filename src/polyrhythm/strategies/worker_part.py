@@ -232,6 +232,11 @@ class WorkerPart:
         """
         return self.meetings(step + 1) > self.meetings(step)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether others have stopped where this worker is, as it has heard in regrouping: it takes no step more."""
+        return False
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Takes what the newest worker holds, where this one is behind it; its flat vector has been copied already.
 

@@ -153,9 +153,13 @@ class Correspondence:
         behind = self._behind if waits else set()
         self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
 
-    def wait_for_stop(self) -> None:
-        """Waits until every worker has stopped early, or left because it was done."""
-        self._wait_for_all(lambda account: account.stopped or account.final)
+    def wait_for_stop(self, steps: int) -> None:
+        """Waits until every worker has stopped early, or taken all steps; who has may wait for others before it leaves.
+
+        Args:
+            steps: that every worker takes.
+        """
+        self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
 
     def wait_for_workers(self) -> None:
         """Waits for the last words of every worker."""

@@ -149,7 +149,7 @@ class Leader:
         if self._in_step:
             self._others.wait_for_step(state.account.step)
         else:
-            self._others.wait_for_stop()
+            self._others.wait_for_stop(self.job.calendar.total_steps)
         self._curator.save(
             self._curator.snapshot(self.job.calendar.epoch_of(state.account.step), state.account.step)
         )

@@ -79,6 +79,11 @@ class Company:
         return self._either is not None and self._either.over
 
     @property
+    def stops(self) -> bool:
+        """Whether the others have ended, or stopped where this worker is, so that no step is left to take."""
+        return self.over or (self._either is not None and self._part.has_stopped)
+
+    @property
     def step(self) -> int:
         """Steps that this worker has done, of which one may have been another's."""
         assert self._either is not None, "kept only where workers regroup"

@@ -104,10 +104,10 @@ class _Rehearser:
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
-        done, stopped = start, self._company.over
+        done, stopped = start, self._company.stops
         while done < self._rehearsal.steps and not stopped:
             taken = self._company.bear(lambda: self._go_on(done))  # noqa: B023
-            done, stopped = taken or (self._company.step, self._company.over)
+            done, stopped = taken or (self._company.step, self._company.stops)
         return done, stopped and done < self._rehearsal.steps
 
     def _go_on(self, done: int) -> tuple[int, bool]:

@@ -171,6 +171,11 @@ class PostLocalWorker(WorkerPart):
         self._mean.prepare()
         self._rounds.regroup(workers, members)
 
+    @property
+    def has_stopped(self) -> bool:
+        """As in rounds."""
+        return self._rounds.has_stopped
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Begins as the newest is, or takes the mean that it has missed."""
         return self._rounds.take_over(newest, done, step)

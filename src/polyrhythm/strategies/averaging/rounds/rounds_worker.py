@@ -123,6 +123,11 @@ class RoundsWorker(WorkerPart):
         if not agreed.counted:
             self._weight = 1.0
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it has heard so in a mean after which nobody has gone on; in a round, all stop a step later."""
+        return self._heard and not self._apart
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Begins as the newest is, or hears of the mean that it has missed, and goes on behind it."""
         if done < 0:

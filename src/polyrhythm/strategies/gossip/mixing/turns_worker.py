@@ -93,6 +93,11 @@ class TurnsWorker(WorkerPart):
         known = [worker.last for worker in told if worker.last is not None]
         self._ending = self._turns.ending(self._delay, min(known, default=None))
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the last step is over; nobody mixes after it."""
+        return self._ending.after(self._done - 1)
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Begins as the newest is; or takes its model, and counts the last step, whose mean it has missed."""
         if done < 0:

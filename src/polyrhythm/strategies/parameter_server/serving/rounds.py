@@ -58,7 +58,9 @@ class Rounds:
             RefusedMessage: it is a successor that has not come in yet.
         """
         if self.is_outside(worker):
-            raise RefusedMessage(Reason.ORDER, f"worker {worker} went on before the round that it comes in at")
+            raise RefusedMessage(
+                Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
+            )
 
     def invite(self, worker: int, *, later: bool) -> None:
         """A successor asks to be let in.
@@ -86,7 +88,8 @@ class Rounds:
         earliest = self._begins_at[worker]
         if not earliest <= number <= earliest + _MOST_APART:
             raise RefusedMessage(
-                Reason.STEP, f"worker {worker} would come in at round {number}, where {earliest} is the first for it"
+                Reason.STEP,
+                f"worker {worker} would come in at round {number}, where {earliest} is the first for it",
             )
         self._invited.discard(worker)
         self._coming.add(worker)

@@ -217,8 +217,10 @@ class TestRounds:
             rounds.accept(0, 0)
         rounds.number = 3
         rounds.invite(0, later=False)
-        with pytest.raises(RefusedMessage, match="which is over"):
+        with pytest.raises(RefusedMessage, match="where 3 is the first"):
             rounds.accept(0, 2)
+        with pytest.raises(RefusedMessage, match="where 3 is the first"):
+            rounds.accept(0, 2**40)
         rounds.forget(0)
         with pytest.raises(RefusedMessage, match="was not asked"):
             rounds.accept(0, 3)

@@ -15,8 +15,11 @@ from polyrhythm.communication.message import (
     unpack_tensors,
 )
 from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.spans import Span
@@ -337,3 +340,51 @@ def test_a_plan_of_an_unknown_class_is_refused():
     made = ShardServer(PUSHERS, Asynchronous())
     with pytest.raises(RefusedMessage, match=r"names 'LBFGS', which is none of ours"):
         made.on_message(0, Message(Kind.CONFIGURE, pack_json({"kind": "LBFGS", "spans": [], "rate": 0.1})))
+
+
+class TestKrumAlone:
+    """A server that is alone, whose workers come back wildly."""
+
+    def krum(self):
+        made = ShardServer(PUSHERS, Synchronous(), Handling(aggregator=Krum(f=0)))
+        made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json())))
+        made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
+        return made
+
+    def test_who_has_not_come_in_takes_no_part(self):
+        """Else two gradients of one worker were compared, as if they were two workers'."""
+        made = self.krum()
+        made.on_message(2, push([1.0, 0.0, 0.0]))
+        made.on_loss(2)  # what it pushed goes along with the others'
+        [(_, invitation)] = made.on_message(2, Message(Kind.PULL))
+        assert (invitation.kind, invitation.step) == (Kind.JOIN, 1)
+        for when in ("asked", "coming"):
+            with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+                made.on_message(2, push([9.0, 0.0, 0.0]))
+            if when == "asked":
+                assert made.on_message(2, Message(Kind.JOIN, step=1)) == []
+        with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+            made.on_message(2, Message(Kind.PULL))
+        made.on_message(0, push([1.0, 0.0, 0.0]))
+        replies = made.on_message(5, push([-50.0, 0.0, 0.0]))
+        assert [rank for rank, _ in replies] == [0, 2, 5]
+        assert all(message.tensor.tolist() == [0.5, 2.0, 3.0] for _, message in replies)
+
+    def test_who_has_left_takes_no_part(self):
+        made = self.krum()
+        made.on_message(5, Message(Kind.LEAVE))
+        with pytest.raises(RefusedMessage, match="from rank 5, which had left"):
+            made.on_message(5, push([1.0, 0.0, 0.0]))
+
+    def test_two_gradients_of_one_worker_are_compared(self):
+        """With softsync nobody waits: a quick worker has two of the three gradients of an update."""
+        made = ShardServer(PUSHERS, Softsync(), Handling(aggregator=Krum(f=0)))
+        made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json())))
+        made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
+        for rank in PUSHERS:
+            made.on_message(rank, Message(Kind.PULL))
+        made.on_message(2, push([1.0, 0.0, 0.0], step=0))
+        made.on_message(2, push([1.25, 0.0, 0.0], step=1))
+        made.on_message(5, push([90.0, 0.0, 0.0], step=0))
+        assert made.version == 1
+        assert made.values.tolist() == [0.375, 2.0, 3.0]  # the second is nearer to the third
