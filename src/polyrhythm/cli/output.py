@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -54,6 +55,12 @@ def say_cache(figures: dict[str, Any]) -> None:
 
     if "cache" in figures:
         print(f"cache       {cache_line(figures['cache'])}")
+
+
+def say_where_the_report_is(folder: Path) -> None:
+    """Prints a run's report, if there was room for it on the disk."""
+    if (folder / "report.html").exists():
+        print(f"report      {folder}/report.html")
 
 
 def percent(fraction: float) -> str:

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_timings, say_what_held_back
+from polyrhythm.cli.output import (
+    JSON_HELP,
+    percent,
+    print_json,
+    say_timings,
+    say_what_held_back,
+    say_where_the_report_is,
+)
 from polyrhythm.cli.seeds import try_seeds
 from polyrhythm.config.options import REAL_ONLY
 
@@ -106,5 +113,5 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"cluster     {figures['cluster']}, {figures['hosts']:,} hosts{price}")
     if learns:
         print(f"model       {folder}/model.safetensors")
-    print(f"report      {folder}/report.html")
+    say_where_the_report_is(folder)
     print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")

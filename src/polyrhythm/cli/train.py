@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, say_cache, say_timings, say_what_held_back
+from polyrhythm.cli.output import (
+    JSON_HELP,
+    percent,
+    print_json,
+    say_cache,
+    say_timings,
+    say_what_held_back,
+    say_where_the_report_is,
+)
 from polyrhythm.launch.preemption import PREEMPTED
 
 INTERRUPTED = 130
@@ -69,4 +77,4 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     say_cache(figures)
     say_timings(figures)
     print(f"model       {folder}/model.safetensors")
-    print(f"report      {folder}/report.html")
+    say_where_the_report_is(folder)

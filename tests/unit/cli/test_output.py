@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from polyrhythm.cli.output import print_table
+from polyrhythm.cli.output import print_table, say_where_the_report_is
 
 
 def test_a_title_wider_than_its_table_stays_whole(
@@ -13,6 +15,15 @@ def test_a_title_wider_than_its_table_stays_whole(
     print_table(name, ["", "class"], [["1", "sea"], ["2", "sand"]])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [name, "   class", "1  sea", "2  sand"]
+
+
+def test_no_report_is_promised_that_was_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_where_the_report_is(tmp_path)
+    (tmp_path / "report.html").touch()
+    say_where_the_report_is(tmp_path)
+    assert capsys.readouterr().out == f"report      {tmp_path}/report.html\n"
 
 
 def test_names_are_not_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
