@@ -38,6 +38,10 @@ class Split(Protocol):
         """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
 
 
+_NAMED = 3
+"""Files that were left out that a remark names."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set.
@@ -65,6 +69,15 @@ class Dataset:
     black: tuple[float, ...] = (0.0,)
     white: tuple[float, ...] = (1.0,)
     shown: float = CENTRAL_SHARE
+
+    @property
+    def remark(self) -> str:
+        """What is to be said of files that were left out; nothing if there are none."""
+        if not self.skipped:
+            return ""
+        named, more = ", ".join(self.skipped[:_NAMED]), len(self.skipped) - _NAMED
+        are = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
+        return f"{are} left out: {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
 class TensorSplit:

@@ -137,6 +137,17 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(animals):
     assert dataset.train.images(torch.arange(14)).shape == (14, 3, 16, 16)
 
 
+def test_what_was_left_out_is_said(animals):
+    assert load(animals).remark == ""
+    broken = [animals / "train" / "cat" / f"{number:02}.png" for number in range(4)]
+    cut(broken[0])
+    assert load(animals, skip_unreadable=True).remark == f"1 file is left out: {broken[0]}"
+    for path in broken[1:]:
+        cut(path)
+    named = ", ".join(map(str, broken[:3]))
+    assert load(animals, skip_unreadable=True).remark == f"4 files are left out: {named} and 1 more"
+
+
 def test_an_image_that_breaks_later_is_named_when_its_batch_is_made(animals):
     dataset = load(animals)
     cut(animals / "train/cat/01.png")

@@ -97,7 +97,8 @@ class Leader:
             self.job.keeping.claim.remove(folder / ARRIVALS_FILE)
         self._narrator.begin()
         self._narrator.say(self._figures.opening(epoch, self._narrator.earlier_s))
-        for remark in (self.job.strategy.remark(self.job.workers), *self._curator.remarks):
+        of_strategy, of_data = self.job.strategy.remark(self.job.workers), self.job.dataset.remark
+        for remark in (of_strategy, of_data, *self._curator.remarks):
             if remark:
                 self._narrator.say(Notice(time_s=0, text=remark))
 
