@@ -3,8 +3,8 @@
     mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD]
 
 The first process of rank VICTIM is killed when step KILLED_AT of epoch 1 has its gradients: a worker at its own, a
-server at worker 0's. With a word, worker 1 ends epoch 1 only when its successor has begun (`begun`), or has come into
-the loop (`inside`). Each worker notes its batches and saves its final model.
+server at worker 0's. With a word, worker 1 ends epoch 1 only when its successor has begun (`begun`), waits to be let in
+(`waiting`), or has come into the loop (`inside`). Each worker notes its batches and saves its final model.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
     import polyrhythm
+    from polyrhythm.launch.places import Place, Places
     from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
     make_optimizers_quickly()
@@ -56,6 +57,7 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
     inputs, labels = points()
     diary = []
     with polyrhythm.join(strategy) as group:
+        store = group._home.rendezvous.store  # a place is nothing that users could ask for
         model = network()
         model, optimizer = group.distribute(model, optimizer_of(model))
         scheduler = schedule_of(optimizer)
@@ -75,6 +77,8 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
                 seen.append(indices.tolist())
             scheduler.step()
             while word and (group.rank, epoch) == (1, 1) and not (folder / word).exists():
+                if word == "waiting" and Places(store, WORKERS).of(victim) is Place.WAITING:
+                    break
                 time.sleep(0.01)
             mean = group.average(group.rank)
             facts = {"epoch": epoch, "seen": seen, "workers": group.workers, "mean": mean}
