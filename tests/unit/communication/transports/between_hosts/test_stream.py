@@ -11,6 +11,7 @@ import torch
 from polyrhythm.communication.transports.between_hosts.addition import Addition, Outgoing
 from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame, Phase, Shape
 from polyrhythm.communication.transports.between_hosts.stream import Stream
+from polyrhythm.communication.transports.owned_socket import OwnedSocket
 from polyrhythm.communication.transports.tcp.sockets import RECORD_BYTES, TcpSocket
 from unit.communication.transports.between_hosts.meshes import pair
 
@@ -19,7 +20,8 @@ class Noted(TcpSocket):
     """Notes how much leaves at a time, and takes no more than it is told to."""
 
     def __init__(self, connected: TcpSocket) -> None:
-        super().__init__(connected.family, connected.detach())
+        OwnedSocket.__init__(self, connected.family, connected.type, connected.detach())
+        self.record_bytes = connected.record_bytes
         self.sent: list[tuple[int, int]] = []
         self.room = 1 << 30
 
