@@ -44,8 +44,9 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 
 
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
-    import polyrhythm
     from polyrhythm.launch.places import Place, Places
+
+    import polyrhythm
     from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
     make_optimizers_quickly()
