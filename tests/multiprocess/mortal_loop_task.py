@@ -44,9 +44,8 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 
 
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
-    from polyrhythm.launch.places import Place, Places
-
     import polyrhythm
+    from polyrhythm.launch.script.places import Place, Places
     from polyrhythm.training.quick_optimizers import make_optimizers_quickly
 
     make_optimizers_quickly()
