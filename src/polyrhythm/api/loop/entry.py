@@ -84,7 +84,8 @@ class LoopEntry:
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
-        inside = self._position is not None and self._position.taken
+        position, self._position = self._position, None
+        inside = position is not None and position.taken > 0  # an epoch that whoever led before has let others into
         if self._leader is None or not entering or inside:
             return
         for worker in entering:

@@ -1,0 +1,99 @@
+"""How a successor of worker 0 comes into a loop, and whom it lets in from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from polyrhythm.api.loop.bulletin import Bulletin
+from polyrhythm.api.loop.course import Course
+from polyrhythm.api.loop.entry import LoopEntry
+from polyrhythm.api.loop.epochs import Begun
+from polyrhythm.api.loop.leader import LoopLeader
+from polyrhythm.api.loop.position import UNKNOWN, Logbook, Position
+from polyrhythm.api.loop.progress import Progress
+from polyrhythm.communication.transports.simulated.network import ConstantNetwork
+from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.config.assemble import strategy_from
+from polyrhythm.errors import RunError
+from polyrhythm.launch.script.meeting import begun_key
+from polyrhythm.launch.script.places import Place, Places
+from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.cast import Cast
+
+WORKERS, STEPS = 3, 6
+
+
+class Heir:
+    """A successor of worker 0 among workers that go in step, who say in the store where they are.
+
+    Args:
+        taken: batches of epoch 1.
+    """
+
+    def __init__(self, taken: int) -> None:
+        store, time = dist.HashStore(), VirtualTime()
+        cluster = SimulatedCluster(time, ConstantNetwork(time, 1e-3, 1e9), WORKERS)
+        world = World(
+            cluster.communicator(0), Cast(tuple(range(WORKERS))), incarnation=1, leader_returns=True
+        )
+        strategy = strategy_from("synchronous")
+        self.admitted: list[list[int]] = []
+        desk = LoopLeader(world, strategy, lambda: Welcome({}, 0.0), lambda event: None)
+        desk.regroup = SimpleNamespace(step=STEPS, leader=1)  # type: ignore[assignment]
+        desk.admit = self._admit  # type: ignore[method-assign]
+        self.places = Places(store, WORKERS)
+        self.places.begin()
+        bulletin = Bulletin(store, lambda: None)
+        self.course = Course()
+        optimizer: Any = SimpleNamespace(steps=STEPS, param_groups=[{"lr": 0.1}])
+        self.course.optimizer = optimizer
+        self.progress = Progress(self.course, Logbook(bulletin))
+        self.entry = LoopEntry(world, strategy, bulletin, self.places, self.progress, desk)
+        bulletin.tell(begun_key(0), Begun(0, 1, 4).to_text())
+        others = Logbook(bulletin)
+        others.note(Position(0, 1, STEPS, taken, at_end=False, averages=7, rates=(0.05,), kept=()))
+        others.formed(1, STEPS)
+
+    def _admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
+        self.admitted.append(list(workers))
+        return False
+
+    def come_in(self) -> Begun:
+        begun = self.entry.entered()
+        self.entry.begins(begun)
+        self.entry.go_on(begun)
+        return begun
+
+
+def test_it_comes_to_where_the_others_are_with_what_they_have() -> None:
+    heir = Heir(taken=2)
+    assert heir.come_in() == Begun(0, 1, STEPS)
+    assert heir.progress.be_seated() == 2
+    assert heir.course.averages == 7
+    assert heir.course.optimizer is not None
+    assert heir.course.optimizer.param_groups[0]["lr"] == 0.05
+    assert heir.places.of(0) is Place.HERE
+
+
+@pytest.mark.parametrize(("taken", "first"), [(0, [[2]]), (2, [])], ids=["beginning", "middle"])
+def test_it_lets_nobody_into_the_middle_of_an_epoch_but_into_every_later_one(
+    taken: int, first: list[list[int]]
+) -> None:
+    heir = Heir(taken)
+    begun = heir.come_in()
+    heir.entry.let_in(begun, [2])
+    assert heir.admitted == first
+    heir.entry.let_in(Begun(0, 2, 8), [1])
+    assert heir.admitted == [*first, [1]]
+
+
+def test_it_cannot_leave_out_what_no_shard_has_handed_out() -> None:
+    with pytest.raises(RunError, match=r"whose batches do not come from group\.shard"):
+        Heir(UNKNOWN).come_in()
