@@ -20,12 +20,23 @@ from polyrhythm.events import CheckpointSaved, Event, Restarted, RunEnded, RunSt
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.launch.children.restarting import Emit, RankLost, run_restarting
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.roles.job import Job
+from polyrhythm.roles.job import Job, Losses
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    options = ("--data", "digits", "--model", "mlp", "--workers", "2", "--threads", "1", "--epochs", "100000")
+    options = (
+        "--data",
+        "digits",
+        "--model",
+        "mlp",
+        "--threads",
+        "1",
+        "--epochs",
+        "100000",
+        "--silence-s",
+        "60",
+    )
     with runs(tmp_path, "train", *options) as starter:
         yield starter
 
@@ -42,8 +53,9 @@ def played(deaths: int, restarts: int, folder: Path) -> list[Event]:
     lives = folder / "lives"
     lives.mkdir()
     job = replace(
-        job_of("synchronous", folder / "run", restarts=restarts, epochs=2),
+        job_of("synchronous", folder / "run", epochs=2),
         make_model=lambda: mortal(lives, deaths),
+        losses=Losses(restarts=restarts, silence_s=60.0),  # whoever is slow is not lost
     )
     events: list[Event] = []
 
