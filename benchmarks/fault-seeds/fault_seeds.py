@@ -45,7 +45,6 @@ ALSO = (
     "parameter_server(servers=2, consistency=synchronous)",
     "parameter_server(servers=2, consistency=bounded_staleness(s=2, cached_reads=True))",
     "mixed(servers=2, consistency=synchronous)",
-    "mixed(replicas=4)",
     "easgd(mode=synchronous, tau=2, servers=2)",
     "sgp(overlap=True)",
     "slowmo(steps=3, base=sgp)",
