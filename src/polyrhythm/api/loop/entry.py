@@ -85,9 +85,8 @@ class LoopEntry:
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
         position, self._position = self._position, None
-        inside = (
-            position is not None and position.taken > 0
-        )  # an epoch that whoever led before has let others into
+        # In the middle of an epoch whoever led before has let others into it.
+        inside = position is not None and position.taken > 0
         if self._leader is None or not entering or inside:
             return
         for worker in entering:
