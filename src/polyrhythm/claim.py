@@ -105,9 +105,8 @@ class Claim(Unclaimed):
     def remove(self, path: Path) -> None:
         """Moves a file to the desk, and removes it there: from anywhere else it could be a later start's."""
         gone = self.draft(path)
-        with suppress(
-            FileNotFoundError
-        ):  # there is no such file; or no desk, and then somebody else has the folder
+        # There is no such file; or no desk, and then somebody else has the folder.
+        with suppress(FileNotFoundError):
             path.replace(gone)
             gone.unlink()
         self.check()

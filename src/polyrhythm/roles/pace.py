@@ -76,9 +76,8 @@ class DrawnPace:
 
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
         """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
-        draw_s = (
-            self.draw_s
-        )  # a call of what an object holds, written as one of its methods, is looked up anew
+        # A call of what an object holds, written as one of its methods, is looked up anew.
+        draw_s = self.draw_s
         self._step_s = draw_s() * work
         if shares:
             for bucket in reversed(range(len(shares))):

@@ -85,9 +85,8 @@ class SimulatedCommunicator:
             if home.inbox.is_revoked(self._lineage) and message.kind is not Kind.REVOKE:
                 raise CollectiveBroken(REVOKED)
             receiver = home.peer(self._context, member)
-        if (
-            message[1] is self._handed_on and message[0] is self._handed_kind
-        ):  # of the same size as the last time
+        if message[1] is self._handed_on and message[0] is self._handed_kind:
+            # Of the same size as the last time.
             nbytes, arriving = self._handed_nbytes, message
         else:
             nbytes, arriving = self._weigh(message)

@@ -66,9 +66,8 @@ class ContendedNetwork:
         self.sharing.begin(Flow(way[0], way[1], sent, arrived, nbytes))
         if not self._settling:
             self._settling = True
-            soon = (
-                self._soon
-            )  # a call of what an object holds, written as one of its methods, is looked up anew
+            # A call of what an object holds, written as one of its methods, is looked up anew.
+            soon = self._soon
             soon(self._settle_all)
 
     def alpha_s(self, source: int, to: int) -> float:
