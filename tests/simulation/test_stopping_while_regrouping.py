@@ -78,3 +78,18 @@ def test_who_missed_the_mean_after_which_others_have_stopped_stops_there_too(tmp
     assert (
         max(event.step for event in events if isinstance(event, WorkerProgress)) == 16
     )  # the end of a round
+
+
+@pytest.mark.parametrize("spec", ["lazy_synchronous(collective=direct)", "synchronous(collective=direct)"])
+def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_over(
+    spec: str, tmp_path: Path
+) -> None:
+    """The others have left; only the successor is there, and would wait for worker 0 in the next step."""
+    job = make_job(spec, 4, dataset=blobs(53, test=3), batch_size=2, folder=tmp_path)
+    events: list[Event] = []
+    paces = [0.05, 0.011, 0.012, 0.013]
+    around = Surroundings(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=0.0783)
+    stage = plain_stage(cast_in_order(4, 0), _piece(job), events.append, around)
+    Scene(stage, job.strategy, parse_faults("kill(rank=2, at_s=0.071, restart_after_s=0.0339)")).play()
+    assert events[-1].outcome == "interrupted"
+    assert any(isinstance(event, WorkerJoined) for event in events)

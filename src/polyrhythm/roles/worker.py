@@ -95,6 +95,7 @@ def work(job: Job, world: World) -> None:
     shift = _Shift(job, world, learner, desk, company)
     step, stopped = shift.run(company.start(start), elapsed_s)
     if stopped:
+        company.stop()
         desk.interrupted(shift.state(step, stopped=True))
     company.end()
     desk.end(shift.state(step, stopped=stopped, final=True))

@@ -83,6 +83,11 @@ class Company:
         """Whether the others have ended, or stopped where this worker is, so that no step is left to take."""
         return self.over or (self._either is not None and self._part.has_stopped)
 
+    def stop(self) -> None:
+        """Notes that this worker stops early: where all hold the same, who comes now finds the run over."""
+        if self._regroup is not None and self._part.replicated:
+            self._regroup.over = True
+
     @property
     def step(self) -> int:
         """Steps that this worker has done, of which one may have been another's."""
