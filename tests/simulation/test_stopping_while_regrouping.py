@@ -52,7 +52,7 @@ def test_who_has_taken_all_steps_holds_up_nobody_who_is_stopped(spec: str, tmp_p
     assert ended.result["images_not_seen"] == 0
 
 
-@pytest.mark.parametrize("spec", ["sgp", "d_psgd", "sgp(overlap=True)"])
+@pytest.mark.parametrize("spec", ["sgp", "d_psgd", "sgp(overlap=True)", "slowmo(steps=50, base=sgp)"])
 def test_a_successor_that_comes_after_the_last_step_waits_for_no_turn(spec: str, tmp_path: Path) -> None:
     """Worker 0, alone, is asked to stop in its third step, at whose end it finds the successor at the door."""
     job = make_job(spec, 2, epochs=3, dataset=blobs(25), folder=tmp_path)

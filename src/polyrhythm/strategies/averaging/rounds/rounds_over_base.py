@@ -106,6 +106,11 @@ class RoundsOverBase(WorkerPart):
         """As the base."""
         return self._base.lets_in(step)
 
+    @property
+    def has_stopped(self) -> bool:
+        """As the base."""
+        return self._base.has_stopped
+
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Begins as the newest is, or takes the round's end that it has missed."""
         base, (outer, facts) = self._parts(newest)
