@@ -10,7 +10,7 @@ import typer
 
 from polyrhythm.cli.output import JSON_HELP, print_json, print_table
 
-SYMBOLS = "M: bytes of the model, N: workers, R: replicas in a group, H and K: steps between averages"
+SYMBOLS = "M: model's bytes, N: workers, R: replicas a group, H, K: steps between averages"
 
 
 def strategies(
