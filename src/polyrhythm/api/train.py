@@ -46,14 +46,13 @@ def train(
 ) -> Run | None:
     """Trains a classifier on several workers.
 
-    A script that calls this must do so below `if __name__ == "__main__":`, since workers import it anew.
+    A script must call this below `if __name__ == "__main__":`, since workers import it anew.
 
     Args:
         recipe: a YAML file of options.
         out: the run folder, new or empty; None makes one under `runs/`.
         resume: the folder of a run to continue; `options` then change what it was told. `auto`: the one of `out` if
-            there is a run in it, else a new one, so that the same request can be made again and again; of a run that
-            has nothing left to do, the figures are given once more.
+            there is a run in it, else a new one; of one that has nothing left to do, the figures are given once more.
         observers: are told every event, in this process.
         start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch

@@ -78,12 +78,15 @@ def test_who_starts_waits_for_no_thread_that_moves_bytes() -> None:
 
 
 def test_a_handle_that_is_asked_moves_bytes() -> None:
+    vectors = [torch.ones(3), torch.ones(3)]
     with mesh(2) as members:
-        handles: list[ExchangeHandle] = [each.start_all_reduce(torch.ones(3)) for each in members]
+        both = zip(members, vectors, strict=True)
+        handles: list[ExchangeHandle] = [each.start_all_reduce(vector) for each, vector in both]
         for handle in handles:
             while not handle.done():
                 pass
             handle.wait()
+    assert [vector.tolist() for vector in vectors] == [[2.0] * 3] * 2
 
 
 def test_finish_is_called_once_and_what_is_no_vector_comes_back_in_its_place() -> None:
