@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-WORKERS, POINTS, BATCH_SIZE, RATE, KILLED_AT = 3, 48, 4, 0.2, 2
+WORKERS, POINTS, BATCH_SIZE, RATE, KILLED_AT = 3, 48, 4, 0.05, 2
 
 
 def points() -> tuple[Tensor, Tensor]:
