@@ -95,7 +95,7 @@ def prepare() -> None:
 
     from polyrhythm.config.assemble import assemble
     from polyrhythm.config.recipe import configure
-    from polyrhythm.reporting import plots, report
+    from polyrhythm.reporting.pages import plots, report
     from polyrhythm.roles.job import Keeping
 
     assert all((plotly.graph_objects, torch._dynamo, plots, report))

@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from polyrhythm.augmentation.chain import build_chain
-from polyrhythm.data.seeding import sample_keys
+from polyrhythm.data.dealing.seeding import sample_keys
 from polyrhythm.models.torchvision_operators import define_missing_operators
 
 CHAIN = "colour_casting; rotation(strength=15); stretching(strength=0.2); flip"

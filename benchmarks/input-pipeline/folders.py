@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from polyrhythm.data.cache_limit import CacheLimit
-from polyrhythm.data.cached_split import CachedSplit, CachePlan
+from polyrhythm.data.caching.cache_limit import CacheLimit
+from polyrhythm.data.caching.cached_split import CachedSplit, CachePlan
+from polyrhythm.data.caching.decoded_files import keep_decoded
 from polyrhythm.data.dataset import Split
-from polyrhythm.data.decoded_files import keep_decoded
-from polyrhythm.data.image_folder import ImageFileSplit
+from polyrhythm.data.pictures.image_folder import ImageFileSplit
 
 BATCH = 32
 

@@ -36,7 +36,7 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from ranks import on_hosts
 
 _BITS_PER_S = 1e9

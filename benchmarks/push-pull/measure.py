@@ -40,7 +40,7 @@ from polyrhythm.strategies.parameter_server.parameter_server import ParameterSer
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0,), (1,))
 LEARNING_RATE = 1e-3

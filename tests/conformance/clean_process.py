@@ -19,8 +19,8 @@ CONTEXT.set_forkserver_preload(
         "polyrhythm.cli.main",
         "polyrhythm.api.train",
         "polyrhythm.launch.rank",
-        "polyrhythm.reporting.progress",
-        "polyrhythm.reporting.report",
+        "polyrhythm.reporting.terminal.progress",
+        "polyrhythm.reporting.pages.report",
         "polyrhythm.simulation.run",
     ]
 )

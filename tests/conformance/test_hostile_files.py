@@ -21,9 +21,9 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.models.weights import load_weights, save_weights
 from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster, ready_clusters
-from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.saving.checkpoint import load_checkpoint, save_checkpoint
 
 MUTATIONS = 300
 NASTY: tuple[Any, ...] = (

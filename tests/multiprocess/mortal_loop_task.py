@@ -46,7 +46,7 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
     import polyrhythm
     from polyrhythm.launch.script.places import Place, Places
-    from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+    from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 
     make_optimizers_quickly()
     process = folder / f"process-{os.environ['RANK']}"

@@ -17,9 +17,9 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.quick_optimizers import make_optimizers_quickly
-from polyrhythm.training.undo_log import UndoLog
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.optimizing.undo_log import UndoLog
 
 RANKS, WHOLE_STEPS = 3, 2
 

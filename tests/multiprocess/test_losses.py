@@ -15,7 +15,7 @@ from multiprocess.commands import Result, Started, shell, wait_for
 from multiprocess.runs import Starter, ending, runs
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.api.replay import replay
-from polyrhythm.data.sharding import batch_indices
+from polyrhythm.data.dealing.sharding import batch_indices
 from polyrhythm.errors import RequestError
 from polyrhythm.events import (
     CheckpointSaved,

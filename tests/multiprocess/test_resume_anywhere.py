@@ -17,7 +17,7 @@ from polyrhythm.events import Event
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.roles.world import goes_on_without
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.training.checkpoint import checkpoints
+from polyrhythm.training.saving.checkpoint import checkpoints
 
 WORKERS = 3
 

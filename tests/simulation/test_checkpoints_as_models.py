@@ -17,8 +17,8 @@ from polyrhythm.evaluation.evaluate import evaluate
 from polyrhythm.events import Evaluated
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.training.best_checkpoint import keep_best
-from polyrhythm.training.checkpoint import checkpoints
+from polyrhythm.training.saving.best_checkpoint import keep_best
+from polyrhythm.training.saving.checkpoint import checkpoints
 
 SPECS = ["synchronous", "parameter_server(consistency=asynchronous)", "local_sgd", "sgp", "easgd"]
 

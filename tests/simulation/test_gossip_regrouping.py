@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
-from polyrhythm.data.sharding import dealt, epoch_order
+from polyrhythm.data.dealing.sharding import dealt, epoch_order
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.trials import try_seeds

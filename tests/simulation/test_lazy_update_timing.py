@@ -21,7 +21,7 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 STEP_S, LATENCY_S, WORKERS, STEPS = 0.3, 50e-6, 2, 8
 LIKE_DEEP_IMAGE = ((200_000, 5_000, 5_000, 5_000), (0.05, 0.3, 0.3, 0.35))

@@ -17,7 +17,7 @@ from conformance.jobs import (
     strategy,
     with_batch_norm,
 )
-from polyrhythm.data.sharding import batch_indices
+from polyrhythm.data.dealing.sharding import batch_indices
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
     CheckpointSaved,

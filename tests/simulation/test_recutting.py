@@ -17,8 +17,8 @@ from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.strategies.parameter_server.composition.recut import recut
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 WORKERS, STEPS = 3, 10
 

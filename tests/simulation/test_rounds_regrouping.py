@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
 from polyrhythm.communication.collectives.ring import Ring
-from polyrhythm.data.sharding import dealt, epoch_order
+from polyrhythm.data.dealing.sharding import dealt, epoch_order
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.averaging.rounds.meeting_places import Agreed, MeetingPlaces
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds

@@ -10,8 +10,8 @@ from conformance.jobs import make_job, result_of, strategies, strategy
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.communication.timed import TimedCommunicator
 from polyrhythm.events import Event, WorkerTimings
-from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.timings import StepParts
+from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.counting.timings import StepParts
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.rehearse import rehearsed
 from polyrhythm.simulation.run import simulate

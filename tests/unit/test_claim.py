@@ -13,9 +13,9 @@ from polyrhythm.api.run_folder import choose
 from polyrhythm.claim import UNCLAIMED, Superseded, claim, is_desk
 from polyrhythm.events import Notice
 from polyrhythm.reporting.event_log import EventLog, read_events
-from polyrhythm.training import checkpoint
-from polyrhythm.training.best_checkpoint import best_checkpoint, keep_best
-from polyrhythm.training.checkpoint import (
+from polyrhythm.training.saving import checkpoint
+from polyrhythm.training.saving.best_checkpoint import best_checkpoint, keep_best
+from polyrhythm.training.saving.checkpoint import (
     checkpoint_path,
     forget_beyond,
     load_checkpoint,

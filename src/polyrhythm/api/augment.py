@@ -11,9 +11,9 @@ from PIL import Image
 from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.augmentation.contact_sheet import contact_sheet
 from polyrhythm.augmentation.tones import Tones
+from polyrhythm.data.dealing.seeding import generator_for, sample_keys
 from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import scaled
-from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError
 
 _MOST = 100

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from polyrhythm.config.options import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.dealing.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate, evaluate_scores, in_evaluation_mode
 from polyrhythm.models.weights import read_metadata, save_weights
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.training.checkpoint import load_checkpoint
+from polyrhythm.training.averaging.weight_mean import mean_weights, recompute_batch_norms
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.weight_mean import mean_weights, recompute_batch_norms
+from polyrhythm.training.saving.checkpoint import load_checkpoint
 
 BATCH_NORM_IMAGES = 10_000
 _BATCH = 100

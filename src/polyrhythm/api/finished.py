@@ -7,8 +7,8 @@ from pathlib import Path
 
 from polyrhythm.api.told import Run, run_of
 from polyrhythm.events import Restarted, RunEnded, RunStarted
+from polyrhythm.reporting.counting.figures import RunFigures
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
-from polyrhythm.reporting.figures import RunFigures
 
 
 def finished_run(folder: Path) -> Run | None:

@@ -21,7 +21,7 @@ from polyrhythm.launch.torchrun.started_rank import started_by_torchrun
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 
 
 def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:

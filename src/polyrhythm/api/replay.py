@@ -16,7 +16,7 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.cores import computing_with
 from polyrhythm.reporting.event_log import EventLog
-from polyrhythm.reporting.report import write_report
+from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Replay

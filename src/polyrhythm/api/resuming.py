@@ -18,7 +18,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
-from polyrhythm.training.checkpoint import checkpoints
+from polyrhythm.training.saving.checkpoint import checkpoints
 
 AUTOMATIC = "auto"
 """In place of a folder to resume from: whatever there is in the folder of `out`."""

@@ -11,10 +11,10 @@ import torch
 
 from polyrhythm.config.options import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
-from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.dealing.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.robustness import declines
-from polyrhythm.reporting.robustness_page import write_robustness
+from polyrhythm.reporting.pages.robustness_page import write_robustness
 
 
 def robustness(

@@ -10,7 +10,7 @@ import torch
 
 from polyrhythm.config.model import device_from, name_of
 from polyrhythm.config.trained import facts_of, load_trained, weights_file
-from polyrhythm.data.images import CENTRAL_SHARE
+from polyrhythm.data.pictures.images import CENTRAL_SHARE
 from polyrhythm.data.preprocessing import Normalized, Preprocessing
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model

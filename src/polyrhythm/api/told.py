@@ -16,11 +16,11 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
 from polyrhythm.launch.preemption import Preempted
+from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.counting.held_back import held_back
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog, read_events
-from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.observer import Observer
-from polyrhythm.reporting.report import write_report
+from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import Job
 
 _LOOK_EVERY_S = 1.0

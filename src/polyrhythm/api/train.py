@@ -32,7 +32,7 @@ from polyrhythm.launch.torchrun.spokesman import is_silent, leader_speaks, leads
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 
 
 def train(

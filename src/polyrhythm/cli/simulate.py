@@ -81,7 +81,7 @@ def simulate(
 
 def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     from polyrhythm.api.simulate import simulate as simulate_run
-    from polyrhythm.reporting.progress import progress_for
+    from polyrhythm.reporting.terminal.progress import progress_for
 
     observer = progress_for(sys.stderr)
     try:

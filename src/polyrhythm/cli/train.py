@@ -39,7 +39,7 @@ def train(
     """Train a classifier on several workers; leaves a run folder with the model and a report."""
     from polyrhythm.api.train import prepare_process
     from polyrhythm.api.train import train as train_run
-    from polyrhythm.reporting.progress import progress_for
+    from polyrhythm.reporting.terminal.progress import progress_for
 
     prepare_process()
     observer = progress_for(sys.stderr)

@@ -25,13 +25,13 @@ from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
-from polyrhythm.training.execution import Execution
-from polyrhythm.training.lone_pictures import check_learns_alone
 from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.optimizer_plan import check_shards
 from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.precision import Precision
+from polyrhythm.training.optimizing.optimizer_plan import check_shards
+from polyrhythm.training.passes.execution import Execution
+from polyrhythm.training.passes.lone_pictures import check_learns_alone
+from polyrhythm.training.passes.precision import Precision
 from polyrhythm.training.schedule import Schedule
 from polyrhythm.training.size_schedule import SizeSchedule
 

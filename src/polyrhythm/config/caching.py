@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
-from polyrhythm.data.cache_limit import CacheLimit
-from polyrhythm.data.cached_split import CachedSplit, CachePlan
+from polyrhythm.data.caching.cache_limit import CacheLimit
+from polyrhythm.data.caching.cached_split import CachedSplit, CachePlan
+from polyrhythm.data.caching.decoded_files import DecodedFiles, keep_decoded
+from polyrhythm.data.caching.decoding import Decoding
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
-from polyrhythm.data.decoding import Decoding
-from polyrhythm.data.image_folder import ImageFileSplit
+from polyrhythm.data.pictures.image_folder import ImageFileSplit
 from polyrhythm.data.windows import WindowSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.torchrun.spokesman import started_by_torchrun

@@ -12,9 +12,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.roles.keeping.snapshot import Snapshot
 from polyrhythm.roles.keeping.worker_state import mean_buffers
-from polyrhythm.training.best_checkpoint import best_checkpoint
-from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.saving.best_checkpoint import best_checkpoint
+from polyrhythm.training.saving.checkpoint import checkpoints, load_checkpoint
 
 
 def run_of(path: Path) -> Path | None:

@@ -12,9 +12,9 @@ from polyrhythm.config.trained import facts_of, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
-from polyrhythm.training.distillation import Teachers, Teaching
 from polyrhythm.training.loss import Loss, Targets
-from polyrhythm.training.objective import Objective
+from polyrhythm.training.passes.distillation import Teachers, Teaching
+from polyrhythm.training.passes.objective import Objective
 
 LOSSES = "polyrhythm.training.losses"
 

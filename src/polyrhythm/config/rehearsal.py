@@ -14,8 +14,8 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dealing.sharding import steps_per_epoch
 from polyrhythm.data.open import open_data
-from polyrhythm.data.sharding import steps_per_epoch
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut

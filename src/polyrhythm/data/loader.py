@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polyrhythm.data.begun import Stretch, images_left, left_of
 from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.dealing.begun import Stretch, images_left, left_of
+from polyrhythm.data.dealing.seeding import sample_keys
+from polyrhythm.data.dealing.sharding import StandIn, dealt, dealt_in_steps, epoch_order, steps_per_epoch
 from polyrhythm.data.resized import scaled
-from polyrhythm.data.seeding import sample_keys
-from polyrhythm.data.shard_split import Streamed
-from polyrhythm.data.sharding import StandIn, dealt, dealt_in_steps, epoch_order, steps_per_epoch
+from polyrhythm.data.shards.shard_split import Streamed
 from polyrhythm.data.windows import Uncut
 from polyrhythm.errors import RequestError
 

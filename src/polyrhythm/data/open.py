@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
-from polyrhythm.data.images import CENTRAL_SHARE
-from polyrhythm.data.manifest import SUFFIXES
+from polyrhythm.data.files.manifest import SUFFIXES
+from polyrhythm.data.pictures.images import CENTRAL_SHARE
 from polyrhythm.data.resized import resized
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.data.sources.manifest import Manifest

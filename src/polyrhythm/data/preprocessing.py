@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels
+from polyrhythm.data.pictures.images import CENTRAL_SHARE, UnreadableImage, read_pixels
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from polyrhythm.data.resized import whole_pictures
-from polyrhythm.data.shard_split import Streamed
+from polyrhythm.data.shards.shard_split import Streamed
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.data.images import CENTRAL_SHARE
+from polyrhythm.data.pictures.images import CENTRAL_SHARE
 from polyrhythm.data.resized import whole_pictures
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.dense.network import DenseNetwork, NotConvertible

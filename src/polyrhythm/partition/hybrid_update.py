@@ -23,9 +23,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_kinds import LAYERWISE
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.recut_optimizer import recut_optimizer
+from polyrhythm.training.optimizing.optimizer_kinds import LAYERWISE
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.recut_optimizer import recut_optimizer
 
 
 class HybridUpdate:

@@ -11,7 +11,7 @@ from polyrhythm.reporting.quantities import duration, percent, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from polyrhythm.reporting.figures import RunFigures
+    from polyrhythm.reporting.counting.figures import RunFigures
 
 _LABELS = {
     "run": "Run",

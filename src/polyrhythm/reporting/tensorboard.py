@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.events import Evaluated, RunStarted, ServerProgress, WorkerProgress
-from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.staleness import Staleness
+from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.counting.staleness import Staleness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

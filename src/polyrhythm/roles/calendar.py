@@ -16,8 +16,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from polyrhythm.data.begun import Begun, Stretch, images_left
-from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.data.dealing.begun import Begun, Stretch, images_left
+from polyrhythm.data.dealing.sharding import batch_images, steps_per_epoch
 from polyrhythm.training.run_length import RunLength
 
 

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.message import UNBOUNDED_BYTES
-from polyrhythm.data.begun import Begun
 from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.roles.calendar import Calendar
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.batch_schedules.constant import Constant
-from polyrhythm.training.execution import Execution
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import shares_of_numbers
-from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.passes.execution import Execution
+from polyrhythm.training.passes.objective import Objective
 from polyrhythm.training.run_length import RunLength
 from polyrhythm.training.schedule import Schedule
 from polyrhythm.training.size_schedule import SizeSchedule

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,

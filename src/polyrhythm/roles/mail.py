@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job

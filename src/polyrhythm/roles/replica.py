@@ -15,7 +15,7 @@ from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Replica:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.line import Line
 from polyrhythm.roles.replica import Replica

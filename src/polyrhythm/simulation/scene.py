@@ -10,7 +10,7 @@ from random import Random
 
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
-from polyrhythm.data.seeding import seed_for
+from polyrhythm.data.dealing.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger

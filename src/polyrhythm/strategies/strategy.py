@@ -30,7 +30,7 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Strategy(Config):

@@ -15,7 +15,7 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 @dataclass(frozen=True)

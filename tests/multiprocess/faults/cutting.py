@@ -20,7 +20,7 @@ from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.training.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 
 _CLONE_NEWNET = 0x40000000
 _PORT = 29402

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.dealing.sharding import batch_indices, epoch_order
 from polyrhythm.data.loader import Batch, Loader, Share
-from polyrhythm.data.sharding import batch_indices, epoch_order
 from polyrhythm.errors import RequestError
 
 

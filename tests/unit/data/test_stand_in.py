@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyrhythm.data.dealing.sharding import StandIn
 from polyrhythm.data.loader import Share
-from polyrhythm.data.sharding import StandIn
 
 
 @pytest.mark.parametrize("images", [24, 22, 19])

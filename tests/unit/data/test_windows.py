@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from polyrhythm.augmentation.chain import build_chain
-from polyrhythm.data.image_folder import ImageFileSplit
+from polyrhythm.data.dealing.seeding import sample_keys
 from polyrhythm.data.loader import Loader, Share
-from polyrhythm.data.normalization import NORMALIZATIONS
 from polyrhythm.data.open import open_data
-from polyrhythm.data.seeding import sample_keys
-from polyrhythm.data.shard_split import Streamed
+from polyrhythm.data.pictures.image_folder import ImageFileSplit
+from polyrhythm.data.pictures.normalization import NORMALIZATIONS
+from polyrhythm.data.shards.shard_split import Streamed
 from polyrhythm.data.windows import WindowSplit
 from polyrhythm.errors import RequestError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.image_folder import ImageFileSplit
+from polyrhythm.data.pictures.image_folder import ImageFileSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import evaluate, evaluate_scores, in_evaluation_mode
 from polyrhythm.evaluation.views import ViewedClassifier, Views

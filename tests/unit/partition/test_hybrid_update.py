@@ -17,8 +17,8 @@ from polyrhythm.partition.hybrid_pass import HybridPass
 from polyrhythm.partition.hybrid_update import HybridUpdate
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.lars import LARS
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from unit.partition.hybrid_workers import IMAGE, batch, network
 
 RATE, STEPS = 0.1, 4

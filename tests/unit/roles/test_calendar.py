@@ -2,8 +2,8 @@
 
 import pytest
 
-from polyrhythm.data.begun import Begun
-from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.data.dealing.sharding import batch_images, steps_per_epoch
 from polyrhythm.roles.calendar import Calendar
 
 

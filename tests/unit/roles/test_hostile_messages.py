@@ -29,8 +29,8 @@ from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 NUMBERS = 10
 MESSAGES, WARM_UP = 10_000, 2_000

@@ -24,7 +24,7 @@ from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
 from polyrhythm.strategies.resharding import Held, SameForAll
 from polyrhythm.strategies.slices_resharding import OfSlices
 from polyrhythm.strategies.state import State
-from polyrhythm.training.mean_optimizer import mean_optimizer
+from polyrhythm.training.optimizing.mean_optimizer import mean_optimizer
 
 VECTOR = torch.tensor([1.0, 2.0])
 SGD = {"optimizer": "SGD", "state": {}, "groups": [{}], "shapes": [[[2]]]}

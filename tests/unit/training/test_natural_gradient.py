@@ -10,7 +10,7 @@ from torch import nn
 from polyrhythm.specs import build
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.low_rank_fisher import LowRankFisher
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 FOLDER = "polyrhythm.training.optimizers"
 ALPHA, ETA = 4.0, 0.1

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from polyrhythm.api.loop.bulletin import Posted
 from polyrhythm.api.loop.seat import Seat
-from polyrhythm.data.seeding import generator_for
-from polyrhythm.data.sharding import batch_indices, steps_per_epoch
+from polyrhythm.data.dealing.seeding import generator_for
+from polyrhythm.data.dealing.sharding import batch_indices, steps_per_epoch
 from polyrhythm.errors import RequestError
 
 

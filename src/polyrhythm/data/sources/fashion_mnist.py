@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyrhythm.data.cache import cache_folder
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.data.fetching import download, unpack_debian
-from polyrhythm.data.idx import parse_idx
-from polyrhythm.data.verified_files import VerifiedFile, read_all
+from polyrhythm.data.files.cache import cache_folder
+from polyrhythm.data.files.fetching import download, unpack_debian
+from polyrhythm.data.files.idx import parse_idx
+from polyrhythm.data.files.verified_files import VerifiedFile, read_all
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 

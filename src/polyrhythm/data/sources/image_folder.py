@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.hold_out import held_out
-from polyrhythm.data.image_checks import find_unreadable
-from polyrhythm.data.image_folder import ImageFileSplit, list_images, unreadable
-from polyrhythm.data.images import CENTRAL_SHARE
-from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
+from polyrhythm.data.dealing.hold_out import held_out
+from polyrhythm.data.pictures.image_checks import find_unreadable
+from polyrhythm.data.pictures.image_folder import ImageFileSplit, list_images, unreadable
+from polyrhythm.data.pictures.images import CENTRAL_SHARE
+from polyrhythm.data.pictures.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 

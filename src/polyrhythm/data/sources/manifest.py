@@ -1,4 +1,4 @@
-"""A manifest: image files anywhere, with weak labels in a table; see `polyrhythm.data.manifest`.
+"""A manifest: image files anywhere, with weak labels in a table; see `polyrhythm.data.files.manifest`.
 
 B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, whose adjective-noun
 pairs come with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos and others, ICCS 2017.
@@ -15,13 +15,13 @@ import torch
 from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.duplicates import duplicates
-from polyrhythm.data.hold_out import held_out
-from polyrhythm.data.image_checks import find_unreadable
-from polyrhythm.data.image_folder import ImageFileSplit, unreadable
-from polyrhythm.data.images import CENTRAL_SHARE
-from polyrhythm.data.manifest import Row, read_manifest
-from polyrhythm.data.normalization import NORMALIZATIONS, Pixels
+from polyrhythm.data.dealing.hold_out import held_out
+from polyrhythm.data.files.duplicates import duplicates
+from polyrhythm.data.files.manifest import Row, read_manifest
+from polyrhythm.data.pictures.image_checks import find_unreadable
+from polyrhythm.data.pictures.image_folder import ImageFileSplit, unreadable
+from polyrhythm.data.pictures.images import CENTRAL_SHARE
+from polyrhythm.data.pictures.normalization import NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config
 

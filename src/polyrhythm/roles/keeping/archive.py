@@ -12,8 +12,8 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.recutting import goes_on_from, recutting_notice
 from polyrhythm.roles.keeping.resharding import resharded
 from polyrhythm.roles.keeping.snapshot import Snapshot
-from polyrhythm.training.best_checkpoint import keep_best
-from polyrhythm.training.checkpoint import (
+from polyrhythm.training.saving.best_checkpoint import keep_best
+from polyrhythm.training.saving.checkpoint import (
     checkpoint_path,
     checkpoints,
     forget_beyond,

@@ -1,7 +1,7 @@
 """Resuming with another number of workers than a checkpoint was written by, at any step of an epoch.
 
     checkpoint      3 workers, in the middle of epoch 2 ─▶ steps that count (the strategy says which)
-    what is left    of epoch 2, image by image          ─▶ dealt out among 5 (`data/begun.py`)
+    what is left    of epoch 2, image by image          ─▶ dealt out among 5 (`data/dealing/begun.py`)
     state           parameters, optimisers, servers     ─▶ merged (the strategy says how)
 
 Steps are counted anew, as `Calendar` does. Those who were there keep their batch-norm statistics, and others get worker
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.snapshot import Snapshot
 from polyrhythm.roles.keeping.worker_state import WorkerState

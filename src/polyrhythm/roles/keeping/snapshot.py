@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.strategies.state import State
 

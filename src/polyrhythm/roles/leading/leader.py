@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polyrhythm.data.begun import Begun
+from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import CacheUsed, Event, Notice, RunEnded, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job

@@ -17,7 +17,7 @@ from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.replica import Replica
-from polyrhythm.training.weight_average import WeightAverage
+from polyrhythm.training.averaging.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)

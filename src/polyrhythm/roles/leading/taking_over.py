@@ -23,7 +23,7 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.training.weight_average import WeightAverage
+from polyrhythm.training.averaging.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from functools import cached_property
 
 from torch import Tensor
 
-from polyrhythm.data.sharding import batch_images, steps_per_epoch
+from polyrhythm.data.dealing.sharding import batch_images, steps_per_epoch
 from polyrhythm.roles.rehearsing.stand_in import StandIn
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 Gradient = Callable[[int, int, Tensor], None]
 _REPORTS, _REPORTS_OF_A_WORKER = 4000, 20

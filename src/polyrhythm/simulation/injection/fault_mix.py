@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from polyrhythm.data.seeding import seed_for
+from polyrhythm.data.dealing.seeding import seed_for
 from polyrhythm.roles.world import LEADER
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faults.cut import Cut

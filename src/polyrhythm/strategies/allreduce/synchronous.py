@@ -33,8 +33,8 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
 
 
 class Synchronous(Strategy):

@@ -28,11 +28,11 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.sgd import SGD
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 _OPTIMIZERS = "polyrhythm.training.optimizers"

@@ -17,10 +17,10 @@ from torch import Tensor
 from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.step import Step
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_kinds import ELEMENTWISE
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.sliced_optimizer import SlicedOptimizer
-from polyrhythm.training.undo_log import UndoLog
+from polyrhythm.training.optimizing.optimizer_kinds import ELEMENTWISE
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.sliced_optimizer import SlicedOptimizer
+from polyrhythm.training.optimizing.undo_log import UndoLog
 
 
 class BucketwiseUpdate:

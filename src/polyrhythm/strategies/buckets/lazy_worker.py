@@ -23,7 +23,7 @@ from polyrhythm.strategies.buckets.transfer_order import Speed
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.sliced_optimizer import SlicedOptimizer
+from polyrhythm.training.optimizing.sliced_optimizer import SlicedOptimizer
 
 _NONE = -1
 _HALF_MADE = "half_made"

@@ -20,7 +20,7 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
 from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, NesterovStep
 from polyrhythm.strategies.worker_part import WorkerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Decay
 
 

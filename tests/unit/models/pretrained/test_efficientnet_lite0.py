@@ -8,7 +8,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.data.normalization import NORMALIZATIONS
+from polyrhythm.data.pictures.normalization import NORMALIZATIONS
 from polyrhythm.models.create import create_model
 from polyrhythm.models.pretrained.efficientnet_lite0 import EfficientNetLite0, _in_package, as_timm
 from polyrhythm.models.start import start_from

@@ -15,8 +15,8 @@ from polyrhythm.roles.keeping import archive as archive_module
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.roles.keeping.archivist import Archivist
 from polyrhythm.roles.keeping.snapshot import Snapshot
-from polyrhythm.training.best_checkpoint import best_checkpoint
-from polyrhythm.training.checkpoint import checkpoint_path, load_checkpoint
+from polyrhythm.training.saving.best_checkpoint import best_checkpoint
+from polyrhythm.training.saving.checkpoint import checkpoint_path, load_checkpoint
 
 PATIENCE_S = 30
 

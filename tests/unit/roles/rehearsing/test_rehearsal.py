@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance.jobs import OPTIMIZERS, strategies, strategy
-from polyrhythm.data.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.data.dealing.sharding import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.rehearse import rehearsed

@@ -30,7 +30,7 @@ from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from simulation.trying import trial
 
 WORKERS = 3

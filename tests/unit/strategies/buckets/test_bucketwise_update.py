@@ -23,9 +23,9 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.lars import LARSOptimizer
-from polyrhythm.training.undo_log import UndoLog
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.undo_log import UndoLog
 
 Make = Callable[[Any], torch.optim.Optimizer]
 WORKERS, RATE = 3, 0.1

@@ -19,7 +19,7 @@ from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from unit.simulation.clusters import cluster
 
 WORKERS, STEPS = 3, 7

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.state import State
-from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 AtAverage = Literal["keep", "average", "reset"]
 """What becomes of momentum and the like at an average of models: each worker keeps its own, all take the mean, or all

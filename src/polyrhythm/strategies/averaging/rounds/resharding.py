@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyrhythm.strategies.resharding import Held, Merged, Resharding
 from polyrhythm.strategies.state import State
-from polyrhythm.training.mean_optimizer import mean_optimizer, weighted_mean
+from polyrhythm.training.optimizing.mean_optimizer import mean_optimizer, weighted_mean
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 _NEVER = -1

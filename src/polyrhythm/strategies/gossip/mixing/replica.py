@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.state import State
-from polyrhythm.training.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
 
 _OPTIMIZER = "optimizer."
 

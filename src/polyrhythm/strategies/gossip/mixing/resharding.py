@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyrhythm.strategies.resharding import Held, Merged
 from polyrhythm.strategies.state import State
-from polyrhythm.training.mean_optimizer import mean_optimizer, weighted_mean
+from polyrhythm.training.optimizing.mean_optimizer import mean_optimizer, weighted_mean
 
 _OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
 

@@ -14,7 +14,7 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _MOST = torch.finfo(torch.float32).max
 """A server refuses a greater rate; with this one, a loss that is not finite says what to mend."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.recut_optimizer import recut_optimizer
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.recut_optimizer import recut_optimizer
 
 _OPTIMIZER = "optimizer."
 

@@ -31,7 +31,7 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 

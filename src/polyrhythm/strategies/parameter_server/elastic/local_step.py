@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polyrhythm.strategies.state import State
-from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER = "optimizer."
 

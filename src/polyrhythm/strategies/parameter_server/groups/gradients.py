@@ -11,7 +11,7 @@ from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.groups.inside_part import Contribution
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Gradients:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Contribution(NamedTuple):

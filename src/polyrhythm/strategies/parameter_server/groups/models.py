@@ -22,8 +22,8 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 

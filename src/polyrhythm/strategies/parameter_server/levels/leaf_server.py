@@ -36,7 +36,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 Reply = tuple[int, Message]
 

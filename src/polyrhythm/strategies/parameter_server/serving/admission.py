@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Message, Reason, RefusedMessage, unpack_json
 from polyrhythm.errors import RequestError
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
 

@@ -14,8 +14,8 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_plan,
 )
 from polyrhythm.strategies.state import State
-from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _PREFIX = "optimizer."
 

@@ -12,7 +12,7 @@ from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _PUSH, _LEAVE = Kind.PUSH, Kind.LEAVE
 

@@ -20,7 +20,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.state import State
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER, _MERGER = "optimizer.", "merge."
 

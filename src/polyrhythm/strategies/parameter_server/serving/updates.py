@@ -12,7 +12,7 @@ from polyrhythm.communication.message import Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import admitted_initial, admitted_plan
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Shard
 from polyrhythm.strategies.state import State
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Updates:

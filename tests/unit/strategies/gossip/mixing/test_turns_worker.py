@@ -16,7 +16,7 @@ from polyrhythm.strategies.gossip.sgp import SGP
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 OWN, NEWEST = 1.0, 5.0
 

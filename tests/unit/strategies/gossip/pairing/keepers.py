@@ -15,7 +15,7 @@ from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, FlatParameters]:

@@ -9,8 +9,8 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
 from polyrhythm.strategies.parameter_server.batches.server import BatchServer
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 WORKERS, SERVERS = (0, 1, 2), (5, 6)
 PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)

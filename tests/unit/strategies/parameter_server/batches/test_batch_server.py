@@ -15,8 +15,8 @@ from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.batches.curvature import Search
 from polyrhythm.strategies.parameter_server.batches.server import BatchServer
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 WORKERS = (0, 2)
 START = torch.tensor([1.0, 2.0])

@@ -7,8 +7,8 @@ from polyrhythm.communication.message import Kind, Message, pack_json, pack_tens
 from polyrhythm.strategies.parameter_server.batches.curvature import Curvature, Search
 from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 NUMBERS = 8
 EXACT = Search(memory=NUMBERS, trials=1, tolerance=0.0)

@@ -13,8 +13,8 @@ from polyrhythm.strategies.parameter_server.groups.roster import WORD_TAG, Forma
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 CAST = Cast((0, 1, 2, 3), (4, 5))
 PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)

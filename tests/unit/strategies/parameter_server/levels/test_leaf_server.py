@@ -12,8 +12,8 @@ from polyrhythm.strategies.parameter_server.consistency.synchronous import Synch
 from polyrhythm.strategies.parameter_server.levels.groups import Levels
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
 from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 CAST = Cast((0, 1, 2, 3, 4), (5, 6, 7, 8))
 PLAN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)

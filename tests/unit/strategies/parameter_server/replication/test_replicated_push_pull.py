@@ -16,7 +16,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_push_pull imp
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 FIRST, SECOND = 2, 3
 

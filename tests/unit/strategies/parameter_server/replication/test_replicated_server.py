@@ -17,8 +17,8 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 A, B, FIRST, SECOND, THIRD = 0, 1, 2, 3, 4  # ranks: two workers, three servers
 CAST = Cast((A, B), (FIRST, SECOND, THIRD))

@@ -12,8 +12,8 @@ from polyrhythm.strategies.parameter_server.gaia import Gaia
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
 from polyrhythm.strategies.strategy import ServerSetting
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 PLAN = pack_json(OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5).to_json())
 GOOD = Message(Kind.PUSH, torch.ones(3), learning_rate=0.5)

@@ -14,8 +14,8 @@ from polyrhythm.strategies.parameter_server.consistency.synchronous import Synch
 from polyrhythm.strategies.parameter_server.serving.not_finite import is_finite
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 A, B = 0, 3  # ranks
 START = torch.tensor([1.0, 2.0])

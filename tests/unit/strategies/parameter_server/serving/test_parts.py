@@ -14,8 +14,8 @@ from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 SERVERS = (5, 6, 7)
 WORKERS = (0, 1, 2, 3, 4)

@@ -9,7 +9,7 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0, 1), (2, 3))
 

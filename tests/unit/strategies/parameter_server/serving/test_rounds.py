@@ -15,7 +15,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan, Span
 
 STEPS = 6
 

@@ -8,8 +8,8 @@ import torch
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed
 from polyrhythm.strategies.parameter_server.serving.updates import Updates
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 PLAN = OptimizerPlan("SGD", (Span(0, 2, {"lr": 0.5, "momentum": 0.5}),), 0.5)
 

@@ -8,8 +8,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
-from polyrhythm.training.spans import Span
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizing.spans import Span
 
 PLAN = OptimizerPlan("SGD", (Span(0, 4, {"lr": 0.5}),), 0.5)
 START = torch.tensor([4.0, 8.0, 16.0, 32.0])

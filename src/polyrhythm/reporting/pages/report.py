@@ -1,0 +1,257 @@
+"""The report of a run: one HTML file which opens offline."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from polyrhythm.claim import UNCLAIMED, Unclaimed
+from polyrhythm.errors import RequestError
+from polyrhythm.reporting.counting.cache_figures import cache_line
+from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.counting.held_back import held_back
+from polyrhythm.reporting.event_log import read_events
+from polyrhythm.reporting.pages.plots import Plot, plots
+from polyrhythm.reporting.pages.report_page import page
+from polyrhythm.reporting.pages.timing_table import HEADING, remark, timing_table
+from polyrhythm.reporting.quantities import counted, duration, percent, whole
+from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from polyrhythm.reporting.counting.server_load import ServerLoad
+
+_MANY_CLASSES = 20
+
+
+def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
+    """Writes `report.html` into a run folder, whole or not at all.
+
+    Args:
+        folder: of the run; `events.jsonl` must be there, `config.yaml` and `environment.json` may be.
+        claim: to the folder, of a run that has just ended.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        RequestError: the folder holds no readable run.
+        OSError: the report cannot be written.
+        Superseded: the folder is another's.
+    """
+    figures = RunFigures.of(read_events(folder / "events.jsonl"))
+    if figures.started is None:
+        raise RequestError(
+            f"{folder / 'events.jsonl'} holds no run that started; give the folder of another run"
+        )
+    html = render(figures, folder, _config(folder), _environment(folder))
+    path = folder / "report.html"
+    unfinished = claim.draft(path)
+    try:
+        unfinished.write_text(html, encoding="utf-8")
+        claim.publish(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def _config(folder: Path) -> str:
+    path = folder / "config.yaml"
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    path = folder / "environment.json"
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); delete it to have the report without it") from None
+    return found if isinstance(found, dict) else {"environment": found}
+
+
+def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
+    """Makes the HTML of a report; sections that have nothing to show are left out.
+
+    Args:
+        figures: of the run, which has started.
+        folder: of the run, as the user would type it.
+        config: the text of its configuration, or nothing.
+        environment: what is known of the machine.
+    """
+    known, drawn = facts(figures), plots(figures)
+    title = f"{known['model']} on {known['data']}"
+    sections = [
+        _banner(figures),
+        _headline(title, known),
+        _curves(drawn),
+        _classes(class_rows(known.get("per_class", []))),
+        _section("What held it back", _held_back(figures)),
+        _section(HEADING, _timings(figures)),
+        _section("Where training images came from", _cache(figures)),
+        _section("Notices", _notices(figures)),
+        _section("Figures of the run", _fact_table(fact_rows(known))),
+        _section("How to repeat it", _repeat(folder, config, known) if config else ""),
+        _section("Environment", _fact_table(environment_rows(environment)) if environment else ""),
+        "<footer>Made by Polyrhythm from the events of the run; this page needs no network.</footer>",
+    ]
+    return page(
+        f"{title} – Polyrhythm", "\n".join(filter(None, sections)), [plot.to_json() for plot in drawn]
+    )
+
+
+def _section(heading: str, body: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>\n{body}</section>" if body else ""
+
+
+def _banner(figures: RunFigures) -> str:
+    outcome = figures.ended.outcome if figures.ended else "unfinished"
+    if outcome == "done":
+        return ""
+    what = {
+        "interrupted": "This run was interrupted",
+        "failed": "This run failed",
+        "unfinished": "This run has not ended, or was killed",
+    }.get(outcome, f"This run ended as {outcome}")
+    error = figures.ended.result.get("error", "") if figures.ended else ""
+    reason = f" {escape(str(error))}." if error else ""
+    kept = (
+        f" Its last checkpoint is <code>{escape(figures.checkpoint.path)}</code>."
+        if figures.checkpoint
+        else ""
+    )
+    return (
+        f'<div class="banner" role="status"><strong>{escape(what)}</strong> '
+        f"after {duration(figures.time_s)}: what follows is as far as it came.{reason}{kept}</div>"
+    )
+
+
+def _headline(title: str, known: Mapping[str, Any]) -> str:
+    written = {
+        "test_top1": ("test top-1", percent),
+        "test_top5": ("test top-5", percent),
+        "seconds": ("time", duration),
+        "images_per_s": ("images/s", whole),
+        "workers": ("workers", whole),
+        "servers": ("servers", whole),
+    }
+    tiles = [
+        f'<div class="tile{" main" if name == "test_top1" else ""}">'
+        f"<dt>{label}</dt><dd>{write(known[name])}</dd></div>"
+        for name, (label, write) in written.items()
+        if name in known and (known[name] or name != "servers")
+    ]
+    epochs = counted(known["epochs"], "epoch")
+    return (
+        f"<header><h1>{escape(title)}</h1>\n"
+        f'<p class="soft"><code>{escape(str(known["strategy"]))}</code> · {epochs}</p>\n'
+        f'<dl class="tiles">{"".join(tiles)}</dl></header>'
+    )
+
+
+def _curves(drawn: Sequence[Plot]) -> str:
+    if not drawn:
+        return ""
+    # The first takes the whole width; the last one too if it would stand alone in its row.
+    lonely = len(drawn) - 1 if len(drawn) % 2 == 0 else 0
+    boxes = [
+        f"<figure{' class=wide' if index in {0, lonely} else ''}><figcaption><h3>{escape(plot.title)}</h3>"
+        f'<p>{escape(plot.caption)}</p></figcaption><div class="plot" id="plot-{index}"></div></figure>'
+        for index, plot in enumerate(drawn)
+    ]
+    hint = "<noscript><p>The curves need JavaScript; the figures below do not.</p></noscript>"
+    return _section("Curves", f'{hint}<div class="plots">{"".join(boxes)}</div>')
+
+
+def _fact_table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = [
+        f'<tr><th scope="row">{escape(label)}</th><td>{escape(value)}</td></tr>' for label, value in rows
+    ]
+    return f'<table class="facts">{"".join(lines)}</table>'
+
+
+def _classes(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = columns(rows)
+    head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in names)
+    lines = ["<tr>" + "".join(_class_cell(row.get(name, "")) for name in names) + "</tr>" for row in rows]
+    table = f'<div class="scroll"><table class="classes"><tr>{head}</tr>{"".join(lines)}</table></div>'
+    if len(rows) > _MANY_CLASSES:
+        table = f"<details><summary>{counted(len(rows), 'row')}</summary>{table}</details>"
+    return _section("Accuracy by class", table if rows else "")
+
+
+def _class_cell(value: Any) -> str:
+    if isinstance(value, float) and 0 <= value <= 1:
+        bar = f'<span class="share" style="--part: {100 * value:.1f}%"></span>'
+        return f"<td>{percent(value)}{bar}</td>"
+    return f"<td>{escape(text(value))}</td>"
+
+
+def _notices(figures: RunFigures) -> str:
+    items = [
+        f'<li><span class="soft">{duration(notice.time_s)}</span> {escape(notice.text)}</li>'
+        for notice in figures.notices
+    ]
+    return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _held_back(figures: RunFigures) -> str:
+    found = held_back(figures)
+    if found is None:
+        return ""
+    loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
+    return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "")
+
+
+def _cache(figures: RunFigures) -> str:
+    return f"<p>{cache_line(figures.cache.to_json())}</p>" if figures.cache else ""
+
+
+def _timings(figures: RunFigures) -> str:
+    if not figures.timings:
+        return ""
+    found = figures.timings.to_json()
+    head, *rows = timing_table(found)
+    lines = ["".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    note = f'<p class="soft small">{escape(remark(found))}</p>'
+    return f'<div class="scroll"><table class="classes">{table}</table></div>{note}'
+
+
+def _load(server: int, load: ServerLoad) -> str:
+    dropped = f", {counted(load.dropped, 'late gradient')} dropped" if load.dropped else ""
+    return (
+        f"server {server}: busy {percent(load.busy_share)} of the time, a queue of {load.queue:.1f}{dropped}"
+    )
+
+
+def _options(known: Mapping[str, Any], config: str) -> str:
+    """Gives what a simulation was told beside its recipe."""
+    if known.get("gradients") != "none":
+        return ""
+    by_epochs = yaml.safe_load(config).get("epochs") is not None
+    return " --gradients none" + ("" if by_epochs else f" --steps {known['steps']}")
+
+
+def _repeat(folder: Path, config: str, known: Mapping[str, Any]) -> str:
+    recipe = shlex.quote(str(folder / "config.yaml"))
+    command = f"polyrhythm train {recipe}"
+    cluster = folder / "cluster.yaml"
+    if cluster.exists():
+        command = (
+            f"polyrhythm simulate {recipe} --cluster {shlex.quote(str(cluster))}{_options(known, config)}"
+        )
+    return (
+        f'<div class="copyable"><pre><code>{escape(command)}</code></pre>'
+        '<button type="button">Copy</button></div>\n'
+        f'<p class="soft small">with this as <code>config.yaml</code>:</p>\n'
+        f"<pre><code>{escape(config)}</code></pre>"
+    )

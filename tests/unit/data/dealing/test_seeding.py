@@ -1,0 +1,16 @@
+import torch
+
+from polyrhythm.data.dealing.seeding import generator_for
+
+
+def drawn(*key):
+    return torch.rand(4, generator=generator_for(*key)).tolist()
+
+
+def test_the_same_key_gives_the_same_stream():
+    assert drawn("transform", 1, 2) == drawn("transform", 1, 2)
+
+
+def test_keys_that_look_alike_give_different_streams():
+    keys = [("a", 1, 2), ("a", 2, 1), ("a", 12), ("a", 1, 2, 0), ("a", -1, 2), ("b", 1, 2), ("a", 2**70)]
+    assert len({tuple(drawn(*key)) for key in keys}) == len(keys)

@@ -1,0 +1,105 @@
+"""What held a run back, from events made by hand and from simulated runs of which one knows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.jobs import blobs, make_job, simulated
+from polyrhythm.events import ServerProgress
+from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.counting.held_back import HeldBack, held_back
+from polyrhythm.simulation.run import Surroundings
+from unit.reporting.counting.ten_steps import ten_steps
+
+
+def found(
+    workers: list[tuple[float, float]], *, busy: float = 0.0, queue: float = 0.0, staleness: int = 0
+) -> HeldBack:
+    """Ten steps a worker: each computes and waits for so many seconds in all."""
+    figures = ten_steps(workers, servers=1 if busy else 0)
+    if busy:
+        for part in (0.5, 1.5):  # two stretches, of which the second is three times as long
+            figures.add(
+                ServerProgress(
+                    time_s=1,
+                    server=0,
+                    version=10,
+                    staleness={staleness: 5},
+                    seconds=part,
+                    busy_share=busy,
+                    queue=queue,
+                )
+            )
+    told = held_back(figures)
+    assert told is not None
+    return told
+
+
+def test_shares_add_up_to_all_time() -> None:
+    told = found([(6, 4), (8, 2)])
+    assert told.compute_share == pytest.approx(14 / 20)
+    assert told.exchange_share == pytest.approx(0.2 * 20 / 20)  # the slower one waits 0.2 s a step
+    assert told.slower_workers_share == pytest.approx(2 / 20)
+    assert told.to_json()["cause"] == "compute"
+
+
+def test_a_straggler_is_named() -> None:
+    told = found([(2, 8), (2, 8), (9.6, 0.4)])
+    assert told.cause == "stragglers"
+    assert "worker 2 first, whose steps take 4.8 times the median" in told.text
+
+
+def test_steps_that_are_unequally_long_are_no_stragglers() -> None:
+    told = found([(3, 7), (3.2, 6.8), (3.4, 0.2)])
+    assert told.cause == "lock-step waiting"
+
+
+def test_busy_servers_are_told_from_a_slow_network() -> None:
+    served = found([(2, 8), (2, 8)], busy=0.9, queue=4.5, staleness=1)
+    assert served.cause == "servers"
+    assert "busy 90.0 % of the time with a queue of 4.5" in served.text
+    assert "every gradient is an update and an answer of its own" in served.text
+    assert (served.servers_busy_share, served.server_queue) == (pytest.approx(0.9), pytest.approx(4.5))
+    lock_step = found([(2, 8), (2, 8)], busy=0.9, queue=4.5)
+    assert "of its own" not in lock_step.text
+    slow = found([(2, 8), (2, 8)], busy=0.1, queue=1)
+    assert slow.cause == "network"
+    assert found([(2, 8), (2, 8)]).cause == "network"
+
+
+def test_before_the_first_step_nothing_is_said() -> None:
+    assert held_back(RunFigures()) is None
+
+
+def simulated_cause(spec: str, around: Surroundings) -> HeldBack:
+    figures = RunFigures.of(simulated(make_job(spec, 3, dataset=blobs(train=144)), around).events)
+    told = held_back(figures)
+    assert told is not None
+    return told
+
+
+def test_known_causes_of_simulated_runs() -> None:
+    synchronous = "parameter_server(consistency=synchronous)"
+
+    def one_slow(worker: int) -> float:
+        return 0.05 if worker == 1 else 0.01
+
+    straggler = simulated_cause(synchronous, Surroundings(step_s=one_slow))
+    assert straggler.cause == "stragglers"
+    assert straggler.slower_workers_share == pytest.approx(2 * 0.04 / (3 * 0.05), rel=0.05)
+    thin = Surroundings(bandwidth_bytes_per_s=2e4)  # 412 bytes take 21 ms
+    assert simulated_cause(synchronous, thin).cause == "network"
+    assert simulated_cause("parameter_server", Surroundings(bandwidth_bytes_per_s=1e9)).cause == "compute"
+
+
+def test_servers_say_what_they_have_done_until_the_end() -> None:
+    events = simulated(
+        make_job("backup_workers(servers=2)", 3), Surroundings(step_s=lambda w: 0.01 * (1 + w))
+    ).events
+    told = [event for event in events if isinstance(event, ServerProgress)]
+    assert {event.server for event in told} == {0, 1}
+    assert sum(sum(event.staleness.values()) for event in told) == 2 * 2 * 10
+    assert {event.version for event in told if event.server == 0} >= {10}
+    assert all(0 <= event.busy_share <= 1 and event.queue >= 1 for event in told)
+    late = max(event.dropped for event in told)
+    assert late > 0

@@ -1,0 +1,215 @@
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from polyrhythm.errors import RequestError
+from polyrhythm.events import RunEnded
+from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.pages.report import write_report
+
+LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
+
+
+class Page(HTMLParser):
+    """Collects what a browser would: texts outside scripts, plots, and whatever is loaded from elsewhere."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.open, self.loads, self.policy = [], [], [], ""
+        self.texts, self.plots, self.plot_boxes, self._script_id = [], None, [], None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        if tag not in {"meta", "link", "br", "img"}:
+            self.open.append(tag)
+        self.loads += [value for name, value in attributes.items() if name in LOADING]
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+        if "plot" in (attributes.get("class") or "").split():
+            self.plot_boxes.append(attributes["id"])
+        self._script_id = attributes.get("id") if tag == "script" else None
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self._script_id = None
+
+    def handle_data(self, data):
+        if self._script_id == "plots":
+            self.plots = json.loads(data)
+        elif not self.open or self.open[-1] not in {"script", "style"}:
+            self.texts.append(data.strip())
+
+    @property
+    def text(self):
+        return " ".join(filter(None, self.texts))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("model: lenet5\nnote: <script>alert(2)</script>\n")
+    (folder / "environment.json").write_text(
+        json.dumps({"torch": "2.13.0+cpu", "cores": 2, "gpus": ["<none>"]})
+    )
+    return folder
+
+
+def reported(folder, events):
+    log = EventLog(folder / "events.jsonl")
+    for event in events:
+        log.on_event(event)
+    log.close()
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
+    page = reported(folder, [*story, ended])
+    assert page.open == []
+    assert page.text.startswith("lenet5 on fashion-mnist – Polyrhythm")
+    for shown in (
+        "test top-1 90.4 %",
+        "test top-5 98.4 %",
+        "time 1:02:05",
+        "images/s 5,812",
+        "workers 2",
+        "servers 2",
+        "parameter_server(servers=2, consistency=asynchronous) · 2 epochs",
+        "Staleness mean 1.03, largest 3",
+        "Bytes sent per step 246,824",
+        "SHA-256 of the parameters 9f86d081",
+        "Parameters 61,706",
+        "Coat 1,000 81.2 %",
+        "0:00:05 worker 1 is slow <b>today</b>",
+        "torch 2.13.0+cpu",
+        "cores 2",
+        'gpus ["<none>"]',
+        "model: lenet5",
+    ):
+        assert shown in page.text
+    assert f"polyrhythm train '{folder}/config.yaml'" in page.text
+    assert "This run" not in page.text
+
+
+def test_every_plot_has_its_box_and_its_data(folder, story):
+    page = reported(folder, story)
+    assert page.plot_boxes == [f"plot-{index}" for index in range(len(page.plots))]
+    assert len(page.plots) == 7
+    assert page.plots[0]["data"][0]["y"] == [1.0, 0.5]
+
+
+def test_a_report_loads_nothing_and_forbids_itself_to(folder, story, ended):
+    page = reported(folder, [*story, ended])
+    assert page.loads == []
+    assert "link" not in page.tags
+    assert "iframe" not in page.tags
+    assert page.policy.startswith("default-src 'none';")
+    assert "http" not in page.policy
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert html.count("Plotly=") + html.count("Plotly =") > 0  # plotly itself is inside
+
+
+def test_texts_cannot_become_markup(folder, story, ended):
+    page = reported(folder, [*story, ended])
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in html
+    assert "<b>today" not in html
+    assert "<script>alert(1)</script>" in page.text
+    assert "<script>alert(2)</script>" in page.text
+    assert page.tags.count("script") == 3
+
+
+def test_sections_without_data_are_left_out(tmp_path, story):
+    page = reported(tmp_path, [story[0], RunEnded(time_s=1.0, outcome="done", result={})])
+    assert page.plots == []
+    for heading in (
+        "Curves",
+        "Accuracy by class",
+        "Notices",
+        "How to repeat it",
+        "Environment",
+        "test top-1",
+    ):
+        assert heading not in page.text
+    assert (tmp_path / "report.html").stat().st_size < 100_000  # no plots, no plotly
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (RunEnded(time_s=9.5, outcome="interrupted", result={}), "This run was interrupted after 0:00:10"),
+        (
+            RunEnded(time_s=9.5, outcome="failed", result={"error": "loss is not finite at step 7"}),
+            "This run failed after 0:00:10: what follows is as far as it came. loss is not finite at step 7.",
+        ),
+        (None, "This run has not ended, or was killed after 0:00:09"),
+    ],
+)
+def test_a_run_that_was_not_done_says_so_first(folder, story, end, says):
+    page = reported(folder, [*story, end] if end else story)
+    assert says in page.text
+    assert page.text.index(says) < page.text.index("test top-1")
+    assert "Its last checkpoint is checkpoints/epoch-1 ." in page.text
+    assert "test top-1 90.6 %" in page.text  # from the last test, as there is no result
+
+
+def test_many_classes_are_folded_away(folder, story):
+    result = {"per_class": {f"class {index}": index / 100 for index in range(21)}}
+    page = reported(folder, [*story, RunEnded(time_s=9.5, outcome="done", result=result)])
+    assert "Accuracy by class 21 rows" in page.text
+    assert "class 20 20.0 %" in page.text
+    assert "details" in page.tags
+
+
+def test_a_report_is_replaced_whole_or_not_at_all(folder, story, monkeypatch):
+    reported(folder, story)
+    before = (folder / "report.html").read_bytes()
+
+    def full_disk(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(folder)
+    monkeypatch.undo()
+    assert (folder / "report.html").read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "environment.json",
+        "events.jsonl",
+        "report.html",
+    ]
+
+
+def test_what_is_no_run_is_a_wrong_request(tmp_path, folder, story):
+    with pytest.raises(RequestError, match="give the folder of a run"):
+        write_report(tmp_path)
+    (tmp_path / "events.jsonl").write_text("")
+    with pytest.raises(RequestError, match="holds no run that started"):
+        write_report(tmp_path)
+    (folder / "environment.json").write_text("{")
+    with pytest.raises(RequestError, match=r"environment\.json is damaged"):
+        reported(folder, story)
+
+
+def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
+    code = (
+        "import sys, polyrhythm; before = set(sys.modules)\n"
+        "import polyrhythm.reporting.pages.report, polyrhythm.reporting.terminal.progress\n"
+        "import polyrhythm.reporting.tensorboard\n"
+        "heavy = {'torch', 'tensorboard', 'tensorflow', 'pandas', 'plotly.graph_objects'}\n"
+        "print(sorted(heavy & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.strip() == "[]"
