@@ -113,6 +113,23 @@ def test_replicas_are_equal_and_every_gradient_counts_once_under_many_seeds(coll
     assert (tried.seeds, tried.failures) == (40, ())
 
 
+MEASURING = [
+    "synchronous(collective=auto)",
+    "synchronous(collective=auto, transfer=bfloat16)",
+    "lazy_synchronous(collective=auto)",
+    "local_sgd(collective=auto, steps=2)",
+    "post_local_sgd(collective=auto)",
+    "hierarchical_averaging(collective=auto)",
+]
+
+
+@pytest.mark.parametrize("spec", MEASURING)
+def test_losses_that_come_sooner_than_links_are_measured_leave_time_for_steps(spec):
+    """Measuring takes 180 ms here, and no formation lives longer than 30 ms; not even the first."""
+    faults = "kill(rank=any, every_s=0.03, restart_after_s=0.004)"
+    assert try_seeds(trial(spec, workers=4, steps=4, faults=faults), range(2)).failures == ()
+
+
 def test_a_step_that_only_the_dead_had_finished_is_taken_again():
     """Rank 2 of 5 finishes step 5 and dies before it can hand it on; its successor is among those who repeat it."""
     faults = (

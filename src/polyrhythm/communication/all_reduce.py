@@ -47,6 +47,10 @@ class AllReduce:
             self._prepared = self._asked.prepared(self._space)
         return self._prepared
 
+    def passed_on(self) -> Collective:
+        """Gives the collective for ranks that regroup, with what this one knows of the links."""
+        return (self._prepared or self._asked).passed_on()
+
     def start(self, tensor: Tensor) -> Handle:
         """Starts to add `tensor` up, in place, in the background; it must not change until the handle is done."""
         collective, tag = self.prepare(), self._next_tag()

@@ -78,6 +78,10 @@ class Collective(Config):
         """
         return self
 
+    def passed_on(self) -> Collective:
+        """Gives this collective for other ranks, who have yet to prepare it: what some know of the links, all will."""
+        return self
+
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
         """Starts `all_reduce` in the background."""
         return ranks.start(lambda: self.all_reduce(ranks, tensor, tag))

@@ -42,7 +42,7 @@ def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
             figures = [_quickest_s(ranks, peer, serves, stroke, tag) for stroke in STROKES]
             if serves:
                 measured = torch.tensor(figures, dtype=torch.float64)
-    empty_s, burst_s, long_s = _slowest(ranks, measured, tag).tolist()
+    empty_s, burst_s, long_s = largest(ranks, measured, tag).tolist()
     seconds_per_byte = max(_LEAST_SECONDS_PER_BYTE, (long_s - empty_s) / LONG_BYTES)
     port_s = min(max(0.0, (burst_s - empty_s) / (BURST - 1)), empty_s / 2)
     return Machine(
@@ -69,8 +69,14 @@ def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int,
     return min(rounds[WARMING_UP:])
 
 
-def _slowest(ranks: Communicator, figures: Tensor, tag: int) -> Tensor:
-    """Gives the largest of all ranks' figures, one by one."""
+def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
+    """Gives the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
+
+    Args:
+        ranks: at least two.
+        figures: `(n,)`, of this rank.
+        tag: of the messages, which nobody else uses meanwhile.
+    """
     if ranks.rank:
         start_send(ranks, 0, figures, tag).wait()
         return receive(ranks, 0, tag, figures)

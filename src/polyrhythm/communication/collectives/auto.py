@@ -8,14 +8,16 @@ by the size of the vector.
 L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are not
 fixed but follow from links measured once, at the start, by all ranks together; all get the same figures, and so the
 same choice. It is made anew for every size, takes all links for equal, and weighs only algorithms over messages:
-`library` tells no formula, and `two_level` needs to be told the hosts.
+`library` tells no formula, and `two_level` needs to be told the hosts. Ranks that regroup do not measure again, since
+that may take longer than the next of them lives: figures that any of them has count for all.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from pydantic import Field, model_validator
+import torch
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 
 from polyrhythm.communication.collective import Collective, MessageCollective
@@ -27,13 +29,16 @@ from polyrhythm.communication.collectives.recursive_doubling import RecursiveDou
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.collectives.segmented_chain import SegmentedChain
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.link_figures import measure_links
+from polyrhythm.communication.link_figures import largest, measure_links
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError
 
 _NEAR = 1.01
 """Times within a hundredth of the least are taken for equal."""
+
+_TYPICAL = Machine(latency_s=1e-4, seconds_per_byte=8e-9, header_bytes=HEADER_BYTES)
+"""What ranks that regroup go by if none of them has lived to see the links measured: 1 Gb/s."""
 
 
 class Auto(Collective):
@@ -48,6 +53,8 @@ class Auto(Collective):
     latency_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     overhead_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    _measured: bool = PrivateAttr(default=False)
+    _passed_on: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _check(self) -> Auto:
@@ -62,14 +69,40 @@ class Auto(Collective):
         return self
 
     def prepared(self, ranks: Communicator, tag: int = 0) -> Auto:
-        """Gives the choice with measured figures, unless it has some."""
-        if self.latency_s is not None or ranks.size == 1:
+        """Gives the choice with measured figures, unless it was given some."""
+        if ranks.size == 1 or (self.latency_s is not None and not self._passed_on):
             return self
-        found = measure_links(ranks, tag)
-        return Auto(
+        found = self._recalled(ranks, tag) if self._passed_on else measure_links(ranks, tag)
+        prepared = Auto(
             latency_s=found.latency_s,
             overhead_s=found.overhead_s,
             bandwidth_bytes_per_s=1 / found.seconds_per_byte,
+        )
+        prepared._measured = True
+        return prepared
+
+    def passed_on(self) -> Auto:
+        """Gives the choice that does not measure, but asks all what they know; figures that were given all know."""
+        if self.latency_s is not None and not self._measured and not self._passed_on:
+            return self
+        others = self.model_copy()
+        others._passed_on = True
+        return others
+
+    def _recalled(self, ranks: Communicator, tag: int) -> Machine:
+        own = [0.0] * 3
+        if self.latency_s is not None:
+            own = [self.latency_s, self.overhead_s, self._machine().seconds_per_byte]
+        latency_s, overhead_s, seconds_per_byte = largest(
+            ranks, torch.tensor(own, dtype=torch.float64), tag
+        ).tolist()
+        if not seconds_per_byte:
+            return _TYPICAL
+        return Machine(
+            latency_s=latency_s,
+            overhead_s=overhead_s,
+            seconds_per_byte=seconds_per_byte,
+            header_bytes=HEADER_BYTES,
         )
 
     def choice(self, ranks: int, payload: Payload) -> MessageCollective:

@@ -118,8 +118,6 @@ class SynchronousWorker(WorkerPart):
         super().__init__()
         self._workers = setting.workers
         self._flat = setting.flat
-        self._collective = collective
-        self._transfer = transfer
         self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
         self._plan = setting.plan
         self._still = setting.still
@@ -157,7 +155,7 @@ class SynchronousWorker(WorkerPart):
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
-        self._mean = gradient_mean(workers, self._flat, self._collective, self._transfer)
+        self._mean = self._mean.over(workers)
         self._prepare()
 
     def _prepare(self) -> None:

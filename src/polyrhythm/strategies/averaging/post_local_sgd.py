@@ -117,8 +117,6 @@ class PostLocalWorker(WorkerPart):
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()
         self._first = rounds.first
-        self._flat = setting.flat
-        self._collective = rounds.collective
         self._mean = GradientMean(setting.workers, setting.flat, rounds.collective)
         self._rounds = RoundsWorker(setting, rounds)
         self.staleness = self._rounds.staleness
@@ -167,7 +165,7 @@ class PostLocalWorker(WorkerPart):
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Averages over others from now on."""
-        self._mean = GradientMean(workers, self._flat, self._collective)
+        self._mean = self._mean.over(workers)
         self._mean.prepare()
         self._rounds.regroup(workers, members)
 

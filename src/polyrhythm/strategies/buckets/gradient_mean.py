@@ -41,6 +41,10 @@ class GradientMean:
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
+    def over(self, group: Communicator) -> GradientMean:
+        """Makes the mean of others' gradients, of the same kind; what is known of the links goes with it."""
+        return GradientMean(group, self._flat, self._sum.passed_on())
+
     def prepare(self) -> None:
         """Lets the collective look at the links, if it wants to; all members must call it before the first step.
 

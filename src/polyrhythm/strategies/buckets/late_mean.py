@@ -69,6 +69,10 @@ class LateMean:
         self._timed = False
         self.times = BucketTimes(group.clock, len(flat.buckets))
 
+    def passed_on(self) -> Collective:
+        """Gives the collective for others, with what is known of the links."""
+        return self._sum.passed_on()
+
     def prepare(self, speed: Speed | None = None) -> None:
         """Looks how fast the collective is, if that is of use; all members must call it.
 

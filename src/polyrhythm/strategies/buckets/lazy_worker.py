@@ -41,7 +41,6 @@ class LazyWorker(WorkerPart):
         flat = setting.flat
         self._workers = setting.workers
         self._flat = flat
-        self._collective = collective
         self._piece_bytes = piece_bytes
         self._mean = LateMean(setting.workers, flat, collective, piece_bytes)
         places = [slice(bucket.start, min(bucket.stop, flat.size)) for bucket in flat.buckets]
@@ -130,7 +129,7 @@ class LazyWorker(WorkerPart):
         workers.all_reduce(told)
         latency_s, seconds_per_number = told.amax(0).tolist()  # of whoever has looked, which nobody new has
         self._workers = workers
-        self._mean = LateMean(workers, self._flat, self._collective, self._piece_bytes)
+        self._mean = LateMean(workers, self._flat, self._mean.passed_on(), self._piece_bytes)
         self._mean.prepare(Speed(latency_s, seconds_per_number))
 
     def end(self) -> None:

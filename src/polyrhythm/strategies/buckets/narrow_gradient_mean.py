@@ -56,6 +56,10 @@ class NarrowGradientMean(GradientMean):
         self._weights = torch.zeros(2, dtype=torch.int64, device=flat.vector.device)
         self._weights_under_way: Handle | None = None
 
+    def over(self, group: Communicator) -> NarrowGradientMean:
+        """Makes the mean of others' gradients; see `GradientMean.over`."""
+        return NarrowGradientMean(group, self._flat, self._sum.passed_on(), self._narrow.dtype)
+
     def start(self, bucket: int) -> None:
         """Starts to sum a bucket whose gradients are final; buckets must come in order."""
         if self._group.size == 1:

@@ -115,6 +115,42 @@ def test_it_is_prepared_once_for_all_calls_and_its_figures_can_be_read() -> None
     assert found[0][0].startswith("auto(latency_s=")
 
 
+@pytest.mark.parametrize("knowing", [{0, 1, 2, 3}, {0, 2}, {3}])
+def test_those_who_regroup_take_over_what_any_of_them_knows(knowing: set[int]) -> None:
+    """Whoever is new has what it was asked for, which is nothing; two small messages a rank suffice."""
+    group = contended(4)
+    measured = contended(4).run(lambda communicator: Auto().prepared(communicator))[0]
+
+    def work(communicator: Communicator) -> Auto:
+        own = measured if communicator.rank in knowing else Auto()
+        return own.passed_on().prepared(communicator)
+
+    found = group.run(work)
+    assert found == [found[0]] * 4
+    assert (found[0].latency_s, found[0].overhead_s) == (measured.latency_s, measured.overhead_s)
+    assert found[0].bandwidth_bytes_per_s == pytest.approx(measured.bandwidth_bytes_per_s, rel=1e-15)
+    assert group.messages.total() == 2 * 3
+    again = contended(2).run(
+        lambda communicator: (found[0] if communicator.rank else Auto()).passed_on().prepared(communicator)
+    )
+    assert again == [found[0]] * 2
+
+
+def test_where_nobody_has_lived_to_know_a_network_of_1_gbit_per_s_is_assumed() -> None:
+    group = contended(3)
+    found = group.run(lambda communicator: Auto().passed_on().prepared(communicator))
+    assert found == [found[0]] * 3
+    assert (found[0].latency_s, found[0].overhead_s) == (1e-4, 0)
+    assert found[0].bandwidth_bytes_per_s == pytest.approx(125e6)
+
+
+def test_figures_that_were_given_need_no_word() -> None:
+    given = Auto(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+    group = contended(3)
+    assert group.run(lambda communicator: given.passed_on().prepared(communicator)) == [given] * 3
+    assert group.messages.total() == 0
+
+
 def test_without_figures_there_is_no_choice() -> None:
     with pytest.raises(RequestError, match=r"^auto has not measured the links"):
         Auto().choice(4, Payload(10, 4))

@@ -53,7 +53,10 @@ class MeetingPlaces:
         self._rounds = rounds
         self.presented = self._presented_to_all = _NEVER
         self.group_met = self._group_met_by_any = _NEVER
-        self._meet(workers, members)
+        self.all = ModelMean(workers, flat, rounds.collective)
+        self.group: ModelMean | None = None
+        if rounds.group > 1:
+            self.group = ModelMean(self._near(workers, members), flat, rounds.collective)
 
     def prepare(self) -> None:
         """Lets collectives look at the links; all workers must call it."""
@@ -69,7 +72,9 @@ class MeetingPlaces:
             members: as at first.
             own: what this worker knows, and brings.
         """
-        self._meet(workers, members)
+        self.all = self.all.over(workers)
+        if self.group is not None:
+            self.group = self.group.over(self._near(workers, members))
         told = torch.zeros(2 * workers.size + 2, dtype=torch.float64, device=self._flat.vector.device)
         told[workers.rank] = self.presented - _NEVER
         told[workers.size + workers.rank] = self.group_met - _NEVER
@@ -92,13 +97,10 @@ class MeetingPlaces:
         """Whether this worker's group meets after a step; else some of it have done so already."""
         return self.group is not None and self._rounds.group_ends(step) and step > self._group_met_by_any
 
-    def _meet(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        self.all = ModelMean(workers, self._flat, self._rounds.collective)
-        self.group: ModelMean | None = None
-        if self._rounds.group > 1:
-            number = members[workers.rank] // self._rounds.group
-            near = workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
-            self.group = ModelMean(near, self._flat, self._rounds.collective)
+    def _near(self, workers: Communicator, members: tuple[int, ...]) -> Communicator:
+        """Gives the communicator of this worker's group."""
+        number = members[workers.rank] // self._rounds.group
+        return workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
 
     def _group_of(self, workers: Communicator, members: tuple[int, ...]) -> list[int]:
         """Gives the places of this worker's group among those who are there."""

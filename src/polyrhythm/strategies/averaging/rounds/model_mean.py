@@ -45,6 +45,10 @@ class ModelMean:
         self._flat = flat
         self._sum = AllReduce(collective, group, "models")
 
+    def over(self, group: Communicator) -> ModelMean:
+        """Makes the mean of others' models; what is known of the links goes with it."""
+        return ModelMean(group, self._flat, self._sum.passed_on())
+
     def prepare(self) -> None:
         """Lets the collective look at the links, if it wants to; all members must call it before the first mean."""
         if self.size > 1:

@@ -29,7 +29,6 @@ class Gradients:
         self.plan = plan
         self.steps = 1
         self.apart = False
-        self._mean_of = mean_of
         self._mean = mean_of(group)
 
     def start(self, step: int) -> None:
@@ -62,7 +61,7 @@ class Gradients:
 
     def regroup(self, group: Communicator) -> None:
         """Averages over others from now on."""
-        self._mean = self._mean_of(group)
+        self._mean = self._mean.over(group)
 
     def rest(self) -> None:
         """Nothing is left."""
