@@ -34,7 +34,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from ranks import on_hosts

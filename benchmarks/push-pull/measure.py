@@ -38,7 +38,7 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

@@ -27,7 +27,8 @@ from polyrhythm.specs import build
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes, time_shares
 from polyrhythm.training.optimizer import OptimizerConfig

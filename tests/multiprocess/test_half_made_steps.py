@@ -15,7 +15,7 @@ from polyrhythm.strategies.allreduce.synchronous import Synchronous, Synchronous
 from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly

@@ -19,7 +19,7 @@ from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

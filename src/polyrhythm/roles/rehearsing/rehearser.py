@@ -18,7 +18,7 @@ from polyrhythm.roles.step_timer import NoTimer
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 _NO_LOSS = float("nan")
 

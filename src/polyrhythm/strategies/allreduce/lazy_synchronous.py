@@ -39,7 +39,8 @@ from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.late_replicas import LateReplicas
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES
 
 

@@ -32,7 +32,8 @@ from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
 from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
 

@@ -27,7 +27,8 @@ from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 

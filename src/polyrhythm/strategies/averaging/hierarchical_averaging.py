@@ -29,7 +29,8 @@ from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.offer import Offer
 from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count
 
 

@@ -30,7 +30,8 @@ from polyrhythm.strategies.invariant import Conditions
 from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

@@ -33,7 +33,8 @@ from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 

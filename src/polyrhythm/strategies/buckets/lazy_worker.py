@@ -22,7 +22,8 @@ from polyrhythm.strategies.buckets.late_mean import LateMean
 from polyrhythm.strategies.buckets.transfer_order import Speed
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.optimizing.sliced_optimizer import SlicedOptimizer
 
 _NONE = -1

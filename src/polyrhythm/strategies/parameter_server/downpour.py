@@ -30,7 +30,8 @@ from polyrhythm.strategies.parameter_server.sums.server import SumServer
 from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

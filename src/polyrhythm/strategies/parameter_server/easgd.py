@@ -20,7 +20,7 @@ from typing import ClassVar
 from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
 from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, PlainStep
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class EASGD(ElasticAveraging):

@@ -30,10 +30,12 @@ from polyrhythm.strategies.parameter_server.serving.with_servers import WithServ
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
 from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
+from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 

@@ -57,7 +57,8 @@ from polyrhythm.strategies.parameter_server.serving.with_servers import WithServ
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class Mixed(WithServers):

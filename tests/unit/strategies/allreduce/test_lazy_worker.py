@@ -11,7 +11,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

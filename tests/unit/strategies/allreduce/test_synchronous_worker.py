@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

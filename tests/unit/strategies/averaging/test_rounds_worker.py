@@ -28,7 +28,7 @@ from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from simulation.trying import trial

@@ -21,7 +21,7 @@ from polyrhythm.strategies.buckets.gradient_mean import GradientMean
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizers.lars import LARSOptimizer
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan

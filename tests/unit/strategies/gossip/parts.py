@@ -14,7 +14,8 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

@@ -17,7 +17,7 @@ from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.parameter_server.hogwild import Hogwild
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from unit.simulation.clusters import cluster

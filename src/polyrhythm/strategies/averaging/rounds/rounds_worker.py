@@ -26,7 +26,8 @@ from polyrhythm.strategies.averaging.rounds.preconditioner import Preconditioner
 from polyrhythm.strategies.averaging.rounds.rounds import Rounds
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
 _NEVER = -1

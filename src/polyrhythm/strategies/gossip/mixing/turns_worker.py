@@ -25,7 +25,8 @@ from polyrhythm.strategies.gossip.mixing.turns import Turns, made_anew
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.topology import Topology
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 REUNITE = "the others begin anew at the mean of what they hold, and mix by matrices for so many; a successor joins them"
 """What happens when a worker dies."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.gossip.pairing.place import Place
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 Reply = tuple[int, Message]
 ANSWER = 1

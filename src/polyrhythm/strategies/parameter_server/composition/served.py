@@ -30,7 +30,8 @@ from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 

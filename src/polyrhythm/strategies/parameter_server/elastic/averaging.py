@@ -20,7 +20,8 @@ from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
 from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
 from polyrhythm.strategies.resharding import Resharding
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 PAPER = Paper(

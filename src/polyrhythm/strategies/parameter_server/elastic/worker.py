@@ -16,7 +16,8 @@ from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
 from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class ElasticWorker(WorkerPart):

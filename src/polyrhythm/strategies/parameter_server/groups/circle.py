@@ -8,7 +8,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.parameter_server.groups.roster import WORD_TAG, Formation
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class Circle:

@@ -9,9 +9,11 @@ from torch import Tensor
 from polyrhythm.strategies.parameter_server.groups.circle import Circle
 from polyrhythm.strategies.parameter_server.groups.inside_part import Contribution, InsidePart
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.regrouping import Reassembled
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import Reassembled, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class MixedWorker(WorkerPart):

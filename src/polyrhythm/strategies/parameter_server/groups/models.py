@@ -21,7 +21,7 @@ from polyrhythm.strategies.parameter_server.groups.inside_part import Contributi
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizing.spans import Span
 

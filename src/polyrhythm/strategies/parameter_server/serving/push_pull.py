@@ -10,7 +10,7 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, message_of, pack_json
 from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

@@ -6,7 +6,8 @@ from polyrhythm.strategies.parameter_server.serving.not_finite import is_finite
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 
 
 class ServedWorker(WorkerPart):

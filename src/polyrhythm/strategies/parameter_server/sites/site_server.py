@@ -13,14 +13,9 @@ one that asks again, and has no step left to take.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from math import sqrt
-
-from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
-from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_announcement,
     admit_bare,
@@ -29,38 +24,14 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
 from polyrhythm.strategies.parameter_server.serving.held import Held
-from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
 from polyrhythm.strategies.parameter_server.serving.presence import Presence
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.sites.post import Post
-from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
+from polyrhythm.strategies.parameter_server.sites.site_copy import SiteCopy
+from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteRule:
-    """When a site tells others, and when it waits for them.
-
-    Attributes:
-        threshold: share of a number's value, above which its change is significant in the first round; in round t,
-            this divided by the root of t.
-        lag: how many rounds the slowest site may be behind.
-        barrier: share of a shard's bytes; a packet with more is announced, and readers wait for it.
-    """
-
-    threshold: float
-    lag: int
-    barrier: float = 1.0
-
-    def is_large(self, packet: Tensor | None, values: Tensor) -> bool:
-        """Whether a packet is to be announced."""
-        return packet is not None and len(packet) > self.barrier * len(values)
-
-    def threshold_of(self, number: int) -> float:
-        """Gives the threshold of a round, counted from 1."""
-        return self.threshold / sqrt(number)
 
 
 class SiteServer:
@@ -73,23 +44,18 @@ class SiteServer:
         rule: of all sites.
 
     Attributes:
-        version: updates of this copy so far, those from other sites included.
-        staleness: how many gradients were applied at which staleness.
         done: whether it has been let go.
     """
 
     def __init__(
         self, members: tuple[int, ...], peers: tuple[int, ...], idle: tuple[int, ...], rule: SiteRule
     ) -> None:
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
         self.done = False
         self._presence = Presence(members)
         self._post = Post(peers)
         self._idle = idle
         self._rule = rule
-        self._shard = OptimizedShard()
-        self._unsent: Significance | None = None
+        self._copy = SiteCopy()
         self._gate = SynchronousGate(len(members))
         self._held = Held(len(members))
         self._lost: set[int] = set()
@@ -99,7 +65,16 @@ class SiteServer:
         self._waiting: list[int] = []
         self._reading: list[int] = []
         self._stop = False
-        self._resumed: State | None = None
+
+    @property
+    def version(self) -> int:
+        """Updates of this copy so far, those from other sites included."""
+        return self._copy.version
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many gradients were applied at which staleness."""
+        return self._copy.staleness
 
     @property
     def steps(self) -> dict[int, int]:
@@ -136,28 +111,20 @@ class SiteServer:
 
     def state(self) -> State:
         """Gives all that a resumed server needs: parameters, what is unsent, and what is on its way."""
-        if self._unsent is None:
+        if not self._copy.ready:
             return {}, {}
-        tensors, facts = self._shard.state()
+        tensors, facts = self._copy.state()
         kept, clocks = self._post.state()
-        return tensors | kept | {"retained": self._unsent.retained}, facts | {
-            "version": self.version,
-            "steps": list(self._held.steps),
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "post": clocks,
-        }
+        return tensors | kept, facts | {"steps": list(self._held.steps), "post": clocks}
 
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
         if not state[1]:
             return
         tensors, facts = state
-        self.version = facts["version"]
         self._held.steps = list(facts["steps"])
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self._post.load_state(tensors, facts["post"])
-        self._shard.load_state(state)
-        self._resumed = state
+        self._copy.load_state(state)
 
     def _hear_server(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.LEAVE and message.stop:
@@ -181,14 +148,13 @@ class SiteServer:
         packet = self._post.hear(source, message)
         self._stop |= message.stop
         if packet is not None:
-            self._shard.change(lambda values: add_packet(values, packet))
-            self.version += 1
+            self._copy.take_in(packet)
         return self._let_on() + self._answer_final()
 
     def _begin(self, source: int, message: Message, tell: tuple[int, ...]) -> list[Reply]:
         """Takes the plan or the parameters, which worker 0's site passes on to the others."""
         if message.kind is Kind.CONFIGURE:
-            self._shard.configure(message)
+            self._copy.configure(message)
             return [(peer, message) for peer in tell]
         if message.kind is not Kind.PARAMETERS:
             raise RefusedMessage(
@@ -196,10 +162,7 @@ class SiteServer:
             )
         values = payload(message)
         replies = [(peer, message._replace(tensor=values.clone())) for peer in tell]
-        self._shard.initialise(values)
-        self._unsent = Significance(self._shard.values)
-        if self._resumed is not None:
-            self._unsent.retained = self._resumed[0]["retained"]
+        if self._copy.initialise(values):
             replies += self._post.tell_again()
         asking, self._presence.asking = self._presence.asking, []
         return replies + [self._answer(rank) for rank in asking]
@@ -217,7 +180,7 @@ class SiteServer:
             self._lost.discard(source)
             self._gate.join(number)
             return [(source, Message(Kind.JOIN, step=self._gate.rounds.invitation(number) or 0))]
-        if self._unsent is None:
+        if not self._copy.ready:
             self._presence.asking.append(source)
             return []
         self._reading.append(source)
@@ -226,7 +189,7 @@ class SiteServer:
     def _push(self, source: int, message: Message) -> list[Reply]:
         worker = self._presence.numbers[source]
         due = self._held.steps[worker]
-        admit_push(message, self._shard.values, self.version, due)
+        admit_push(message, self._copy.values, self.version, due)
         self._stop |= message.stop
         if message.step < due:
             if not self._gate.rounds.is_next(worker, message.step):
@@ -242,7 +205,7 @@ class SiteServer:
         for worker in decision.answer:
             self._held.settle(worker, None)
         sources = [self._presence.pushers[worker] for worker in decision.answer]
-        if self._unsent is None:
+        if not self._copy.ready:
             self._presence.asking += sources
             return []
         self._waiting += sources
@@ -250,20 +213,9 @@ class SiteServer:
 
     def _update(self, pushed: list[Message]) -> list[Reply]:
         """Makes a round's update, and tells the other sites what of all updates is significant."""
-        assert self._unsent is not None, "nobody pushes before having pulled"
-        weighty = [message for message in pushed if message.weight > 0]
-        if weighty:
-            before = self._shard.values.clone()
-            gradient = mean(
-                [payload(message) for message in weighty], [message.weight for message in weighty]
-            )
-            self._shard.step(gradient, weighty[0].learning_rate)
-            self._unsent.add(self._shard.values - before)
-            self.staleness.update(self.version - message.version for message in weighty)
-            self.version += 1
-        threshold = self._rule.threshold_of(self._post.clock + 1)
-        packet = self._unsent.take(self._shard.values, threshold)
-        large = self._rule.is_large(packet, self._shard.values)
+        self._copy.update(pushed)
+        packet = self._copy.significant(self._rule.threshold_of(self._post.clock + 1))
+        large = self._rule.is_large(packet, self._copy.values)
         return self._post.tell(packet, stop=self._stop, large=large)
 
     def _let_on(self) -> list[Reply]:
@@ -298,8 +250,7 @@ class SiteServer:
         if self._presence.there or self._through:
             return []
         self._through = True
-        packet = None if self._unsent is None else self._unsent.take_all()
-        return self._post.tell(packet, stop=False, last=True)
+        return self._post.tell(self._copy.untold(), stop=False, last=True)
 
     def _answer_final(self) -> list[Reply]:
         final = self._presence.ready_to_end
@@ -309,7 +260,7 @@ class SiteServer:
         return [self._answer(final)]
 
     def _answer(self, rank: int) -> Reply:
-        values: Tensor = self._shard.shown()
+        values = self._copy.shown()
         return rank, Message(
             Kind.PARAMETERS, values, version=self.version, step=self.steps[rank], stop=self._stop
         )

@@ -18,7 +18,8 @@ from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

@@ -13,7 +13,7 @@ from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
 from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.topologies.ring import Ring
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_setting import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 

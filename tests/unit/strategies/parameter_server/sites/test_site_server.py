@@ -7,7 +7,8 @@ from polyrhythm.communication.message import Kind, Message, pack_json, pack_tens
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule, SiteServer
+from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizing.spans import Span
 
@@ -44,10 +45,10 @@ class Pair:
         return heard
 
     def values(self, server):
-        return self.servers[server]._shard.values
+        return self.servers[server]._copy.values
 
     def retained(self, server):
-        return self.servers[server]._unsent.retained
+        return self.servers[server]._copy._told_later.retained
 
 
 def push(values, step=0, weight=1.0, stop=False, version=0):
