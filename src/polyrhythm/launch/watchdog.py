@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from polyrhythm.communication.activity import COMPUTING, Activity
-from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.launch.causes_of_loss import cause_of_loss, leave_cause
+from polyrhythm.launch.lived_clock import LivedClock
 from polyrhythm.launch.pulse import Pulse, publish, read
 
 GAPS = 6
@@ -78,12 +78,22 @@ class Post:
 
 @dataclass
 class _Sight:
-    """What has been seen of another rank."""
+    """What has been seen of another rank, and done about it.
+
+    Attributes:
+        pulse: its latest.
+        seen_s: when that was new.
+        gaps_s: between its pulses.
+        diagnosed: whether somebody has said that it is silent.
+        sentenced: whether this rank has said that it is taken for lost, and ended it if it could.
+        given_up: whether all have been told, or are being told by another.
+    """
 
     pulse: Pulse
     seen_s: float
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS_KEPT))
     diagnosed: bool = False
+    sentenced: bool = False
     given_up: bool = False
 
 
@@ -105,7 +115,7 @@ class Watchdog:
         self._alarms = 0
         self._beat = 0
         self._reached = False
-        self._clock = _LivedClock(self._beat_s)
+        self._clock = LivedClock(self._beat_s)
         self._over = threading.Event()
         self._store = post.rendezvous.store.clone()
         self._store.set_timeout(timedelta(seconds=post.floor_s))
@@ -168,38 +178,45 @@ class Watchdog:
 
     def _judge(self, sight: _Sight) -> None:
         pulse, silent_s = sight.pulse, self._clock.now_s - sight.seen_s
-        if pulse.left or sight.given_up or self._post.is_lost(pulse.rank):
+        lost = (
+            self._post.is_lost(pulse.rank) and not sight.sentenced
+        )  # else some may not have heard it from this rank
+        if pulse.left or sight.given_up or lost:
             return
         limit_s = self.limit_s(list(sight.gaps_s))
         if silent_s > limit_s and not sight.diagnosed:
-            sight.diagnosed = True
             if self._is_first("diagnosis", pulse):
                 self._diagnose(pulse, silent_s, limit_s)
+            sight.diagnosed = True
         if silent_s > LOST_AFTER * limit_s:
-            sight.given_up = True
             if self._is_first("end", pulse):
-                self._give_up(pulse, silent_s)
+                self._give_up(sight, silent_s)
+            sight.given_up = True
 
     def _diagnose(self, pulse: Pulse, silent_s: float, limit_s: float) -> None:
         others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
         doing = "; ".join(other.text for other in read(self._store, others).values() if not other.left)
+        self._store.add(_ALARM, 1)  # words come last: if the store does not answer, all this is done again
         self._post.say(
             f"{pulse.role} (rank {pulse.rank}) has said nothing for {silent_s:.1f} s: it is stopped, or cut off; last, "
             f"at step {pulse.step}, it was {pulse.doing}. Meanwhile: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
             f"taken for lost, and {self._post.what_then(pulse.rank)}"
         )
-        self._store.add(_ALARM, 1)
 
-    def _give_up(self, pulse: Pulse, silent_s: float) -> None:
-        cause = _cause_key(pulse.peer)
-        self._store.set(cause, f"had said nothing for {silent_s:.0f} s, and was taken for lost")
-        self._store.check([cause])  # it is there before anybody can ask
-        self._post.say(
-            f"{pulse.role} (rank {pulse.rank}) is taken for lost after {silent_s:.1f} s of silence"
-        )
-        if pulse.process and pulse.host == self._post.host:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pulse.process, signal.SIGKILL)
+    def _give_up(self, sight: _Sight, silent_s: float) -> None:
+        """Takes a rank for lost; called again at the next beat if the store stops answering on the way."""
+        pulse = sight.pulse
+        if not sight.sentenced:
+            leave_cause(
+                self._store, pulse.peer, f"had said nothing for {silent_s:.0f} s, and was taken for lost"
+            )
+            sight.sentenced = True
+            self._post.say(
+                f"{pulse.role} (rank {pulse.rank}) is taken for lost after {silent_s:.1f} s of silence"
+            )
+            if pulse.process and pulse.host == self._post.host:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pulse.process, signal.SIGKILL)
         others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
         for other in read(self._store, others).values():
             tell_of_loss(self._store, pulse.peer, other.peer)
@@ -236,8 +253,10 @@ class Watchdog:
         self._store.add(_ALARM, 1)
 
     def _is_first(self, what: str, pulse: Pulse) -> bool:
-        """Whether no other rank has said or done this before."""
-        return bool(self._store.add(f"watchdog/{what}/{pulse.rank}/{pulse.incarnation}/{pulse.beat}", 1) == 1)
+        """Whether no other rank has said or done this before; this one may ask again, if it had no answer."""
+        own = f"{self._own.rank}/{self._own.incarnation}"
+        key = f"watchdog/{what}/{pulse.rank}/{pulse.incarnation}/{pulse.beat}"
+        return bool(self._store.compare_set(key, "", own) == own.encode())
 
     def _write_stacks(self) -> None:
         if self._post.folder is None:
@@ -253,7 +272,7 @@ class Watchdog:
 
     def _leave_if_cut_off(self) -> None:
         """Ends this process when it has not reached the store for so long that others have given it up."""
-        clock, reached_s = _LivedClock(self._beat_s), 0.0
+        clock, reached_s = LivedClock(self._beat_s), 0.0
         while not self._over.wait(self._beat_s):
             clock.tick()
             if self._reached:
@@ -265,32 +284,3 @@ class Watchdog:
     def _leave(self, why: str) -> None:
         self._post.say(f"{self._post.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
         os._exit(1)
-
-
-class _LivedClock:
-    """Counts the seconds in which this process could run: a whole run that is stopped for a while has missed nothing.
-
-    Args:
-        beat_s: after which it is told to tick; whoever takes much longer was stopped.
-    """
-
-    def __init__(self, beat_s: float) -> None:
-        self.now_s = 0.0
-        self._longest_s = 3 * beat_s
-        self._ticked_s = time.monotonic()
-
-    def tick(self) -> None:
-        """Counts what has passed since the last time."""
-        now_s = time.monotonic()
-        self.now_s += min(now_s - self._ticked_s, self._longest_s)
-        self._ticked_s = now_s
-
-
-def cause_of_loss(store: Any, peer: Peer) -> str:
-    """Gives why a process was taken for lost, in words; empty if it was not."""
-    key = _cause_key(peer)
-    return bytes(store.get(key)).decode() if store.check([key]) else ""
-
-
-def _cause_key(peer: Peer) -> str:
-    return f"watchdog/cause/{peer.rank}/{peer.incarnation}"

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
-from polyrhythm.launch import watchdog
+from polyrhythm.launch import lived_clock, watchdog
+from polyrhythm.launch.causes_of_loss import cause_of_loss
 from polyrhythm.launch.pulse import Pulse, publish, read
-from polyrhythm.launch.watchdog import GAPS, Post, Watchdog, cause_of_loss
+from polyrhythm.launch.watchdog import GAPS, Post, Watchdog
 
 
-def post(store: object, rank: int, said: list[str], folder: Path | None = None, floor_s: float = 0.3) -> Post:
+def post(
+    store: object, rank: int, said: list[str], folder: Path | None = None, floor_s: float = 0.3, size: int = 2
+) -> Post:
     return Post(
-        rendezvous=Rendezvous(store, rank, 2, LOOPBACK),
-        roles=["worker 0", "worker 1"],
+        rendezvous=Rendezvous(store, rank, size, LOOPBACK),
+        roles=[f"worker {worker}" for worker in range(size)],
         host=f"host {rank}",
         activity=Activity(),
         is_lost=lambda rank: False,
@@ -77,8 +84,8 @@ def test_who_beats_or_has_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now_s[0])
-    clock = watchdog._LivedClock(0.5)
+    monkeypatch.setattr(lived_clock.time, "monotonic", lambda: now_s[0])
+    clock = lived_clock.LivedClock(0.5)
     for passed_s in (0.5, 0.7, 3600.0, 0.5):
         now_s[0] += passed_s
         clock.tick()
@@ -100,3 +107,66 @@ def test_an_activity_knows_what_its_rank_does_and_what_its_steps_take() -> None:
         activity.step_done(step + 1)
     assert activity.step == 5
     assert 0 <= (activity.median_step_s() or 0) < 1
+
+
+class SilentOnce:
+    """A store that does not answer one call, which it may have heard.
+
+    Args:
+        store: that it is otherwise.
+        number: of the call, from 0.
+        heard: whether the call is carried out.
+    """
+
+    def __init__(self, store: dist.TCPStore, number: int, *, heard: bool) -> None:
+        self._store, self._number, self._heard = store, number, heard
+        self.calls = 0
+        self.told: list[tuple[str, str]] = []
+
+    def clone(self) -> SilentOnce:
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            silent = self.calls == self._number
+            self.calls += 1
+            if silent and not self._heard:
+                raise RuntimeError("the store does not answer")
+            found = getattr(self._store, name)(*given)
+            if name == "queue_push":
+                self.told.append((str(given[0]), bytes(given[1]).decode()))  # type: ignore[call-overload]
+            if silent:
+                raise RuntimeError("the store does not answer")
+            return found
+
+        return call
+
+
+def beats_until_lost(number: int, *, heard: bool) -> tuple[SilentOnce, list[str]]:
+    """Lets rank 1 of 3 be silent under rank 0's watch; gives the store, and what was said."""
+    inner, said = host_store(), []  # type: dist.TCPStore, list[str]
+    store = SilentOnce(inner, number, heard=heard)
+    publish(inner, Pulse(1, 0, role="worker 1", beat=7))
+    at = replace(post(inner, 0, said, size=3), is_lost=lambda rank: ("words/0/0", "1 0") in store.told)
+    dog = Watchdog(at)
+    dog._store = store
+    for beat in range(8):
+        publish(inner, Pulse(2, 0, role="worker 2", beat=beat))
+        dog._clock.now_s = 0.4 * beat
+        with suppress(RuntimeError):
+            dog._look_around()
+    return store, said
+
+
+def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_not_answer() -> None:
+    calls = beats_until_lost(-1, heard=False)[0].calls
+    assert calls > 40
+    for number in range(calls):
+        for heard in (False, True):
+            store, said = beats_until_lost(number, heard=heard)
+            assert [text.split(" (rank 1) ")[1][:17] for text in said] == [
+                "has said nothing ",
+                "is taken for lost",
+            ]
+            assert {to for to, word in store.told if word == "1 0"} == {"words/0/0", "words/2/0"}
+            assert cause_of_loss(store._store, Peer(1, 0)).startswith("had said nothing for ")

@@ -25,6 +25,7 @@ from polyrhythm.events import (
     WorkerJoined,
     from_json,
 )
+from polyrhythm.launch.causes_of_loss import cause_of_loss
 from polyrhythm.launch.children.ranks import Child, Ranks
 from polyrhythm.launch.children.recovery import Recovery
 from polyrhythm.launch.children.restarting import RankLost
@@ -34,7 +35,6 @@ from polyrhythm.launch.joining.door import Inside
 from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.preemption import Preemption
-from polyrhythm.launch.watchdog import cause_of_loss
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, StopWish
 
