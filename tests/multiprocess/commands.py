@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multiprocess.brake import Brake
 from multiprocess.verb import POLYRHYTHM, Verb
 from polyrhythm.events import Event
 from polyrhythm.reporting.event_log import read_events
@@ -63,17 +64,23 @@ class Started:
         folder: where it runs.
         run: its run folder, which names the files that take what it prints.
         said_in: where these come to lie, if not in the folder where it runs.
+        brake: on the networks of a verb of `polyrhythm`.
     """
 
     def __init__(
-        self, command: Sequence[str | Path], folder: Path, run: Path, said_in: Path | None = None
+        self,
+        command: Sequence[str | Path],
+        folder: Path,
+        run: Path,
+        said_in: Path | None = None,
+        brake: Brake | None = None,
     ) -> None:
         self.run = run
         self._out, self._err = ((said_in or folder) / f"{run.name}.{stream}" for stream in ("out", "err"))
         words = [str(word) for word in command]
         self.process: Verb | subprocess.Popen[bytes]
         if words[0] == POLYRHYTHM:
-            self.process = Verb(words[1:], folder, (self._out, self._err), environment())
+            self.process = Verb(words[1:], folder, (self._out, self._err), environment(), brake)
             return
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Result, Started
 from multiprocess.verb import POLYRHYTHM
 
@@ -17,15 +18,23 @@ class Guest:
         name: of the file that takes what it says.
         token_file: of the run token.
         place: that it will get.
+        brake: on its network, if any.
     """
 
-    def __init__(self, folder: Path, name: str, token_file: Path, place: str = "worker 2 (rank 2)") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        token_file: Path,
+        place: str = "worker 2 (rank 2)",
+        brake: Brake | None = None,
+    ) -> None:
         told = json.loads((folder / "run" / "join.json").read_text())
         self.address = told["address"]
         self._place = place
         self._err = folder / f"{name}.err"
         words = ["join", told["address"], "--token-file", token_file, "--threads", "1"]
-        self.command = Started([POLYRHYTHM, *words], folder, folder / name)
+        self.command = Started([POLYRHYTHM, *words], folder, folder / name, brake=brake)
 
     def has_a_place(self) -> bool:
         """Whether it has said that it joins, and nothing else."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Started
 from multiprocess.verb import POLYRHYTHM
 
@@ -25,18 +26,19 @@ def ending() -> Iterator[list[Started]]:
 
 
 @contextmanager
-def runs(folder: Path, *arguments: str) -> Iterator[Starter]:
+def runs(folder: Path, *arguments: str, brake: Brake | None = None) -> Iterator[Starter]:
     """Gives what starts runs of `polyrhythm` in a folder; nothing of them outlives the block.
 
     Args:
         folder: where they run, and where their run folders come to lie.
         arguments: of `polyrhythm`, for all of them.
+        brake: on the networks of all of them, if any.
     """
     with ending() as started:
 
         def start(*more: str, name: str = "run") -> Started:
             command = [POLYRHYTHM, *arguments, *more, "--out", name]
-            started.append(Started(command, folder, folder / name))
+            started.append(Started(command, folder, folder / name, brake=brake))
             return started[-1]
 
         yield start

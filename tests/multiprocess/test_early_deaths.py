@@ -20,7 +20,7 @@ from polyrhythm.events import CheckpointSaved, Event, Restarted, RunEnded, RunSt
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.launch.children.restarting import Emit, RankLost, run_restarting
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.roles.job import Job, Losses
+from polyrhythm.roles.job import Job
 
 
 @pytest.fixture
@@ -53,9 +53,8 @@ def played(deaths: int, restarts: int, folder: Path) -> list[Event]:
     lives = folder / "lives"
     lives.mkdir()
     job = replace(
-        job_of("synchronous", folder / "run", epochs=2),
+        job_of("synchronous", folder / "run", restarts, epochs=2),
         make_model=lambda: mortal(lives, deaths),
-        losses=Losses(restarts=restarts, silence_s=60.0),  # whoever is slow is not lost
     )
     events: list[Event] = []
 

@@ -15,6 +15,7 @@ from conformance.jobs import result_of, strategy
 from multiprocess.faults.cells import CELLS
 from multiprocess.faults.killing import STOPPED
 from multiprocess.faults.play import (
+    SILENCE_S,
     WORKERS,
     ask_to_stop,
     job_of,
@@ -64,7 +65,8 @@ def _long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_is_stopped_and_continued_and_another_is_killed(spec: str, tmp_path: Path) -> None:
     expected = outcomes(strategy(spec), WORKERS)
     assert expected[Fault.STOPPED] is Outcome.NAMED
-    job, stages = job_of(spec, tmp_path), to_and_fro(STOPPED, then=send(KILLED, signal.SIGKILL))
+    job = job_of(spec, tmp_path, silence_s=SILENCE_S)
+    stages = to_and_fro(STOPPED, then=send(KILLED, signal.SIGKILL))
     if expected[Fault.WORKER_KILLED] is Outcome.STOPS:
         with pytest.raises(RunError, match=r"^worker 2 \(rank 2\) was killed by SIGKILL; continue with"):
             played(job, *stages)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conformance.jobs import blobs, make_job, result_of, simulated
+from multiprocess.brake import Brake
 from multiprocess.commands import Started, shell, wait_for
 from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
@@ -21,7 +22,6 @@ from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.roles.job import Losses
-from processes.family import stopped
 
 WORKERS, EPOCHS = 4, 8
 TRAIN = [
@@ -44,13 +44,15 @@ def test_in_step_real_processes_give_the_bits_of_the_simulation() -> None:
 def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path: Path) -> None:
     """Worker 1 asks; its partners answer somebody else until another takes its place."""
     with ending() as commands:
-        command = Started([POLYRHYTHM, *TRAIN, "--epochs", str(EPOCHS)], tmp_path, tmp_path / "run")
+        brake = Brake(tmp_path / "brake", 100)
+        words = [POLYRHYTHM, *TRAIN, "--epochs", str(EPOCHS)]
+        command = Started(words, tmp_path, tmp_path / "run", brake=brake)
         commands.append(command)
-        command.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
         ranks = wait_for(lambda: len(found := command.children()) == WORKERS and found, "all ranks")
-        with stopped(ranks[:1]):  # or a quick run might be over before
-            os.kill(ranks[1], signal.SIGKILL)
-            wait_for(lambda: set(command.children()) - set(ranks), "the successor to start")
+        wait_for(lambda: brake.reached_by(ranks), "all to be under way")
+        os.kill(ranks[1], signal.SIGKILL)
+        command.wait_for(lambda event: isinstance(event, WorkerJoined))
+        brake.release()
         result = command.result()
     figures = result.figures
     assert (figures["workers_lost"], figures["workers_joined"], figures["images_not_seen"]) == (1, 1, 0)

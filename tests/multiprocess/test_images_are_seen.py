@@ -7,7 +7,6 @@ import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 
 import numpy as np
 import pytest
@@ -15,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from conformance.jobs import CLASSES, SIDE, blobs, make_job, perceptron, result_of
-from multiprocess.faults.play import nothing, of, played, send
+from multiprocess.brake import Brake
+from multiprocess.faults.play import LONG_SILENCE_S, of, played, send
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.events import CheckpointSaved, WorkerJoined
+from polyrhythm.events import CheckpointSaved, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Losses
 
 IMAGES, WORKERS, BATCH, EPOCHS = 240, 3, 4, 12
 ROUND = 8
-PAUSE_S = 0.005
 VICTIM = 2
 
 
@@ -39,7 +38,6 @@ class Noting(nn.Module):
             numbers = (images[:, 0, 0, 0] * IMAGES).round().to(torch.int32)
             with (self.folder / str(os.getpid())).open("ab", buffering=0) as file:
                 file.write(numbers.numpy().tobytes())
-            sleep(PAUSE_S)
         out: Tensor = self.inner(images)
         return out
 
@@ -79,17 +77,23 @@ def test_each_image_is_seen_once_an_epoch_or_the_number_is_stated(
     """Some are computed in vain: those of the step under way, which is taken again, and what died with the victim."""
     notes = tmp_path / "notes"
     notes.mkdir()
-    epochs = EPOCHS * (3 if losses.restarts else 1)  # much longer than a successor takes
+    brake = Brake(tmp_path / "brake", IMAGES // STEP)
     job = make_job(
-        spec, WORKERS, dataset=numbered(), folder=tmp_path / "run", epochs=epochs, batch_size=BATCH
+        spec, WORKERS, dataset=numbered(), folder=tmp_path / "run", epochs=EPOCHS, batch_size=BATCH
     )
-    job = replace(job, losses=losses, make_model=lambda: Noting(notes))
-    joined = ((of(WorkerJoined), nothing),) if losses.restarts else ()
-    result = result_of(played(job, (of(CheckpointSaved), send(VICTIM, signal.SIGKILL)), *joined))
+    job = replace(
+        job,
+        losses=replace(losses, silence_s=LONG_SILENCE_S),
+        make_model=lambda: brake.on(Noting(notes)),
+    )
+    heard = WorkerJoined if losses.restarts else WorkerLost
+    result = result_of(
+        played(job, (of(CheckpointSaved), send(VICTIM, signal.SIGKILL)), (of(heard), brake.release))
+    )
     assert result["workers_lost"] == 1
     assert (result["images_not_seen"] > 0) == left_out
     seen = seen_in(notes)
     assert sorted(seen) == list(range(IMAGES))
-    assert 0 <= seen.total() + result["images_not_seen"] - epochs * IMAGES <= in_vain
+    assert 0 <= seen.total() + result["images_not_seen"] - EPOCHS * IMAGES <= in_vain
     if not left_out:
-        assert min(seen.values()) == epochs
+        assert min(seen.values()) == EPOCHS

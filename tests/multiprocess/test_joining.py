@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Started, shell, wait_for
 from multiprocess.guest import Guest
 from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
-from polyrhythm.events import Event, Notice, WorkerProgress
+from polyrhythm.events import Event, Notice, WorkerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
 EPOCHS = 10
@@ -23,7 +23,7 @@ TRAIN = [
         "--data",
         "digits",
         "--model",
-        "mlp(hidden=2048)",
+        "mlp",
         "--json",
         "--batch-size",
         "8",
@@ -37,11 +37,17 @@ STEPS = EPOCHS * 60
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Started]]:
+def brake(tmp_path: Path) -> Brake:
+    return Brake(tmp_path / "brake", 5)
+
+
+@pytest.fixture
+def start(tmp_path: Path, brake: Brake) -> Iterator[Callable[[str], Started]]:
     with ending() as started:
 
         def run(strategy: str) -> Started:
-            started.append(Started([POLYRHYTHM, *TRAIN, "--strategy", strategy], tmp_path, tmp_path / "run"))
+            words = [POLYRHYTHM, *TRAIN, "--strategy", strategy]
+            started.append(Started(words, tmp_path, tmp_path / "run", brake=brake))
             started[-1].wait_for(lambda event: isinstance(event, WorkerProgress))
             return started[-1]
 
@@ -49,12 +55,13 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Started]]:
 
 
 @pytest.fixture
-def join(tmp_path: Path) -> Iterator[Callable[[str], Guest]]:
+def join(tmp_path: Path, brake: Brake) -> Iterator[Callable[[str], Guest]]:
     with ending() as guests:
 
         def come(name: str) -> Guest:
-            guest = Guest(tmp_path, name, tmp_path / "run" / "join-token")
+            guest = Guest(tmp_path, name, tmp_path / "run" / "join-token", brake=brake)
             guests.append(guest.command)
+            wait_for(guest.has_a_place, "a place")
             return guest
 
         yield come
@@ -68,28 +75,23 @@ def notices(run: Path) -> list[str]:
     return [event.text for event in read_events(run / "events.jsonl") if isinstance(event, Notice)]
 
 
-def let_in(command: Started, join: Callable[[str], Guest], name: str) -> Guest:
-    """Starts a guest; the workers that are there wait for it, else a short run would be over before."""
-    ours = command.children()[:2]
-    for worker in ours:
-        os.kill(worker, signal.SIGSTOP)
-    guest = join(name)
-    wait_for(guest.has_a_place, "a place")
-    for worker in ours:
-        os.kill(worker, signal.SIGCONT)
-    return guest
+def have_joined(command: Started, count: int) -> bool:
+    events = read_events(command.run / "events.jsonl")
+    return sum(isinstance(event, WorkerJoined) for event in events) == count
 
 
 def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
-    start: Callable[[str], Started], join: Callable[[str], Guest]
+    start: Callable[[str], Started], join: Callable[[str], Guest], brake: Brake
 ) -> None:
     command = start("parameter_server")
-    first = let_in(command, join, "first")
+    first = join("first")
     command.wait_for(guests_steps)
     first.command.process.terminate()
     left = first.result()
     assert left.status == os.EX_TEMPFAIL, left.err
-    second = let_in(command, join, "second")
+    second = join("second")
+    wait_for(lambda: have_joined(command, 2), "the second to be let in")
+    brake.release()
     figures = command.result().figures
     done = second.result()
     assert done.status == 0, done.err
@@ -105,16 +107,15 @@ def test_a_worker_joins_leaves_when_it_is_preempted_and_another_takes_its_place(
 
 
 def test_a_worker_joins_those_who_go_in_step_and_a_stranger_does_not(
-    start: Callable[[str], Started], join: Callable[[str], Guest], tmp_path: Path
+    start: Callable[[str], Started], join: Callable[[str], Guest], brake: Brake, tmp_path: Path
 ) -> None:
     command = start("synchronous")
-    guest = let_in(command, join, "guest")
+    guest = join("guest")
     address = guest.address
     (tmp_path / "wrong").write_text("not the token of this run")
-    leader = command.children()[0]
-    os.kill(leader, signal.SIGSTOP)
     (refused,) = shell(tmp_path, ["join", address, "--token-file", "wrong"])
-    os.kill(leader, signal.SIGCONT)
+    wait_for(lambda: have_joined(command, 1), "the guest to be let in")
+    brake.release()
     assert refused.status == 2
     assert refused.complaint == f"the run at {address} has another token: give its own"
     figures = command.result().figures

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.clean_process import CONTEXT
+from multiprocess.brake import Brake
 from polyrhythm.cli.main import main
 
 POLYRHYTHM = str(Path(sys.executable).with_name("polyrhythm"))
@@ -22,12 +23,18 @@ class Verb:
         folder: where it runs.
         streams: the files that take what it prints: standard output and standard error.
         variables: its environment.
+        brake: on its networks, if any.
     """
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, streams: tuple[Path, Path], variables: dict[str, str]
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        streams: tuple[Path, Path],
+        variables: dict[str, str],
+        brake: Brake | None = None,
     ) -> None:
-        given = (list(arguments), str(folder), tuple(map(str, streams)), variables)
+        given = (list(arguments), str(folder), tuple(map(str, streams)), variables, brake)
         self._process = CONTEXT.Process(target=_run, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -49,7 +56,13 @@ class Verb:
         self._process.terminate()
 
 
-def _run(arguments: list[str], folder: str, streams: tuple[str, str], variables: dict[str, str]) -> None:
+def _run(
+    arguments: list[str],
+    folder: str,
+    streams: tuple[str, str],
+    variables: dict[str, str],
+    brake: Brake | None,
+) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -59,4 +72,6 @@ def _run(arguments: list[str], folder: str, streams: tuple[str, str], variables:
         descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if brake is not None:
+        brake.on_every_mlp()
     main(arguments)

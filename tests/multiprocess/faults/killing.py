@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance.jobs import strategy
 from multiprocess.faults.play import (
+    SILENCE_S,
     WORKERS,
     Paced,
     Stage,
@@ -33,8 +34,6 @@ from polyrhythm.roles.job import Job
 from polyrhythm.strategies.cast import cast_in_order
 
 PAUSE_S = 0.01
-LONG_SILENCE_S = 60.0
-"""With which nobody could take a watchdog's word for the news of a death."""
 STOPPED = 1
 
 
@@ -72,8 +71,9 @@ def paced(job: Job, steps: Path) -> Job:
 
 def killed(spec: str, rank: int, folder: Path) -> Seen:
     """Kills a rank, behind the first checkpoint; the run may start one successor."""
-    job = paced(job_of(spec, folder / "run", restarts=1), folder / "steps")
-    job = replace(job, losses=replace(job.losses, silence_s=LONG_SILENCE_S))
+    job = paced(
+        job_of(spec, folder / "run", restarts=1), folder / "steps"
+    )  # a watchdog's word would take minutes
     cast = cast_in_order(WORKERS, job.strategy.server_count)
     role = f"worker {rank}" if rank in cast.workers else f"server {cast.servers.index(rank)}"
     words = rf"^{role} \(rank {rank}\) was killed by SIGKILL"
@@ -112,7 +112,7 @@ def server_killed(spec: str, folder: Path) -> Seen:
 def stopped(spec: str, folder: Path) -> Seen:
     """Stops a worker until it has been named, and continues it: all go on, and nobody was lost."""
     stages = (*to_and_fro(STOPPED), *progress(range(WORKERS)), (steps_of(0), ask_to_stop))
-    events = played(job_of(spec, folder), *stages)
+    events = played(job_of(spec, folder, silence_s=SILENCE_S), *stages)
     _was_asked_to_stop(events)
     assert not [event for event in events if isinstance(event, WorkerLost)]
     return Seen(Outcome.NAMED, _first("has said nothing for", events))

@@ -19,7 +19,7 @@ from polyrhythm.events import Event, Notice, WorkerProgress
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.roles.job import Job, Losses
 
-WORKERS, SILENCE_S = 3, 0.6
+WORKERS, SILENCE_S, LONG_SILENCE_S = 3, 0.6, 60.0
 IMAGES = 240
 Stage = tuple[Callable[[Event], bool], Callable[[], None]]
 
@@ -46,11 +46,13 @@ class Paced(nn.Module):
         return out
 
 
-def job_of(spec: str, folder: Path, restarts: int = 0, **learning: object) -> Job:
-    """Makes a job that takes longer than any trial, unless told otherwise."""
+def job_of(
+    spec: str, folder: Path, restarts: int = 0, silence_s: float = LONG_SILENCE_S, **learning: object
+) -> Job:
+    """Makes a job that takes longer than any trial, and in which whoever is slow is not lost, unless told otherwise."""
     learning = {"epochs": 100_000, "dataset": blobs(train=IMAGES)} | learning
     job = make_job(spec, WORKERS, folder=folder, **learning)  # type: ignore[arg-type]
-    return replace(job, losses=Losses(silence_s=SILENCE_S, restarts=restarts))
+    return replace(job, losses=Losses(silence_s=silence_s, restarts=restarts))
 
 
 def played(job: Job, *stages: Stage) -> list[Event]:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.jobs import result_of, resumed
+from conformance.jobs import perceptron, result_of, resumed
+from multiprocess.brake import Brake
 from multiprocess.faults.play import job_of, played
 from multiprocess.faults.seen import Seen
 from multiprocess.two_hosts import tool
@@ -18,7 +19,7 @@ from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.training.saving.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 
 MEBIBYTE = 1 << 20
-EPOCHS = 8
+EPOCHS, STEPS_OF_EPOCH = 8, 20
 
 
 @contextmanager
@@ -37,7 +38,10 @@ def disk_full(spec: str, folder: Path) -> Seen:
     """Fills the disk behind the first checkpoint, until the run has ended; then resumes it."""
     with small_disk(folder) as disk:
         job = job_of(spec, disk, epochs=EPOCHS)
-        job = replace(job, keeping=replace(job.keeping, checkpoints=1))
+        brake = Brake(folder / "brake", STEPS_OF_EPOCH)
+        job = replace(
+            job, keeping=replace(job.keeping, checkpoints=1), make_model=lambda: brake.on(perceptron())
+        )
         filler = disk / "filler"
         events: list[Event] = []
 
@@ -45,6 +49,7 @@ def disk_full(spec: str, folder: Path) -> Seen:
             events.append(event)
             if isinstance(event, CheckpointSaved) and not filler.exists():
                 filler.write_bytes(bytes(7 * MEBIBYTE // 2))
+                brake.release()
 
         run_local(job, hear, threads=1)
         saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
