@@ -17,15 +17,20 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 _PRINT_POLICIES = """
 import os
+from contextlib import suppress
+
 import torch
 from namespaces import shaped_hosts
 from ranks import on_hosts
 
 def policies(network):
     network.all_reduce(torch.ones(1000))  # now all threads are there
-    found = sorted({os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")})
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            found.add(os.sched_getscheduler(int(thread)))
     network.barrier()
-    return found
+    return sorted(found)
 
 with shaped_hosts(2, 1e9) as hosts:
     print([on_hosts(hosts, policies, computes=computes) for computes in (False, True)])

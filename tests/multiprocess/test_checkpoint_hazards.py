@@ -86,7 +86,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(
     ours, theirs = context.Pipe()
     writer = context.Process(target=_saves, args=(tmp_path, moment, theirs))
     writer.start()
-    assert ours.poll(30)
+    assert ours.poll(60)
     assert ours.recv() == moment
     writer.kill()
     writer.join()

@@ -6,7 +6,7 @@ import hashlib
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator
@@ -21,7 +21,7 @@ from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 from polyrhythm.training.optimizing.undo_log import UndoLog
 
-RANKS, WHOLE_STEPS = 3, 2
+RANKS, WHOLE_STEPS, LAST_WHOLE_BUCKET = 3, 2, 1
 
 
 def make(network: Communicator) -> tuple[FlatParameters, SynchronousWorker]:
@@ -32,7 +32,6 @@ def make(network: Communicator) -> tuple[FlatParameters, SynchronousWorker]:
     part = Synchronous().worker(WorkerSetting(network, network, Cast(tuple(range(RANKS))), flat, plan))
     assert isinstance(part, SynchronousWorker)
     part.start(0)
-    assert isinstance(part._optimizer, BucketwiseUpdate)
     return flat, part
 
 
@@ -48,6 +47,7 @@ def train(seat: Seat) -> None:
     make_optimizers_quickly()
     home, network = seat.connect()
     flat, part = make(network.subgroup("workers", range(RANKS)))
+    assert isinstance(part._optimizer, BucketwiseUpdate)
     taken_back = []
     take_back = UndoLog.take_back
 
@@ -61,10 +61,18 @@ def train(seat: Seat) -> None:
         flat.gradients.fill_(0.1 * seat.rank + number)
         part.gradients_ready(Step(number), 0.01)
     before = digest(flat, part)
+    update = part._optimizer._optimizer.step
+
+    def updating(bucket: int, gradient: Tensor, rate: float) -> None:
+        update(bucket, gradient, rate)
+        if bucket == LAST_WHOLE_BUCKET:
+            seat.tell("updated")
+
+    part._optimizer._optimizer.step = updating  # type: ignore[method-assign]
     part.begin(Step(WHOLE_STEPS))
     flat.gradients.fill_(-1.0)
     if seat.rank == RANKS - 1:  # it takes part in two sums, sees that they have come, and dies
-        for bucket in range(2):
+        for bucket in range(LAST_WHOLE_BUCKET + 1):
             part.bucket_ready(bucket)
         for handle in part._mean._under_way:
             handle.wait()
@@ -83,6 +91,7 @@ def train(seat: Seat) -> None:
 def test_what_they_had_updated_is_as_it_was_before() -> None:
     with RankProcesses(train, RANKS, shared_memory=False) as ranks:
         last = ranks.hear(RANKS - 1)
+        assert ranks.hear_all(range(RANKS - 1)) == ["updated"] * (RANKS - 1)
         ranks.say(RANKS - 1, "die")
         found = [ranks.hear(rank) for rank in range(RANKS - 1)]
         assert found == [(last, last, 2)] * (RANKS - 1)

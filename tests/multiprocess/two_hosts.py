@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +23,9 @@ def ip(*words: str) -> str:
 @contextmanager
 def two_hosts() -> Iterator[list[str]]:
     """Makes two namespaces, 10.78.0.1 and 10.78.0.2, whose end of the cable is called `cable`; gives their names."""
-    names = [f"torchrun-{os.getpid()}-{side}" for side in (1, 2)]
-    cable = [f"tr{os.getpid()}{side}" for side in (1, 2)]
+    own = secrets.token_hex(4)  # nobody's who was killed before it could remove them
+    names = [f"torchrun-{own}-{side}" for side in (1, 2)]
+    cable = [f"tr{own}{side}" for side in (1, 2)]
     try:
         for name in names:
             ip("netns", "add", name)
