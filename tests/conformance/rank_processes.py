@@ -24,6 +24,7 @@ from polyrhythm.communication.transports.torch_distributed.transport import (
     TorchDistributedCommunicator,
     connect,
 )
+from processes.family import stop
 from processes.stacks import stacks_of_children
 
 PATIENCE_S = 60.0
@@ -145,7 +146,10 @@ class RankProcesses:
         pid = self._processes[rank].pid
         assert pid is not None
         at = time.monotonic()
-        os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            stop(pid)
+        else:
+            os.kill(pid, number)
         return at
 
     def kill(self, rank: int) -> float:

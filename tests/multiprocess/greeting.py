@@ -13,9 +13,9 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 
-SOON_S = 5.0
+SOON_S = 9.0
 """How long the news of a death may take on a busy machine: it comes with the closing of a connection, in a millisecond,
-and not with a time limit, of which the shortest is twice as long."""
+and not with a time limit, of which the shortest is of 10 s."""
 
 
 def greet_all(network: Communicator) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.commands import Started, wait_for
 from multiprocess.runs import ending
-from processes.family import children, kill
+from processes.family import children, kill, stop
 from processes.stacks import stacks_of_children
 
 PROGRAM = """
@@ -38,19 +38,23 @@ def test_a_rank_that_hangs_and_an_orphan_tell_where_they_are(tmp_path: Path) -> 
         assert commands[0].result().status == 0
         file = tmp_path / "fork"
         orphan = int(wait_for(lambda: file.exists() and file.read_text(), "the fork"))
-        told = stacks_of_children()
-    assert "in wait_for_word" in told
-    assert f"process {orphan}: state S: " in told
-    assert "in hangs_in_a_fork" in told
+        parts = ("in wait_for_word", f"process {orphan}: state S: ", "in hangs_in_a_fork")
+
+        def told() -> bool:  # once both sleep, and have the time to answer
+            found = stacks_of_children()
+            return all(part in found for part in parts)
+
+        wait_for(told, "the stacks of both")
 
 
 def test_one_that_is_stopped_or_knows_nothing_of_it_lives_on(tmp_path: Path) -> None:
     with ending() as commands:
         commands.append(Started(["cat", "/dev/ptmx"], tmp_path, tmp_path / "cat"))
         (child,) = [pid for pid in children(os.getpid()) if pid == commands[0].process.pid]
-        os.kill(child, signal.SIGSTOP)
-        wait_for(lambda: f"process {child}: state T" in stacks_of_children(), "the stop")
-        assert "says nothing of its stacks" in stacks_of_children()
+        stop(child)
+        found = stacks_of_children()
+        assert f"process {child}: state T" in found
+        assert "says nothing of its stacks" in found
         assert commands[0].process.poll() is None
         kill([child])
         assert commands[0].result().status == -signal.SIGKILL

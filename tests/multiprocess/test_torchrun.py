@@ -16,7 +16,7 @@ from multiprocess.two_hosts import ip
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, RunEnded, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
-from processes.family import are_gone
+from processes.family import are_gone, stop
 from processes.ports import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -97,9 +97,9 @@ def test_a_run_that_fails_in_the_middle_leaves_in_order(tmp_path: Path) -> None:
 
 
 def test_sigterm_to_torchrun_leaves_a_checkpoint(tmp_path: Path) -> None:
-    long = ["--batch-size", "3", "--epochs", "5", "--out", "run"]
+    endless = ["--batch-size", "3", "--epochs", "100000", "--out", "run"]
     with ending() as commands:
-        started = Started(torchrun(2, *long), tmp_path, tmp_path / "run")
+        started = Started(torchrun(2, *endless), tmp_path, tmp_path / "run")
         commands.append(started)
         started.wait_for(lambda event: isinstance(event, WorkerProgress) and event.epoch == 1)
         ranks = started.children()
@@ -125,19 +125,28 @@ def test_hosts_whose_torchruns_have_restarted_unequally_often_go_on_together(tmp
             "--local-addr=127.0.0.1",
             "--no-python",
         ),
-        *(POLYRHYTHM, *TRAIN, "--batch-size", "3", "--epochs", "20", "--threads", "1"),
-        *("--out", "run", "--resume", "auto"),
+        *("sh", "-c", 'exec "$0" "$@" --epochs "$(cat epochs)"', POLYRHYTHM, *TRAIN, "--batch-size", "3"),
+        *("--threads", "1", "--out", "run", "--resume", "auto"),
     ]
+    (tmp_path / "epochs").write_text("100000")  # it does not end before
     with ending() as hosts:
         hosts += [Started(command, tmp_path, tmp_path / f"host{number}") for number in range(2)]
         hosts[0].run = tmp_path / "run"
         hosts[0].wait_for(lambda event: isinstance(event, CheckpointSaved))
-        (second,) = [host for host in hosts if _variable(host.children()[0], "RANK") == "1"]
-        os.kill(second.children()[0], signal.SIGKILL)  # its torchrun counts a restart, the other one does not
+        (rank,) = [host.children()[0] for host in hosts if _variable(host.children()[0], "RANK") == "1"]
+        stop(rank)  # without it the other ends no epoch but the one that is under way
+        begun = max(
+            event.epoch
+            for event in read_events(hosts[0].run / "events.jsonl")
+            if isinstance(event, CheckpointSaved)
+        )
+        epochs = begun + 3
+        (tmp_path / "epochs").write_text(str(epochs))
+        os.kill(rank, signal.SIGKILL)  # its torchrun counts a restart, the other one does not
         results = [host.result() for host in hosts]
     assert [result.status for result in results] == [0, 0], results
     (figures,) = [json.loads(result.out) for result in results if result.out]
-    assert (figures["workers"], figures["workers_lost"], figures["epochs"]) == (2, 0, 20)
+    assert (figures["workers"], figures["workers_lost"], figures["epochs"]) == (2, 0, epochs)
     assert [result.err.count(", resumed after epoch ") for result in results if result.out] == [1]
 
 

@@ -16,6 +16,7 @@ from multiprocess.test_torchrun import TORCHRUN, TRAIN
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted, WorkerJoined, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from processes.family import stop
 from processes.ports import free_port
 
 SMALL = ["--batch-size", "8", "--threads", "1", "--out", "run"]
@@ -44,11 +45,11 @@ def test_a_worker_joins_by_hand_what_torchrun_has_started(start: Start, tmp_path
     torchrun = start(
         "torchrun",
         ["--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"],
-        ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "20", "--silence-s", "60"],
+        ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "20", "--silence-s", "600"],
     )
-    torchrun.wait_for(lambda event: isinstance(event, WorkerProgress))
+    torchrun.wait_for(lambda event: isinstance(event, RunStarted))  # so that most of it is still to come
     second = torchrun.children()[1]
-    os.kill(second, signal.SIGSTOP)  # worker 0 waits for it, and its door does not
+    stop(second)  # worker 0 waits for it, and its door does not
     place = "worker 2 (rank 3)"  # ranks of places come after those of torchrun, of which the last is a server
     with ending() as guests:
         guest = Guest(tmp_path, "guest", tmp_path / "run" / "join-token", place)

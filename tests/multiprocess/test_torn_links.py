@@ -25,7 +25,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopWish
 from polyrhythm.strategies.cast import cast_in_order
 
-RANKS, ROUNDS = 3, 60
+RANKS, ROUNDS, TEARS = 3, 60, 400
 WORKERS, SERVERS = 2, 2
 REPLICATED = "parameter_server(servers=2, replicas=2, consistency=synchronous)"
 _PORT = 29403
@@ -34,8 +34,13 @@ SIZES = (0, 10, 1000, 40_000, 200_000)
 
 
 def _tear(over: threading.Event, random: Random) -> None:
-    """Resets some connection of this process every few milliseconds; those that listen stay."""
-    while not over.wait(0.02 * random.random()):
+    """Resets some connection of this process every few milliseconds; those that listen stay.
+
+    Not for ever: where processes wait for a core, connections might take longer to be made than to be torn.
+    """
+    for _ in range(TEARS):
+        if over.wait(0.02 * random.random()):
+            return
         sockets = [each for each in list(_open) if isinstance(each, TcpSocket)]
         for connection in random.sample(sockets, min(1, len(sockets))):
             with suppress(OSError):  # it has been closed meanwhile

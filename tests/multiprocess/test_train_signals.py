@@ -14,24 +14,24 @@ from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
-from processes.family import are_gone, is_pending
+from processes.family import are_gone, is_pending, stop
 
 Starter = Callable[..., tuple[Started, list[int]]]
-EPOCHS = 3
 STEPS_PER_EPOCH = 240
-LONG = [
+ENDLESS = [  # so that it is going on whenever the signal comes; at a rate that does not depend on the number of epochs
     *("train", "--data", "digits", "--model", "lenet5(widths=[4, 8], hidden=16, dropout=0.5)", "--json"),
-    *("--optimizer", "sgd(lr=0.01, momentum=0.9)", "--batch-size", "3", "--epochs", str(EPOCHS)),
+    *("--optimizer", "sgd(lr=0.01, momentum=0.9)", "--schedule", "constant", "--batch-size", "3"),
+    *("--epochs", "100000"),
 ]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    """Starts a long run; nothing of it outlives the test."""
+    """Starts a run without an end; nothing of it outlives the test."""
     with ending() as started:
 
         def run(*options: str) -> tuple[Started, list[int]]:
-            command = Started([POLYRHYTHM, *LONG, "--out", "run", *options], tmp_path, tmp_path / "run")
+            command = Started([POLYRHYTHM, *ENDLESS, "--out", "run", *options], tmp_path, tmp_path / "run")
             started.append(command)
             command.wait_for(in_the_second_epoch)
             return command, command.children()
@@ -41,6 +41,10 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 def in_the_second_epoch(event: Event) -> bool:
     return isinstance(event, WorkerProgress) and event.epoch == 1
+
+
+def resume_for(epochs: int) -> list[str]:
+    return ["train", "--resume", "run", "--epochs", str(epochs), "--json"]
 
 
 def test_after_an_interrupt_the_run_goes_on_as_if_nothing_had_been(start: Starter, tmp_path: Path) -> None:
@@ -55,11 +59,13 @@ def test_after_an_interrupt_the_run_goes_on_as_if_nothing_had_been(start: Starte
     assert isinstance(end, RunEnded)
     assert end.outcome == "interrupted"
     assert isinstance(saved, CheckpointSaved)
-    assert STEPS_PER_EPOCH < saved.step < EPOCHS * STEPS_PER_EPOCH
-    resumed, whole = shell(tmp_path, ["train", "--resume", "run", "--json"], [*LONG, "--out", "whole"])
+    assert saved.step > STEPS_PER_EPOCH
+    epochs = saved.step // STEPS_PER_EPOCH + 2
+    whole_run = [*ENDLESS, "--epochs", str(epochs), "--out", "whole"]
+    resumed, whole = shell(tmp_path, resume_for(epochs), whole_run)
     assert resumed.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
     assert resumed.figures["test_loss"] == whole.figures["test_loss"]
-    assert resumed.figures["steps"] == EPOCHS * STEPS_PER_EPOCH
+    assert resumed.figures["steps"] == epochs * STEPS_PER_EPOCH
 
 
 def test_sigterm_to_the_launcher_stops_an_asynchronous_run(start: Starter, tmp_path: Path) -> None:
@@ -70,15 +76,20 @@ def test_sigterm_to_the_launcher_stops_an_asynchronous_run(start: Starter, tmp_p
     assert result.status == 130
     assert "continue with: polyrhythm train --resume run" in result.err
     assert are_gone(ranks)
-    (resumed,) = shell(tmp_path, ["train", "--resume", "run", "--json"])
-    assert resumed.figures["epochs"] == EPOCHS
+    end = read_events(command.run / "events.jsonl")[-1]
+    assert isinstance(end, RunEnded)
+    epochs = (
+        sum(end.result["staleness"]["histogram"].values()) // (2 * STEPS_PER_EPOCH) + 1
+    )  # more than any has begun
+    (resumed,) = shell(tmp_path, resume_for(epochs))
+    assert resumed.figures["epochs"] == epochs
     # no gradient is lost or counted twice: every step of both workers was applied to both shards
-    assert sum(resumed.figures["staleness"]["histogram"].values()) == 4 * EPOCHS * STEPS_PER_EPOCH
+    assert sum(resumed.figures["staleness"]["histogram"].values()) == 4 * epochs * STEPS_PER_EPOCH
 
 
 def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
-    command, ranks = start()
-    os.kill(ranks[1], signal.SIGSTOP)  # and so it will never stop by itself
+    command, ranks = start("--silence-s", "600")
+    stop(ranks[1])  # and so it will never leave by itself
     os.killpg(command.process.pid, signal.SIGINT)
     wait_for(lambda: is_pending(ranks[1], signal.SIGTERM), "the launcher to pass the wish on")
     assert command.process.poll() is None

@@ -19,7 +19,7 @@ from polyrhythm.training.saving.checkpoint import checkpoints, load_checkpoint
 
 TRAIN = [
     *(POLYRHYTHM, "train", "--data", "digits", "--model", "mlp", "--threads", "1", "--batch-size", "8"),
-    *("--epochs", "100000", "--silence-s", "60", "--out", "run", "--resume", "auto"),
+    *("--epochs", "100000", "--silence-s", "600", "--out", "run", "--resume", "auto"),
 ]
 
 

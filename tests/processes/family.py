@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_PATIENCE_S, _LOOK_EVERY_S = 60.0, 0.001
 
 
 def children(pid: int) -> list[int]:
@@ -57,12 +60,31 @@ def is_pending(pid: int, number: signal.Signals) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and returns when all its threads have.
+
+    One that waits for a core first takes all signals of lower numbers, SIGTERM among them, that come meanwhile.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not all(each in ("T", "t", "Z", "") for each in _thread_states(pid)):
+        assert time.monotonic() < deadline_s, f"process {pid} does not stop"
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _thread_states(pid: int) -> list[str]:
+    try:
+        return [state(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:
+        return []
+
+
 @contextmanager
 def stopped(pids: Iterable[int]) -> Iterator[None]:
     """Stops processes, and continues them afterwards."""
     held = list(pids)
     for pid in held:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     try:
         yield
     finally:

@@ -30,7 +30,7 @@ print(given_back, faults())
 def test_memory_that_is_taken_again_has_hardly_any_page_faults() -> None:
     """In a process of its own, since nothing takes it back."""
     told = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=100
     )
     before, after = map(int, told.stdout.split())
     assert before > 200  # of 4 KiB or, at most, 2 MiB

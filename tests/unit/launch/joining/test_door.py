@@ -189,13 +189,14 @@ def test_a_visitor_trusts_no_door_that_does_not_know_the_token() -> None:
         thread.join()
 
 
-def test_nobody_listens_and_something_else_listens(store: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(
-        RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
-    ):
-        Visit(Address("127.0.0.1", port), KEY)
+def test_where_nobody_listens_one_is_asked_whether_the_run_is_under_way() -> None:
+    with socket.socket() as holding:  # the port, so that nobody else listens there
+        holding.bind(("127.0.0.1", 0))
+        port = holding.getsockname()[1]
+        with pytest.raises(
+            RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
+        ):
+            Visit(Address("127.0.0.1", port), KEY)
 
 
 def test_a_proof_that_was_heard_is_of_no_use(door: Door) -> None:

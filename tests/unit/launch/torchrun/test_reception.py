@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -161,13 +161,33 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(
     visit.close()
 
 
+class Living:
+    """A store of pulses in which rank 1 has another each time somebody looks, for as long as it lives."""
+
+    def __init__(self, store: Any) -> None:
+        self.lives, self.looked = True, threading.Semaphore(0)
+        self._store, self._beats = store, itertools.count()
+
+    def clone(self) -> Living:
+        return self
+
+    def check(self, keys: list[str]) -> bool:
+        if self.lives:
+            publish(self._store, Pulse(1, 0, "worker 1", beat=next(self._beats)))
+        self.looked.release()
+        return bool(self._store.check(keys))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return list(self._store.multi_get(keys))
+
+
 class TestCalls:
     def outside(self, run: Run, rank: int) -> Rendezvous:
         return local(rank, 4, run.store.port)
 
-    def calls(self, run: Run, silence_s: float = 60.0) -> Calls:
+    def calls(self, run: Run, silence_s: float = 60.0, pulses: Any = None) -> Calls:
         outside = self.outside(run, 0)
-        inside = replace(outside, store=dist.PrefixStore(NAME, outside.store))
+        inside = replace(outside, store=pulses or dist.PrefixStore(NAME, outside.store))
         return Calls(outside, Gathered(inside, NAME), run.reception, silence_s)
 
     def test_one_that_died_unnoticed_is_missed_when_its_successor_calls(self, run: Run) -> None:
@@ -179,26 +199,16 @@ class TestCalls:
 
     def test_one_that_lives_keeps_its_rank(self, run: Run) -> None:
         run.begin()
-        pulses: Any = dist.PrefixStore(NAME, self.outside(run, 1).store)
-        over = threading.Event()
-
-        def live() -> None:
-            for beat in itertools.count():
-                if over.is_set():
-                    return
-                publish(pulses, Pulse(1, 0, "worker 1", beat=beat))
-
-        living = threading.Thread(target=live)
-        living.start()
-        try:
-            with ThreadPoolExecutor(1) as pool, self.calls(run, silence_s=0.2):
-                coming = pool.submit(gather, self.outside(run, 1))
-                assert wait([coming], 1.0).not_done  # several looks at the pulse later
-                over.set()
-                assert coming.result(20).rendezvous.incarnation == 1
-        finally:
-            over.set()
-            living.join()
+        living = Living(dist.PrefixStore(NAME, self.outside(run, 1).store))
+        with ThreadPoolExecutor(1) as pool, self.calls(run, silence_s=0.02, pulses=living):
+            coming = pool.submit(gather, self.outside(run, 1))
+            try:
+                for _ in range(5):
+                    assert living.looked.acquire(timeout=20)
+                assert not coming.done()
+            finally:
+                living.lives = False
+            assert coming.result(20).rendezvous.incarnation == 1
 
     def test_a_lost_rank_comes_in_as_its_successor(self, run: Run) -> None:
         run.begin()
