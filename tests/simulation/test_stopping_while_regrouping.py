@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -10,9 +12,10 @@ from conformance.jobs import blobs, make_job, resumed, simulated, uneven
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.world import StopWish
 from polyrhythm.simulation.injection.fault import parse_faults
+from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.run import Surroundings, _piece
 from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import plain_stage
+from polyrhythm.simulation.stage import modelled_stage, plain_stage
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.cast import cast_in_order
 from simulation.trying import trial
@@ -93,3 +96,42 @@ def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_ove
     Scene(stage, job.strategy, parse_faults("kill(rank=2, at_s=0.071, restart_after_s=0.0339)")).play()
     assert events[-1].outcome == "interrupted"
     assert any(isinstance(event, WorkerJoined) for event in events)
+
+
+def stopped(spec: str, seed: int, faults: str, stop_at_s: float) -> str:
+    """Rehearses 5 steps of 6 workers with faults, and a wish to stop; gives the outcome."""
+    tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopWish()
+    rehearsal = replace(tried.rehearsal, seed=seed)
+    stage = modelled_stage(
+        tried.layout, piece_of(rehearsal, faultless=False), events.append, seed=seed, stop=stop
+    )
+    stage.time.at(stop_at_s, stop.wish)
+    Scene(stage, rehearsal.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of).play()
+    assert isinstance(events[-1], RunEnded)
+    return events[-1].outcome
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults", "stop_at_s"),
+    [
+        (1041, "kill(rank=2, at_s=0.013663); kill(rank=4, at_s=0.021082)", 1e-4),
+        (1096, "kill(rank=5, at_s=0.022336); kill(rank=4, at_s=0.020042)", 0.0061449163456882006),
+    ],
+)
+def test_a_group_whose_speaker_dies_between_the_answers_of_two_servers_is_waited_for_by_neither(
+    seed: int, faults: str, stop_at_s: float
+) -> None:
+    """The first server has told the speaker to stop, the second has yet to hear of that step."""
+    assert stopped("mixed(replicas=2, servers=2)", seed, faults, stop_at_s) == "interrupted"
+
+
+def test_groups_stop_whenever_members_die_and_come_back() -> None:
+    """Deaths are about the moment of the wish."""
+    random = Random(5)
+    for seed in range(24):
+        at_s, stop_at_s = (random.uniform(0.002, 0.06) for _ in range(2))
+        ranks = random.sample(range(1, 6), 2)
+        kills = [f"kill(rank={rank}, at_s={at_s + random.uniform(0, 0.01):.4g}" for rank in ranks]
+        faults = f"{kills[0]}); {kills[1]}{random.choice(['', ', restart_after_s=0.004'])})"
+        when_s = random.choice([stop_at_s, at_s + 0.005])
+        assert stopped("mixed(replicas=2, servers=2)", seed, faults, when_s) in ("interrupted", "done")

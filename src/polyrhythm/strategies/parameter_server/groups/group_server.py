@@ -8,7 +8,8 @@
 A new speaker's pull waits until the old one's loss is known here, behind which nothing of the old one can come. The
 first server also says who goes on together (`roster`). A group that is through with its run has nothing to regroup for:
 who asks is told so. Its last step may be on one shard and not on another, if its speaker died meanwhile; so once
-somebody is lost, the other servers tell the first how many steps they have of a group.
+somebody is lost, the other servers tell the first how many steps they have of a group. A group that was told to stop
+by the first server may have had no answer of another yet when its speaker died: the first tells that one, too.
 """
 
 from __future__ import annotations
@@ -178,6 +179,10 @@ class GroupServer(ShardServer):
             (self._servers[0], Message(Kind.REPORT, version=name, step=self._held.steps[self._numbers[name]]))
         ]
 
+    def _told_of_end(self, name: int, steps: int) -> list[Reply]:
+        """Tells the other servers that a group goes on no more, though not all its steps are done."""
+        return [(server, Message(Kind.REPORT, version=name, step=steps)) for server in self._servers[1:]]
+
     def _lose_group(self, name: int) -> list[Reply]:
         """Forgets a group that nobody is left of, or that was through with its run when its speaker was lost."""
         if not self._presence.is_there(name):
@@ -227,15 +232,23 @@ class GroupServer(ShardServer):
         return name in self._through or self._has_all(name)
 
     def _hear_other(self, source: int, message: Message) -> list[Reply]:
-        if not self._is_first or source not in self._servers or message.kind is not Kind.REPORT:
+        listens = source in self._servers and (self._is_first or source == self._servers[0])
+        if not listens or message.kind is not Kind.REPORT:
             return super().on_message(source, message)
         name = self._name_of.get(message.version)
         if message.tensor is not None or name is None:
             raise RefusedMessage(
                 Reason.NUMBERS, f"a server told of rank {message.version}, which is no worker"
             )
+        if not self._is_first:
+            return self._hear_of_end(name)
         self._heard[source, message.version] = message.step
         return self._settle(name)
+
+    def _hear_of_end(self, name: int) -> list[Reply]:
+        """The first server has let a group go that it had told to stop: nobody speaks for it here any more."""
+        self._through.add(name)
+        return self._addressed(self._lose_group(name)) if self._speakers[name] == _NOBODY else []
 
     def _hear_member(self, name: int, source: int, message: Message) -> list[Reply]:
         """A member has broken off, or a successor has come."""
@@ -260,7 +273,8 @@ class GroupServer(ShardServer):
         if self._is_over(name):
             steps, stop = self._held.steps[self._numbers[name]], not self._has_all(name)
             word = Message(_LEAVE, step=steps, stop=stop, tag=WORD_TAG)
-            return [(rank, word) for rank in roster.dismiss()]
+            dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
+            return dismissed + (self._told_of_end(name, steps) if dismissed and name in self._through else [])
         if roster.is_complete:
             formation = roster.form(self._held.steps[self._numbers[name]])
             return [(rank, formation.message()) for rank in formation.ranks]
