@@ -80,8 +80,8 @@ class Mixed(Invariant):
             places = [Place(worker=worker) for worker in range(len(self._workers))]
             nowhere = torch.zeros(conditions.numbers)
             self._company = _Company(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
-            nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
-            self._company.before = {rank: [nothing] for rank in self._workers}  # until it has started
+            self._nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
+            self._company.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
 
     def stepped(self, event: Stepped) -> None:
         """Compares with the rule."""
@@ -119,9 +119,11 @@ class Mixed(Invariant):
         bringing = {rank: found for rank, found in shares.items() if found}
         tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
         chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
-        if chosen is None and (bringing or not self._was_handed_on(event.vector)):
+        certain = any(all(float(share.mass) for share in found) for found in bringing.values())
+        if chosen is None and (certain or not self._was_handed_on(event.vector)):
             self._refuse(event, "the mean of what those hold who are left, by their masses")
-        learned = dict(zip(bringing, [share.learned for share in chosen or ()], strict=True))
+        bring = zip(bringing, chosen, strict=True) if chosen is not None else ()
+        learned = {rank: share.learned for rank, share in bring}
         places = [
             Place(worker=self._workers.index(rank), step=event.steps[rank], learned=learned.get(rank, False))
             for rank in event.members
@@ -146,8 +148,8 @@ class Mixed(Invariant):
         yield _Share(values, mass, learned)
         if self._first and not learned:
             yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
-        if rank not in company.begun:
-            yield from company.before.get(rank, ())
+        if rank not in company.begun:  # one that had just come, and has not taken the point, has nothing yet
+            yield from company.before.get(rank) or [self._nothing]
 
     def _steps(self, rank: int) -> int:
         """Gives how many steps a worker has done."""
