@@ -119,6 +119,11 @@ def test_a_stopped_worker_is_taken_for_lost_and_the_others_regroup(start: Starte
     assert (figures["workers_lost"], figures["steps"], figures["images_not_seen"]) == (1, STEPS, 0)
     assert figures["test_top1"] > 0.85
     assert command.find(notice(r"had said nothing for \d+ s, and was taken for lost; the others go on$"))
+    stacks = {path.name: path.read_text() for path in (command.run / "stacks").iterdir()}
+    assert sorted(stacks) == ["rank-0.txt", "rank-2.txt"]  # of all that lived
+    for rank in (0, 2):
+        assert stacks[f"rank-{rank}.txt"].startswith(f"worker {rank} (rank {rank}): step ")
+        assert "most recent call first" in stacks[f"rank-{rank}.txt"]
 
 
 def test_without_regrouping_a_stopped_worker_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:

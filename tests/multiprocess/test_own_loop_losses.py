@@ -13,6 +13,8 @@ from multiprocess.mortal_loops import diaries, is_dead, models, run, share
 from polyrhythm.errors import RunError
 
 VICTIM, SERVER = 2, 3
+KNOWN = range(task.KILLED_AT, task.KILLED_AT + 1)
+"""How many steps of epoch 1 servers have taken of whoever is killed in it."""
 
 
 def reference(present: list[int], *, dies: bool = True) -> dict[str, Tensor]:
@@ -117,16 +119,26 @@ def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_
 
 
 @pytest.mark.parametrize(
-    "strategy", ["parameter_server", "parameter_server(consistency=synchronous)", "ad_psgd"]
+    ("strategy", "known"),
+    [
+        ("parameter_server", KNOWN),
+        ("parameter_server(consistency=synchronous)", KNOWN),
+        ("ssp", KNOWN),
+        ("downpour", range(task.KILLED_AT + 1)),  # nobody has answered its last push
+        ("gaia", KNOWN),
+        ("hierarchical", KNOWN),  # it is alone at its leaf, which waits for its successor
+        ("easgd", range(1)),  # the centre has heard nothing yet of epoch 1
+        ("ad_psgd", range(task.KILLED_AT + 1)),  # of its last step others may know nothing
+    ],
 )
 def test_others_go_on_while_worker_0_is_away_and_its_successor_leads_them_to_the_end(
-    strategy: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    strategy: str, known: range, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, strategy, 3, 0, "inside", restarts=1)
     found = diaries(tmp_path)
     assert [entry["epoch"] for entry in found[0]] == [1, 2]
-    at = share(0, 3).index(found[0][0]["seen"][0])  # of its last step others may know nothing
-    assert at in ((task.KILLED_AT,) if strategy != "ad_psgd" else range(task.KILLED_AT + 1))
+    at = share(0, 3).index(found[0][0]["seen"][0])
+    assert at in known
     assert found[0][0]["seen"] == share(0, 3)[at:]
     assert found[0][1]["seen"] == share(0, 3)
     for worker in (1, 2):
