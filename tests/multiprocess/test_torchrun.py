@@ -64,7 +64,8 @@ def test_ranks_that_never_join_are_named(tmp_path: Path) -> None:
         (["--strategy", "synchronus"], "error: unknown strategy 'synchronus': did you mean synchronous?"),
         (
             ["--wrokers", "2"],
-            "error: No such option: --wrokers (Possible options: --min-workers, --workers) (see polyrhythm --help)",
+            "error: No such option: --wrokers (Possible options: --min-workers, --workers) "
+            "(see polyrhythm train --help)",
         ),
     ],
 )

@@ -100,7 +100,7 @@ def _said(error: Exception) -> int:
         return REQUEST_WRONG
     if isinstance(error, USAGE_ERROR):
         text = " ".join(error.format_message().split()).partition(", unable to parse")[0].removesuffix(".")
-        return _fail(f"{text} (see polyrhythm --help)", REQUEST_WRONG)
+        return _fail(f"{text} (see {_verb_of(error)} --help)", REQUEST_WRONG)
     if isinstance(error, typer.Abort):
         return _interrupted()
     if isinstance(error, Preempted):
@@ -110,6 +110,12 @@ def _said(error: Exception) -> int:
     if not isinstance(error, BrokenPipeError):  # whoever read our output has gone
         traceback.print_exc()
     return RUN_FAILED
+
+
+def _verb_of(error: Any) -> str:
+    """Gives the command whose help says how it is to be given."""
+    context = getattr(error, "ctx", None)
+    return f"polyrhythm {context.info_name}" if context is not None and context.parent else "polyrhythm"
 
 
 def _interrupted() -> int:

@@ -23,7 +23,7 @@ def run(
     restarts: Annotated[
         int,
         typer.Option(
-            metavar="K",
+            metavar="N",
             help="How many times a rank that was killed, and can be done without, is started again.",
         ),
     ] = 3,

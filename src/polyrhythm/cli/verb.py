@@ -1,4 +1,9 @@
-"""What a verb's `--help` shows beside its options: nothing for a flag, TEXT or N for what takes a value."""
+"""What a verb's `--help` shows beside its options and arguments.
+
+--json              nothing: a flag
+--out TEXT          what kind of value it takes
+RUN                 an argument's name, and nothing beside it
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,13 @@ class Verbs(TyperGroup):
 
 def _with_plain_metavars(parameters: list[Any]) -> list[Any]:
     for each in parameters:
-        if each.param_type_name == "option" and each.metavar is None:
+        if each.param_type_name == "argument":
+            each.metavar = each.metavar or each.name.upper()
+            each.display_type_rich = _no_type  # newer typers show Python's beside the name
+        elif each.metavar is None:
             each.metavar = "" if each.is_flag else "TEXT"
     return parameters
+
+
+def _no_type(ctx: Any) -> str:
+    return ""

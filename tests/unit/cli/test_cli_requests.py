@@ -117,8 +117,11 @@ def test_counts_in_a_strategy_are_whole_numbers_from_1(key: str, value: str, ref
         (["evaluate", "."], ". is no run folder"),
         (["evaluate", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
         (["strategies", "mixd"], "unknown strategy 'mixd': did you mean mixed?"),
-        (["evaluate", "x", "--batch-size", "many"], "should be a valid integer (see polyrhythm --help)"),
-        (["run"], "Missing argument 'script'"),
+        (
+            ["evaluate", "x", "--batch-size", "many"],
+            "should be a valid integer (see polyrhythm evaluate --help)",
+        ),
+        (["run"], "Missing argument 'SCRIPT'"),
     ],
 )
 def test_other_verbs_are_refused_alike(arguments: list[str], complaint: str, refused: Refusal) -> None:

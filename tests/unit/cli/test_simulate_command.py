@@ -16,7 +16,7 @@ TINY = ("--data", "digits", "--model", "mlp", "--epochs", "1", "--batch-size", "
 Refusal = Callable[..., str]
 
 WRONG = {
-    "no cluster": ([], "Missing option '--cluster' (see polyrhythm --help)"),
+    "no cluster": ([], "Missing option '--cluster' (see polyrhythm simulate --help)"),
     "cluster": (["--cluster", "ofice"], "unknown cluster 'ofice': did you mean office?"),
     "file": (["--cluster", "no.yaml"], "cannot read the cluster file no.yaml: No such file or directory"),
     "workers": (

@@ -110,7 +110,10 @@ def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:
             "stragglers",
             f"stragglers, worker {slowest} first, whose steps take {times:.1f} times the median",
         )
-    return "lock-step waiting", "lock-step waiting: steps take unequally long, and whoever is first waits"
+    return (
+        "lock-step waiting",
+        "lock-step waiting, since steps take unequally long and whoever is first waits",
+    )
 
 
 def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str]:
@@ -125,8 +128,5 @@ def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str]
         return "servers", f"the servers, busy {percent(busy)} of the time with a queue of {queue:.1f}{cost}"
     servers = figures.started.servers if figures.started else 0
     if servers:
-        return (
-            "network",
-            f"the network to the servers{cost and ': asynchronous workers share their links as well'}",
-        )
+        return "network", f"the network to the servers{cost and ', whose links asynchronous workers share'}"
     return "network", "the network"

@@ -75,6 +75,6 @@ def _text(count: int, free_s: float, together_s: float, update_s: float) -> str:
         )
     return (
         f"slower than lock-step, which would have taken about {significant(together_s)} s for a gradient of every "
-        f"worker in place of {significant(free_s)} s: servers make {count} updates of {significant(update_s)} s where "
-        "it makes one"
+        f"worker in place of {significant(free_s)} s, since servers make {count} updates of {significant(update_s)} s "
+        "where it makes one"
     )

@@ -32,6 +32,7 @@ def found(
             )
     told = held_back(figures)
     assert told is not None
+    assert told.text.count(":") == 1, "the cause, a colon, the figures"
     return told
 
 
@@ -62,8 +63,9 @@ def test_busy_servers_are_told_from_a_slow_network() -> None:
     assert (served.servers_busy_share, served.server_queue) == (pytest.approx(0.9), pytest.approx(4.5))
     lock_step = found([(2, 8), (2, 8)], busy=0.9, queue=4.5)
     assert "of its own" not in lock_step.text
-    slow = found([(2, 8), (2, 8)], busy=0.1, queue=1)
+    slow = found([(2, 8), (2, 8)], busy=0.1, queue=1, staleness=1)
     assert slow.cause == "network"
+    assert slow.text.startswith("the network to the servers, whose links asynchronous workers share: ")
     assert found([(2, 8), (2, 8)]).cause == "network"
 
 

@@ -46,8 +46,8 @@ def test_many_updates_at_a_busy_server_make_it_slower_than_lock_step() -> None:
     assert found.update_s == pytest.approx(0.45)
     assert found.lock_step_s == pytest.approx(0.1 + 2 * 0.05 + 0.45)
     assert found.text == (
-        "slower than lock-step, which would have taken about 0.65 s for a gradient of every worker in place of 1 s: "
-        "servers make 2 updates of 0.45 s where it makes one"
+        "slower than lock-step, which would have taken about 0.65 s for a gradient of every worker in place of 1 s, "
+        "since servers make 2 updates of 0.45 s where it makes one"
     )
 
 
