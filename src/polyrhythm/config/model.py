@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.errors import RequestError, unknown
+from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.models.freezing import freeze
 from polyrhythm.models.start import start_from
@@ -41,7 +41,8 @@ def device_from(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
+        # All three, not the one like it: who writes gpu means cuda, and not cpu.
+        raise RequestError(f"unknown device {name!r}: there are auto, cpu, cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here: use --device cpu")
     return torch.device(name)

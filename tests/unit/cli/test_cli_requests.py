@@ -51,7 +51,7 @@ WRONG = {
         "unknown precision 'half': there are auto, bfloat16, float16, float32",
     ),
     "float16 on CPU": (["--device", "cpu", "--precision", "float16"], "float16 is not possible on cpu"),
-    "device": (["--device", "gpu"], "unknown device 'gpu': did you mean cpu?"),
+    "device": (["--device", "gpu"], "unknown device 'gpu': there are auto, cpu, cuda"),
     "too many servers": (
         ["--strategy", "parameter_server(servers=4811)"],
         "4811 servers cannot share a model of 4810 parameters: ask for at most 4810",
