@@ -11,21 +11,31 @@ in seconds, k counts from 1, the quickest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import comb, erfc, exp, log, sqrt
+from math import erfc, exp, inf, log, log1p, pi, sqrt
 
-_REACH = 37.0
-"""Standard deviations beyond which a normal tail is no double any more."""
-_NODES_PER_DEVIATION = 64
+_EULER = 0.5772156649015329
+_MOST_TERMS = 100_000
+"""More reciprocals are added up by their asymptotic series, which is exact to the last bits from there on."""
+_NODES_PER_DEVIATION = 16
+_NEGLIGIBLE = 50.0
+"""What is smaller by this exponent of e changes no double."""
+_TAIL = -36.0
+"""Standard deviations from which on a normal tail is its asymptotic series, as it will soon be no double any more."""
 
 
 def harmonic(number: int) -> float:
     """Gives `1 + 1/2 + … + 1/number`."""
+    if number > _MOST_TERMS:
+        return log(number) + _EULER + 1 / (2 * number) - 1 / (12 * number**2)
     return sum(1 / k for k in range(number, 0, -1))
 
 
 def exponential_s(mean_s: float, count: int, kth: int | None = None) -> float:
     """Of exponential times: `μ (H_n - H_(n-k))`."""
-    return mean_s * (harmonic(count) - harmonic(count - _checked(count, kth)))
+    k = _checked(count, kth)
+    if k <= _MOST_TERMS:  # of which no difference takes the last bits
+        return mean_s * sum(1 / number for number in range(count, count - k, -1))
+    return mean_s * (harmonic(count) - harmonic(count - k))
 
 
 def shifted_exponential_s(shift_s: float, mean_s: float, count: int, kth: int | None = None) -> float:
@@ -39,8 +49,13 @@ def normal_s(mean_s: float, deviation_s: float, count: int, kth: int | None = No
 
 
 def log_normal_s(median_s: float, sigma: float, count: int, kth: int | None = None) -> float:
-    """Of log-normal times, by quadrature; `sigma` is the standard deviation of the logarithm."""
-    return median_s * normal_scores(lambda score: exp(sigma * score), count, kth)
+    """Of log-normal times, by quadrature; `sigma` is the logarithm's standard deviation. Beyond doubles: `inf`."""
+    times, plain = _Scores(count, kth, sigma), _Scores(count, kth)
+    logarithm = times.log_sum() - plain.log_sum()
+    try:
+        return median_s * exp(logarithm)
+    except OverflowError:
+        return inf
 
 
 def empirical_s(times_s: Sequence[float], count: int, kth: int | None = None) -> float:
@@ -48,8 +63,7 @@ def empirical_s(times_s: Sequence[float], count: int, kth: int | None = None) ->
     k, ordered = _checked(count, kth), sorted(times_s)
     below, mean = 0.0, 0.0
     for position, time_s in enumerate(ordered, 1):
-        share = position / len(ordered)
-        upto = sum(comb(count, i) * share**i * (1 - share) ** (count - i) for i in range(k, count + 1))
+        upto = _at_least(k, count, position, len(ordered) - position)
         mean += time_s * (upto - below)
         below = upto
     return mean
@@ -61,13 +75,9 @@ def normal_scores(value: Callable[[float], float], count: int, kth: int | None =
     The trapezoidal rule, which for such bell-shaped integrands converges faster than any power of its step. The density
     is taken in logarithms and divided by its own sum, so that its factor `n! / ((k-1)! (n-k)!)` never appears.
     """
-    k = _checked(count, kth)
-    steps = range(-int(_REACH * _NODES_PER_DEVIATION), int(_REACH * _NODES_PER_DEVIATION) + 1)
-    scores = [step / _NODES_PER_DEVIATION for step in steps]
-    logs = [(k - 1) * _log_below(z) + (count - k) * _log_below(-z) - z * z / 2 for z in scores]
-    top = max(logs)
-    weights = [exp(each - top) for each in logs]
-    return sum(w * value(z) for w, z in zip(weights, scores, strict=True) if w) / sum(weights)
+    scores = _Scores(count, kth)
+    weights = [exp(each - scores.top) for each in scores.logs]
+    return sum(w * value(z) for w, z in zip(weights, scores.at, strict=True)) / sum(weights)
 
 
 def best_split(count: int, kth_s: Callable[[int], float]) -> int:
@@ -75,9 +85,87 @@ def best_split(count: int, kth_s: Callable[[int], float]) -> int:
     return max(range(1, count + 1), key=lambda k: k / kth_s(k))
 
 
+class _Scores:
+    """Where the density of the k-th of n normal scores, times `exp(tilt * z)`, is to be looked at, and its logarithms.
+
+    The logarithm is concave, with a curvature of 1 at least: its peak is found by halving, and all that counts is near.
+    """
+
+    def __init__(self, count: int, kth: int | None, tilt: float = 0.0) -> None:
+        self._below = _checked(count, kth) - 1
+        self._above = count - self._below - 1
+        self._tilt = tilt
+        peak = self._peak()
+        self.top = self._log(peak)
+        self._step = 1 / (_NODES_PER_DEVIATION * sqrt(self._curvature(peak)))
+        self.at = [*reversed(self._side(peak, -1)), peak, *self._side(peak, 1)]
+        self.logs = [self._log(score) for score in self.at]
+
+    def log_sum(self) -> float:
+        """Gives the logarithm of the integral, but for the factor that only count and k decide."""
+        return self.top + log(sum(exp(each - self.top) for each in self.logs) * self._step)
+
+    def _log(self, score: float) -> float:
+        density = self._below * _log_below(score) + self._above * _log_below(-score) - score * score / 2
+        return density + self._tilt * score
+
+    def _slope(self, score: float) -> float:
+        return self._below * _hazard(score) - self._above * _hazard(-score) - score + self._tilt
+
+    def _curvature(self, score: float) -> float:
+        below, above = _hazard(score), _hazard(-score)
+        return 1 + self._below * below * (below + score) + self._above * above * (above - score)
+
+    def _peak(self) -> float:
+        low, high = -40.0 - abs(self._tilt), 40.0 + abs(self._tilt)
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (middle, high) if self._slope(middle) > 0 else (low, middle)
+        return middle
+
+    def _side(self, peak: float, direction: int) -> list[float]:
+        found: list[float] = []
+        while not found or self._log(found[-1]) > self.top - _NEGLIGIBLE:
+            found.append(peak + direction * self._step * (len(found) + 1))
+        return found
+
+
+def _at_least(least: int, count: int, in_favour: int, against: int) -> float:
+    """Gives the probability of so many successes of `count` at odds of `in_favour : against`.
+
+    Binomial terms over the largest of them, divided by their sum: none is too large for a double, nor is their factor.
+    """
+    if not against:
+        return 1.0
+    mode = min(count, (count + 1) * in_favour // (in_favour + against))
+    found, sums = 1.0, [0.0, 0.0]
+    for successes in range(mode, count + 1):
+        sums[successes >= least] += found
+        found *= (count - successes) * in_favour / ((successes + 1) * against)
+        if found < exp(-_NEGLIGIBLE):
+            break
+    found = 1.0
+    for successes in range(mode, 0, -1):
+        found *= successes * against / ((count - successes + 1) * in_favour)
+        sums[successes - 1 >= least] += found
+        if found < exp(-_NEGLIGIBLE):
+            break
+    return sums[1] / sum(sums)
+
+
+def _hazard(score: float) -> float:
+    """Gives φ(score) / Φ(score), the slope of log Φ."""
+    return exp(-score * score / 2 - log(2 * pi) / 2 - _log_below(score))
+
+
 def _log_below(score: float) -> float:
-    """Gives log Φ(score), for scores within reach."""
-    return log(erfc(-score / sqrt(2)) / 2)
+    """Gives log Φ(score)."""
+    if score > 0:
+        return log1p(-erfc(score / sqrt(2)) / 2)
+    if score > _TAIL:
+        return log(erfc(-score / sqrt(2)) / 2)
+    square = score * score
+    series = 1 - (1 - (3 - (15 - 105 / square) / square) / square) / square
+    return -square / 2 - log(-score * sqrt(2 * pi)) + log(series)
 
 
 def _checked(count: int, kth: int | None) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from math import erfc, exp, log, pi, sqrt
+from fractions import Fraction
+from math import comb, erfc, exp, inf, log, pi, sqrt
 from random import Random
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
+from scipy.special import log_ndtr, logsumexp
 
 from polyrhythm.cost.order_statistics import (
     best_split,
@@ -104,3 +107,58 @@ def test_the_best_split_waits_for_nearly_all_or_for_one() -> None:
 
 def test_the_slowest_of_a_million() -> None:
     assert normal_s(0, 1, 1_000_000) == pytest.approx(4.8628975, rel=1e-7)  # by adaptive quadrature
+
+
+@pytest.mark.parametrize(
+    ("count", "kth", "sigma", "low", "high"),
+    [
+        (10, 10, 20.0, -10, 45),  # the integrand's peak is far beyond that of the scores
+        (1, 1, 36.0, -12, 50),
+        (10, 1, 5.0, -20, 20),
+        (10**6, 700_000, 0.5, 0.4, 0.7),  # a density of a thousandth of a deviation
+        (10**6, 600_000, 3.0, 0.2, 0.4),
+        (10**15, 10**15, 0.5, 5, 12),  # where 1 - 1e-16 is 1
+        (10**300, 10**300, 1.0, 35, 40),
+    ],
+)
+def test_extreme_inputs_agree_with_brute_force(
+    count: int, kth: int, sigma: float, low: float, high: float
+) -> None:
+    """Many nodes over all that counts, in logarithms, whose last bits are noise."""
+    z = np.linspace(low, high, 400_001)
+    density = (kth - 1) * log_ndtr(z) + float(count - kth) * log_ndtr(-z) - z * z / 2
+    mean = logsumexp(density + sigma * z) - logsumexp(density)
+    assert log(log_normal_s(1.0, sigma, count, kth)) == pytest.approx(mean, rel=1e-9)
+    if sigma <= 3:  # else the range is that of the tilted density
+        weights = np.exp(density - density.max())
+        score = (weights * z).sum() / weights.sum()
+        assert normal_s(0, 1, count, kth) == pytest.approx(score, rel=1e-9)
+
+
+def test_one_extreme_log_normal_time_has_its_closed_form_or_is_beyond_doubles() -> None:
+    assert log_normal_s(1.0, 37.0, 1) == pytest.approx(exp(37.0**2 / 2), rel=1e-11)
+    assert log_normal_s(1.0, 60.0, 1) == inf
+    assert log_normal_s(1.0, 1e4, 1000, 1) == inf
+
+
+@pytest.mark.parametrize(("count", "kth"), [(200_000, 200_000), (300_000, 250_000), (300_000, 7)])
+def test_many_exponential_workers_have_the_plain_sum(count: int, kth: int) -> None:
+    plain = float(np.sum(1 / np.arange(count - kth + 1, count + 1, dtype=np.longdouble)))
+    assert exponential_s(1.0, count, kth) == pytest.approx(plain, rel=1e-13)
+
+
+@pytest.mark.parametrize(("count", "kth"), [(1500, 1000), (1500, 1), (1500, 1500), (1500, 700)])
+def test_times_from_a_list_have_exact_means_for_many_workers(count: int, kth: int) -> None:
+    """Against whole numbers: the median of 1500 throws has binomials that are no doubles."""
+    times = [1, 2, 4]
+    upto = [
+        sum(
+            Fraction(comb(count, i) * place**i * (3 - place) ** (count - i), 3**count)
+            for i in range(kth, count + 1)
+        )
+        for place in (1, 2, 3)
+    ]
+    mean = sum(
+        time * (now - before) for time, now, before in zip(times, upto, [Fraction(0), *upto], strict=False)
+    )
+    assert empirical_s([4.0, 1.0, 2.0], count, kth) == pytest.approx(float(mean), rel=1e-12)
