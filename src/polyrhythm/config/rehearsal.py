@@ -54,6 +54,9 @@ LEARNING_ONLY = (
 )
 """Options that mean nothing where nobody learns."""
 
+MOST_STEPS = 1_000_000_000
+"""Steps of a worker's rehearsal; more would not end."""
+
 
 def check_rehearsable(given: Collection[str], steps: int | None) -> None:
     """Refuses options that a rehearsal has no use for.
@@ -70,10 +73,22 @@ def check_rehearsable(given: Collection[str], steps: int | None) -> None:
             raise RequestError(
                 f"--gradients none learns nothing, so --{key.replace('_', '-')} means nothing: leave it out"
             )
-    if steps is not None and steps < 1:
-        raise RequestError(f"steps must be at least 1 (given {steps})")
+    if steps is not None:
+        _check_steps(steps)
     if steps is not None and "epochs" in given:
         raise RequestError("--steps and --epochs both say how long: give one of them")
+
+
+def _check_steps(steps: int) -> None:
+    if type(steps) is not int:
+        raise RequestError(f"steps must be a whole number (given {steps!r})")
+    if steps < 1:
+        raise RequestError(f"steps must be at least 1 (given {steps})")
+    if steps > MOST_STEPS:
+        raise RequestError(
+            f"steps must be at most {MOST_STEPS:,} (given {steps}), which one worker rehearses in hours, several in "
+            "days: ask for a few thousand"
+        )
 
 
 def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Rehearsal, int]:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 _DAY_S = 86_400
 _MOST_PIXELS = 16_384
+_MOST_WORKERS = 100_000
+"""One process or simulation holds them all."""
 
 
 class RunConfig(BaseModel):
@@ -30,7 +32,7 @@ class RunConfig(BaseModel):
     strategy: Any = Field(
         default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
     )
-    workers: int = Field(default=2, ge=1, description="How many workers train.")
+    workers: int = Field(default=2, ge=1, le=_MOST_WORKERS, description="How many workers train.")
     min_workers: int = Field(
         default=1, ge=1, description="With fewer left, and no restarts, the run ends with a checkpoint."
     )
@@ -50,6 +52,7 @@ class RunConfig(BaseModel):
     gather_s: float = Field(
         default=1800.0,
         gt=0,
+        le=365 * _DAY_S,
         description="Seconds for which ranks that torchrun has started wait for each other at the start; then the run "
         "ends, and says who never came.",
     )

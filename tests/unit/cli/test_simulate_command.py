@@ -31,6 +31,18 @@ WRONG = {
     "port": (["--cluster", "office", "--port", "1"], "leave --port out"),
     "gradients": (["--cluster", "office", "--gradients", "fake"], "unknown gradients 'fake'"),
     "steps of real training": (["--cluster", "office", "--steps", "3"], "--steps goes with --gradients none"),
+    "no step": (
+        ["--cluster", "office", "--gradients", "none", "--steps", "0"],
+        "steps must be at least 1 (given 0)",
+    ),
+    "steps without end": (
+        ["--cluster", "office", "--gradients", "none", "--steps", "1" + 22 * "0"],
+        "steps must be at most 1,000,000,000 (given 10000000000000000000000), which one worker rehearses in hours",
+    ),
+    "workers without number": (
+        ["--cluster", "office", "--workers", "1000000"],
+        "workers should be less than or equal to 100000 (given ",
+    ),
     "steps and epochs": (
         ["--cluster", "office", "--gradients", "none", "--steps", "3"],
         "--steps and --epochs both say how long: give one of them",
