@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Started, wait_for
 from multiprocess.guest import Guest
 from multiprocess.runs import ending
@@ -20,16 +22,27 @@ from processes.family import stop
 from processes.ports import free_port
 
 SMALL = ["--batch-size", "8", "--threads", "1", "--out", "run"]
-Start = Callable[[str, list[str], list[str]], Started]
+Start = Callable[..., Started]
+BRAKED = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from multiprocess.brake import Brake
+from polyrhythm.cli.main import main
+Brake(Path("brake"), 5).on_every_mlp()
+main()
+"""
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a torchrun of a name with options of its own and of `train`."""
+    """Starts a torchrun of a name with options of its own and of `train`, in ranks of a program."""
     with ending() as started:
 
-        def begin(name: str, agents: list[str], options: list[str]) -> Started:
-            words = [*TORCHRUN, *agents, "--no-python", POLYRHYTHM, *TRAIN, *SMALL, *options]
+        def begin(
+            name: str, agents: list[str], options: list[str], program: Sequence[str] = (POLYRHYTHM,)
+        ) -> Started:
+            words = [*TORCHRUN, *agents, "--no-python", *program, *TRAIN, *SMALL, *options]
             started.append(Started(words, tmp_path, tmp_path / name))
             started[-1].run = tmp_path / "run"
             return started[-1]
@@ -46,10 +59,12 @@ def test_a_worker_joins_by_hand_what_torchrun_has_started(start: Start, tmp_path
         "torchrun",
         ["--nproc-per-node=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"],
         ["--strategy", "ssp(s=2)", "--vacant", "1", "--listen", "0", "--epochs", "20", "--silence-s", "600"],
+        [sys.executable, "-c", BRAKED],  # so that most of it is still to come
     )
-    torchrun.wait_for(lambda event: isinstance(event, RunStarted))  # so that most of it is still to come
+    torchrun.wait_for(lambda event: isinstance(event, WorkerProgress))
     second = torchrun.children()[1]
     stop(second)  # worker 0 waits for it, and its door does not
+    Brake(tmp_path / "brake", 5).release()
     place = "worker 2 (rank 3)"  # ranks of places come after those of torchrun, of which the last is a server
     with ending() as guests:
         guest = Guest(tmp_path, "guest", tmp_path / "run" / "join-token", place)
