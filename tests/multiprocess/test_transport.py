@@ -17,9 +17,12 @@ from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.tcp.card import TcpCard
+from polyrhythm.communication.transports.tcp.send_handle import MOST_COPIED_BYTES
 from polyrhythm.communication.transports.torch_distributed import rank as rank_module
 from polyrhythm.errors import PeerLost
 
+LONG = MOST_COPIED_BYTES // 4 + 1
+"""Elements of a message that has left only when it has arrived: what is on its way may be lost with its process."""
 BROKEN = r"^a collective broke, so a rank is gone: [^.\[]+( \[127.0.0.1\]:\d+(: [\w ]+)?)?$"
 
 
@@ -306,7 +309,7 @@ def _speak_last(seat: Seat) -> None:
     greet_all(network)
     if seat.rank == 1:
         for version in range(100):
-            network.send(0, Message(Kind.PUSH, torch.ones(10_000), version=version))
+            network.send(0, Message(Kind.PUSH, torch.ones(LONG), version=version))
         return  # and is gone, without closing
     for version in range(100):
         assert network.receive(1)[1].version == version
