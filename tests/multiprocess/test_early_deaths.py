@@ -21,6 +21,7 @@ from polyrhythm.launch.children.local import run_local
 from polyrhythm.launch.children.restarting import Emit, RankLost, run_restarting
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.roles.job import Job
+from processes.family import is_pending, stop
 
 
 @pytest.fixture
@@ -90,8 +91,7 @@ def test_while_the_run_is_being_stopped_it_ends_and_names_the_cause(strategy: st
     command = start("--strategy", strategy)
     command.wait_for(lambda event: isinstance(event, CheckpointSaved))
     leader, other, *_ = command.children()
-    os.kill(other, signal.SIGSTOP)  # so that worker 0 has somebody to wait for
-    wait_for(lambda: facts(other)["State"].startswith("T"), "it to be stopped")  # else it takes SIGTERM first
+    stop(other)  # so that worker 0 has somebody to wait for
     command.process.terminate()
     wait_for(lambda: is_pending(other, signal.SIGTERM), "the launcher to tell all")
     os.kill(leader, signal.SIGKILL)
@@ -107,15 +107,3 @@ def test_while_the_run_is_being_stopped_it_ends_and_names_the_cause(strategy: st
     again.wait_for(
         lambda event: isinstance(event, WorkerProgress) and event.step > resumed.to_json()["start_step"]
     )
-
-
-def is_pending(process: int, number: signal.Signals) -> bool:
-    """Whether a signal waits for a process, which is stopped."""
-    found = facts(process)
-    return any(int(found[name], 16) >> (number - 1) & 1 for name in ("SigPnd", "ShdPnd"))
-
-
-def facts(process: int) -> dict[str, str]:
-    """What the system says of a process."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

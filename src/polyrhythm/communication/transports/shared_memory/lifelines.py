@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Sequence
 
 
@@ -22,6 +23,7 @@ class Lifelines:
             raise OSError("this system has no descriptors of processes (pidfd)")
         self._places: dict[int, int] = {}
         self._ended: set[int] = set()
+        self._lock = threading.Lock()
         self._poll = select.poll()
         try:
             for place, process in enumerate(processes):
@@ -34,13 +36,15 @@ class Lifelines:
 
     def ended(self) -> set[int]:
         """Gives the places, in the given order of processes, of those that have ended; never waits."""
-        for descriptor, _ in self._poll.poll(0):
-            self._ended.add(self._places[descriptor])
+        with self._lock:
+            for descriptor, _ in self._poll.poll(0):
+                self._ended.add(self._places[descriptor])
         return self._ended
 
     def close(self) -> None:
-        """Watches no longer; whoever has ended by then stays known."""
-        for descriptor in self._places:
-            os.close(descriptor)
-        self._places = {}
-        self._poll = select.poll()
+        """Watches no longer; whoever has ended by then stays known. Another thread may be looking."""
+        with self._lock:  # a number that is closed may be somebody else's at once
+            for descriptor in self._places:
+                os.close(descriptor)
+            self._places = {}
+            self._poll = select.poll()
