@@ -5,7 +5,7 @@ host the store
 start the workers ────────────▶ script … join(strategy)
 ◀──── S, by way of the store ── (worker 0)
 start the servers ──────────────────────────────────────────▶ script … join(strategy): serve, leave
-wait for all, and see who can be done without (`script_watch.py`)
+wait for all, and see who can be done without (`watch.py`)
 """
 
 from __future__ import annotations
