@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from polyrhythm.models.architectures.lenet5 import LeNet5
 from polyrhythm.models.architectures.mlp import MLP
 
 PAUSE_S = 0.1
@@ -24,10 +25,12 @@ class Brake:
     Attributes:
         folder: where processes note that they have come so far; it need not be there yet.
         at: how many training steps each process takes before.
+        pause_s: of each step from then on.
     """
 
     folder: Path
     at: int
+    pause_s: float = PAUSE_S
 
     def on(self, model: nn.Module) -> nn.Module:
         """Gives the model, with the brake on its forward passes in training."""
@@ -37,19 +40,23 @@ class Brake:
             if module.training and next(steps) >= self.at and not self._released.exists():
                 self.folder.mkdir(exist_ok=True)
                 (self.folder / str(os.getpid())).touch()
-                time.sleep(PAUSE_S)
+                time.sleep(self.pause_s)
 
         model.register_forward_pre_hook(hold)
         return model
 
-    def on_every_mlp(self) -> None:
-        """Puts the brake on every `mlp` that this process makes from now on."""
-        create = MLP.create
+    def on_every_model(self) -> None:
+        """Puts the brake on every `mlp` and `lenet5` that this process makes from now on."""
+        self._on_every(MLP)
+        self._on_every(LeNet5)
 
-        def braked(config: MLP, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    def _on_every(self, kind: type[Any]) -> None:
+        create = kind.create
+
+        def braked(config: Any, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
             return self.on(create(config, classes, image_shape))
 
-        MLP.create = braked  # type: ignore[method-assign]
+        kind.create = braked
 
     def reached_by(self, processes: list[int]) -> bool:
         """Whether these have come so far."""

@@ -76,6 +76,7 @@ class Started:
         brake: Brake | None = None,
     ) -> None:
         self.run = run
+        self._brake = brake
         self._out, self._err = ((said_in or folder) / f"{run.name}.{stream}" for stream in ("out", "err"))
         words = [str(word) for word in command]
         self.process: Verb | subprocess.Popen[bytes]
@@ -90,6 +91,11 @@ class Started:
     def children(self) -> list[int]:
         """Its processes, in the order of their ranks."""
         return children(self.process.pid)
+
+    def go_on(self) -> None:
+        """Releases its brake."""
+        assert self._brake is not None
+        self._brake.release()
 
     def wait_for(self, happened: Callable[[Event], bool]) -> Event:
         """Waits for an event of the run."""

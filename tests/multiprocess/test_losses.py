@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Result, Started, shell, wait_for
 from multiprocess.runs import Starter, ending, runs
 from multiprocess.verb import POLYRHYTHM
@@ -33,10 +34,10 @@ from processes.family import stopped
 from processes.ports import free_port
 
 EPOCHS, BATCH_SIZE, IMAGES, WORKERS = 6, 4, 1438, 3
-LONG = 12
-"""Epochs that take the others much longer than a successor takes to join."""
+LENGTH = -(-IMAGES // (BATCH_SIZE * WORKERS))
+STEPS, SLOW_FROM = EPOCHS * LENGTH, 2 * LENGTH
+"""Workers take their time when they have told of their second epoch, until what is to happen to them has."""
 
-STEPS = EPOCHS * -(-IMAGES // (BATCH_SIZE * WORKERS))
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "parameter_server(servers=2)"),
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
@@ -46,7 +47,7 @@ TRAIN = [
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs(tmp_path, *TRAIN) as starter:
+    with runs(tmp_path, *TRAIN, brake=Brake(tmp_path / "brake", SLOW_FROM)) as starter:
         yield starter
 
 
@@ -60,11 +61,13 @@ def kill(command: Started, rank: int, servers: int = 2) -> int:
 
 
 def kill_until_a_successor_starts(command: Started, rank: int, servers: int = 2) -> None:
-    """Stops the leader meanwhile, as anything might that it does for long: else a quick run would be over before."""
+    """Stops the leader meanwhile, as anything might that it does for long."""
     leader, *others = command.children()
     with stopped([leader]):
         kill(command, rank, servers)
         wait_for(lambda: set(command.children()) - {leader, *others}, "the successor to start")
+    command.wait_for(lambda event: isinstance(event, WorkerJoined))
+    command.go_on()
 
 
 def in_epoch(epoch: int, worker: int = 1) -> Callable[[Event], bool]:
@@ -86,9 +89,8 @@ def gradients(result: Result) -> float:
 
 def images_after(step: int, worker: int) -> int:
     """Counts the images of a worker's steps from one on, as its loader deals them out."""
-    length = STEPS // EPOCHS
     return sum(
-        len(batch_indices(torch.arange(IMAGES), number % length, worker, WORKERS, BATCH_SIZE))
+        len(batch_indices(torch.arange(IMAGES), number % LENGTH, worker, WORKERS, BATCH_SIZE))
         for number in range(step, STEPS)
     )
 
@@ -97,6 +99,7 @@ def test_the_others_go_on_without_a_killed_worker(start: Starter) -> None:
     command = start("--restarts", "0")
     command.wait_for(in_epoch(1))
     kill(command, 1)
+    command.go_on()
     result = command.result()
     figures = result.figures
     assert (figures["workers_lost"], figures["workers_joined"]) == (1, 0)
@@ -108,10 +111,9 @@ def test_the_others_go_on_without_a_killed_worker(start: Starter) -> None:
     assert isinstance(lost, WorkerLost)
     assert (lost.worker, lost.rank) == (1, 1)
     assert lost.step <= done
-    (notice,) = of(Notice, command)
-    assert isinstance(notice, Notice)
-    assert notice.text == "worker 1 (rank 1) was killed by SIGKILL; the others go on"
-    assert f"notice: {notice.text}\n" in result.err
+    (death,) = [text for text in notices(command) if "was killed" in text]
+    assert death == "worker 1 (rank 1) was killed by SIGKILL; the others go on"
+    assert f"notice: {death}\n" in result.err
     assert f"notice: {lost.text}\n" in result.err
     assert "Training images not seen" in (command.run / "report.html").read_text()
     with pytest.raises(RequestError, match="lost 1 of its workers on the way"):
@@ -152,12 +154,14 @@ def test_lock_step_with_two_servers_goes_on(start: Starter) -> None:
 
 
 def test_a_worker_that_dies_at_the_start_has_a_successor(start: Starter) -> None:
-    command = start("--epochs", str(LONG))
+    command = start()
     kill(command, 2)  # before anybody has trained
+    command.wait_for(in_epoch(0, worker=2))
+    command.go_on()
     result = command.result()
     assert len(of(RunStarted, command)) == 1
     assert result.figures["test_top1"] > 0.85
-    assert gradients(result) == WORKERS * LONG * STEPS / EPOCHS
+    assert gradients(result) == 3 * STEPS
     assert result.figures["images_not_seen"] == 0
 
 
@@ -165,6 +169,7 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
     command = start("--restarts", "0", "--min-workers", "3")
     command.wait_for(in_epoch(1))
     kill(command, 1)
+    command.go_on()
     result = command.result()
     assert result.status == 1
     assert result.complaint == (
@@ -185,9 +190,10 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
     [("ssp(servers=2)", 2), ("parameter_server(servers=2, consistency=synchronous)", 2), ("ad_psgd", 0)],
 )
 def test_a_successor_of_worker_0_takes_up_the_lead(spec: str, servers: int, start: Starter) -> None:
-    command = start("--strategy", spec, "--epochs", str(EPOCHS))
+    command = start("--strategy", spec)
     command.wait_for(in_epoch(1))
     kill(command, 0, servers)
+    command.go_on()
     result = command.result()
     figures = result.figures
     assert (figures["workers_lost"], figures["workers_joined"], figures["images_not_seen"]) == (1, 1, 0)
@@ -217,6 +223,7 @@ def test_without_its_leader_or_a_server_a_run_ends_and_can_be_resumed(
     command.wait_for(in_epoch(1))
     command.wait_for(lambda event: isinstance(event, CheckpointSaved))
     kill(command, rank)
+    command.go_on()
     result = command.result()
     assert result.status == 1
     assert result.complaint == f"{name} was killed by SIGKILL; continue with --resume run"

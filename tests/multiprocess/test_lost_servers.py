@@ -11,14 +11,25 @@ from pathlib import Path
 
 import pytest
 
+from multiprocess.brake import Brake
 from multiprocess.commands import Started, wait_for
 from multiprocess.runs import Starter, runs
-from polyrhythm.events import CheckpointSaved, Event, Notice, Restarted, ServerJoined, WorkerProgress
+from polyrhythm.events import (
+    CheckpointSaved,
+    Event,
+    Notice,
+    Restarted,
+    ServerJoined,
+    WorkerJoined,
+    WorkerProgress,
+)
 from polyrhythm.reporting.event_log import read_events
 from processes.family import stopped
 
 EPOCHS, BATCH_SIZE, IMAGES, WORKERS, SERVERS = 6, 4, 1438, 3, 2
-STEPS = EPOCHS * -(-IMAGES // (BATCH_SIZE * WORKERS))
+LENGTH = -(-IMAGES // (BATCH_SIZE * WORKERS))
+STEPS, SLOW_FROM = EPOCHS * LENGTH, 2 * LENGTH
+"""Workers take their time when they have told of their second epoch, until what is to happen to them has."""
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--optimizer", "sgd(lr=0.04)"),
     *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS), "--workers", str(WORKERS)),
@@ -29,7 +40,7 @@ GOING_ON_S = 10.0
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs(tmp_path, *TRAIN) as starter:
+    with runs(tmp_path, *TRAIN, brake=Brake(tmp_path / "brake", SLOW_FROM)) as starter:
         yield starter
 
 
@@ -62,6 +73,7 @@ def test_a_killed_server_is_done_without_and_nothing_is_lost(start: Starter) -> 
     for worker in range(WORKERS):
         wait_for(lambda: steps_of(command, worker) > before[worker], "the workers to go on")  # noqa: B023
     assert time.monotonic() - killed_at_s < GOING_ON_S
+    command.go_on()
     result = command.result()
     figures = result.figures
     assert result.status == 0
@@ -80,9 +92,10 @@ def test_a_killed_server_is_started_again_and_then_the_other_may_be_lost(start: 
     # Server 0, server 1, and the successor of server 0: a successor is the last process.
     for joined in range(3):
         ranks = ranks_of(command)
-        with stopped(ranks[1:WORKERS]):  # or a quick run might be over before; they hear of it all at once
+        with stopped(ranks[1:WORKERS]):  # they hear of it all at once
             os.kill(ranks[WORKERS], signal.SIGKILL)
             wait_for(lambda: count_of(command, ServerJoined) > joined, "the successor to have its shards")  # noqa: B023
+    command.go_on()
     result = command.result()
     figures = result.figures
     assert result.status == 0
@@ -105,9 +118,9 @@ def test_a_worker_that_comes_after_a_server_was_lost_finds_the_other(start: Star
     ranks = ranks_of(command)
     os.kill(ranks[WORKERS + 1], signal.SIGKILL)
     command.wait_for(lambda event: isinstance(event, Notice) and "server 1 (rank 4) was killed" in event.text)
-    with stopped(ranks[:1]):  # or a quick run might be over before
-        os.kill(ranks[1], signal.SIGKILL)
-        wait_for(lambda: set(command.children()) - set(ranks), "the successor to start")
+    os.kill(ranks[1], signal.SIGKILL)
+    command.wait_for(lambda event: isinstance(event, WorkerJoined))
+    command.go_on()
     figures = command.result().figures
     assert (figures["servers_lost"], figures["workers_lost"], figures["workers_joined"]) == (1, 1, 1)
     assert figures["images_not_seen"] == 0
@@ -118,6 +131,7 @@ def test_without_a_replica_the_run_is_started_again_from_its_last_checkpoint(sta
     command = start("--strategy", "parameter_server(servers=2)", "--epochs", "3")
     command.wait_for(lambda event: isinstance(event, CheckpointSaved))
     os.kill(ranks_of(command)[WORKERS], signal.SIGKILL)
+    command.go_on()
     result = command.result()
     figures = result.figures
     (again,) = [event for event in read_events(command.run / "events.jsonl") if isinstance(event, Restarted)]

@@ -36,7 +36,7 @@ class _Host:
 
 
 def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @pytest.fixture

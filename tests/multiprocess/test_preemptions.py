@@ -10,22 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from multiprocess import braked_verb
+from multiprocess.brake import Brake
 from multiprocess.commands import Started, shell
 from multiprocess.runs import Starter, ending, runs
-from multiprocess.verb import POLYRHYTHM
 from polyrhythm.events import CheckpointSaved, Event, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 from processes.family import are_gone
 
 TRAIN = [
     *("train", "--data", "digits", "--model", "lenet5(widths=[4, 8], hidden=16, dropout=0.5)", "--json"),
-    *("--batch-size", "3", "--epochs", "3", "--resume", "auto", "--notice-s", "20"),
+    *("--batch-size", "12", "--epochs", "3", "--resume", "auto", "--notice-s", "20"),
 ]
+
+LENGTH = 60
+SLOW_FROM = 2 * LENGTH
+"""Workers take their time when they have told of their second epoch, until what is to happen to them has."""
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    with runs(tmp_path, *TRAIN) as starter:
+    with runs(tmp_path, *TRAIN, brake=Brake(tmp_path / "brake", SLOW_FROM)) as starter:
         yield starter
 
 
@@ -45,10 +50,10 @@ def test_a_preempted_run_goes_on_by_the_same_command_as_if_nothing_had_been(
     saved = [
         event for event in read_events(command.run / "events.jsonl") if isinstance(event, CheckpointSaved)
     ]
-    assert 240 < saved[-1].step < 720
+    assert LENGTH < saved[-1].step < 3 * LENGTH
     resumed, whole = shell(tmp_path, [*TRAIN, "--out", "run"], [*TRAIN, "--out", "whole"])
     assert resumed.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
-    assert resumed.figures["steps"] == 720
+    assert resumed.figures["steps"] == 3 * LENGTH
 
 
 def test_what_is_not_written_within_the_notice_is_given_up(start: Starter, tmp_path: Path) -> None:
@@ -69,13 +74,16 @@ def test_what_is_not_written_within_the_notice_is_given_up(start: Starter, tmp_p
 
 def test_torchrun_starts_all_again_when_one_rank_was_preempted(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    launch = [*torchrun, "--max-restarts", "1", "--no-python", POLYRHYTHM, *TRAIN, "--out", "run"]
+    brake = Brake(tmp_path / "brake", SLOW_FROM)
+    braked = [braked_verb.__file__, str(brake.folder), str(brake.at)]
+    launch = [*torchrun, "--max-restarts", "1", *braked, *TRAIN, "--out", "run"]
     with ending() as commands:
         command = Started(launch, tmp_path, tmp_path / "run")
         commands.append(command)
         command.wait_for(in_the_second_epoch)
         second = max(command.children())
         os.kill(second, signal.SIGTERM)
+        brake.release()
         result = command.result()
     assert result.status == 0, result.err
     whole, ended = shell(tmp_path, [*TRAIN, "--out", "whole"], [*TRAIN, "--out", "run"])

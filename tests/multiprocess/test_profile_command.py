@@ -19,7 +19,7 @@ from polyrhythm.simulation.cluster_file import open_cluster
 PROFILE = ["profile", "--data", "digits", "--model", "mlp", "--steps", "5", "--json"]
 MEGABITS = 400
 ATTEMPTS = 3
-"""A machine that does other work as well may be too slow for the cable once, but not always."""
+"""A machine that does other work as well may once be too slow for the cable, or for empty messages, but not always."""
 
 
 def test_a_profile_can_be_simulated(tmp_path: Path) -> None:
@@ -51,12 +51,11 @@ def test_the_link_between_two_hosts(tmp_path: Path, hosts: list[str]) -> None:
         tool("tc", "-n", host, "qdisc", "add", "dev", "cable", "root", *shaped)
     limit = MEGABITS * 1e6 / 8 * 1448 / 1514  # frames of 1,514 bytes carry 1,448 of ours
     found = []
-    while not found or (found[-1] < 0.7 * limit and len(found) < ATTEMPTS):
+    while not found or (not 0.7 < found[-1] / limit < 1.02 and len(found) < ATTEMPTS):
         folder = tmp_path / str(len(found))
         folder.mkdir()
         found.append(_bandwidth(folder, hosts))
-        assert found[-1] < 1.02 * limit
-    assert found[-1] > 0.7 * limit, found
+    assert 0.7 < found[-1] / limit < 1.02, (found, limit)
 
 
 def _bandwidth(folder: Path, hosts: list[str]) -> float:

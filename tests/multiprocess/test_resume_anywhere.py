@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from dataclasses import replace
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.jobs import blobs, make_job, result_of, simulated, strategy
+from conformance.jobs import blobs, make_job, perceptron, result_of, simulated, strategy
+from multiprocess.brake import Brake
+from multiprocess.faults.play import process_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.launch.children.local import run_local
@@ -20,33 +21,42 @@ from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.training.saving.checkpoint import checkpoints
 
 WORKERS = 3
+PAUSE_S = 1.0
+"""Of a step that nobody has to take: the next run must have enough of them left."""
+
+EPOCHS_BEFORE = {1: 0, 6: 2, 11: 3, 9: 2}
+"""So many epochs of ten steps tell of so many events: in each, of every worker, a test and a checkpoint."""
+
+
+def resumed_at(folder: Path) -> int:
+    """Gives the step from which the next run goes on."""
+    saved = checkpoints(folder / "checkpoints")
+    return int(saved[0].stem.removeprefix("step-")) if saved else 0
 
 
 @pytest.mark.parametrize("spec", ["parameter_server(servers=2, consistency=synchronous)", "d_psgd"])
 def test_the_bits_are_those_of_a_run_that_was_never_killed(spec: str, tmp_path: Path) -> None:
-    job = make_job(spec, WORKERS, dataset=blobs(train=120), folder=tmp_path, epochs=8)
+    job = make_job(spec, WORKERS, dataset=blobs(train=120), folder=tmp_path, epochs=10)
     whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
     cast = cast_in_order(WORKERS, strategy(spec).server_count)
     needed = [rank for rank in reversed(range(cast.size)) if not goes_on_without(rank, cast, strategy(spec))]
     steps = []
     for number, rank in zip((1, 6, 11, 9), cycle(needed), strict=False):
+        begun = resumed_at(tmp_path)
+        brake = Brake(tmp_path / f"event-{number}", 10 * EPOCHS_BEFORE[number] + 1, PAUSE_S)
         heard: list[Event] = []
 
         def hear(event: Event) -> None:
             heard.append(event)  # noqa: B023
             if len(heard) == number:  # noqa: B023
-                [victim] = [
-                    child
-                    for child in multiprocessing.active_children()
-                    if child.name.endswith(f"rank {rank}")  # noqa: B023
-                ]
-                assert victim.pid is not None
-                os.kill(victim.pid, signal.SIGKILL)
+                os.kill(process_of(rank), signal.SIGKILL)  # noqa: B023
+                brake.release()  # noqa: B023
 
-        keeping = replace(job.keeping, resume=bool(checkpoints(tmp_path / "checkpoints")))
+        keeping = replace(job.keeping, resume=begun > 0)
+        braked = replace(job, keeping=keeping, make_model=lambda: brake.on(perceptron()))  # noqa: B023
         with pytest.raises(RunError, match=rf"\(rank {rank}\) was killed by SIGKILL"):
-            run_local(replace(job, keeping=keeping), hear, threads=1)
-        steps += [path.name for path in checkpoints(tmp_path / "checkpoints")[:1]]
+            run_local(braked, hear, threads=1)
+        steps.append(resumed_at(tmp_path))
     assert steps == sorted(steps)
     assert len(set(steps)) > 1  # it got on in between
     events: list[Event] = []

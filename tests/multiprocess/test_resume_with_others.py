@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from multiprocess.brake import Brake
 from multiprocess.commands import shell
 from multiprocess.runs import runs
 from polyrhythm.events import Event, RunStarted, WorkerProgress
@@ -15,7 +16,7 @@ COMMAND = [
         "--data",
         "digits",
         "--model",
-        "mlp(hidden=1024)",
+        "mlp",
         "--batch-size",
         "1",
         "--epochs",
@@ -23,7 +24,7 @@ COMMAND = [
         "--workers",
         "2",
     ),
-    *("--strategy", "parameter_server(servers=2)", "--optimizer", "sgd(lr=0.01, momentum=0.9)"),
+    *("--strategy", "parameter_server(servers=2)", "--optimizer", "sgd(lr=0.001, momentum=0.9)"),
 ]
 
 
@@ -32,7 +33,7 @@ def under_way(event: Event) -> bool:
 
 
 def test_what_is_left_of_the_epoch_is_shared_by_three(tmp_path: Path) -> None:
-    with runs(tmp_path, *COMMAND) as start:
+    with runs(tmp_path, *COMMAND, brake=Brake(tmp_path / "brake", 100)) as start:
         command = start()
         command.wait_for(under_way)
         command.process.terminate()

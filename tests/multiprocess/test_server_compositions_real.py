@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, result_of, saved_vector, simulated, vector_of
+from conformance.jobs import blobs, make_job, perceptron, result_of, saved_vector, simulated, vector_of
+from multiprocess.brake import Brake
 from polyrhythm.events import Event, RunStarted, WorkerLost
 from polyrhythm.launch.children.local import run_local
 from polyrhythm.roles.job import Job
@@ -53,16 +55,17 @@ def test_cached_reads_spare_bytes_and_apply_every_gradient_once(tmp_path):
 
 
 def test_a_dead_worker_is_spared(tmp_path):
-    killed = []
+    killed, brake = [], Brake(tmp_path / "brake", 0)
 
     def kill(event: Event) -> None:
         if isinstance(event, RunStarted):
             [victim] = [child for child in multiprocessing.active_children() if child.name.endswith("rank 1")]
             os.kill(victim.pid, signal.SIGKILL)
+            brake.release()
             killed.append(event)
 
     job = make_job("backup_workers(spare=1)", 3, dataset=blobs(train=240), folder=tmp_path, epochs=10)
-    events = run(job, kill)
+    events = run(replace(job, make_model=lambda: brake.on(perceptron())), kill)
     result = result_of(events)
     assert killed
     assert sum(isinstance(event, WorkerLost) for event in events) == 1

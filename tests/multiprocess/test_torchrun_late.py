@@ -29,7 +29,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from multiprocess.brake import Brake
 from polyrhythm.cli.main import main
-Brake(Path("brake"), 5).on_every_mlp()
+Brake(Path("brake"), 5).on_every_model()
 main()
 """
 

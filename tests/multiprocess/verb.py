@@ -73,5 +73,5 @@ def _run(
         os.dup2(descriptor, number)
         os.close(descriptor)
     if brake is not None:
-        brake.on_every_mlp()
+        brake.on_every_model()
     main(arguments)
