@@ -163,6 +163,12 @@ def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
     """
     strategy = what.strategy
     layout = lay_out(where, what.workers, strategy.server_count, strategy.server_placement)
+    hosts = {layout.host_of[rank] for rank in layout.cast.workers}
+    if strategy.one_host and len(hosts) > 1:
+        raise RequestError(
+            f"{strategy.name} needs memory that all workers share, and they are on {len(hosts)} hosts: take a cluster "
+            "of one host, or take parameter_server or downpour"
+        )
     check_slowness(layout)
     for fault in where.faults:
         fault.check(layout)

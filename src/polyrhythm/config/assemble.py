@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from polyrhythm.augmentation.chain import Chain, build_chain
 from polyrhythm.config.caching import with_caches
@@ -17,10 +13,12 @@ from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.objective import objective_from
 from polyrhythm.config.picture_sizes import chain_from, size_schedule_from
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.trying_out import try_out
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job, Keeping, Learning, Losses
+from polyrhythm.roles.network_use import check_network_use
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
@@ -28,7 +26,6 @@ from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.loss import Targets
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.optimizing.optimizer_plan import check_shards
 from polyrhythm.training.passes.execution import Execution
 from polyrhythm.training.passes.lone_pictures import check_learns_alone
 from polyrhythm.training.passes.precision import Precision
@@ -75,11 +72,11 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     strategy.check(config.workers)
     _check_together(config, strategy)
     device = device_from(config.device)
-    Precision.choose(config.precision, device)
+    precision = Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)
     dataset = with_caches(_data(config), config, device)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
-    numbers = _try_out(make_model, how.optimizer, strategy)
+    numbers = try_out(make_model, how.optimizer, strategy, config.workers, dataset.image_shape)
     job = Job(
         strategy=strategy,
         workers=config.workers,
@@ -101,6 +98,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         timings=config.timings,
         numbers=numbers,
     )
+    check_network_use(strategy, config.workers, precision.dtype, job.learning)
     how.schedule.factor(0, job.length)
     job.learning.execution.check(make_model, dataset.image_shape, device)
     if job.calendar.images(0, 0) == 1:
@@ -210,20 +208,6 @@ def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     """
     usual = SGD()
     return SGD(lr=usual.lr / strategy.shares_rate(workers))
-
-
-def _try_out(make_model: partial[nn.Module], optimizer: OptimizerConfig, strategy: Strategy) -> int:
-    """Makes what every rank will make, once, so that its errors come before anything starts; counts its numbers."""
-    with torch.random.fork_rng(devices=[]):
-        model = make_model()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        made = optimizer.create(trained)
-    except ValueError as error:
-        raise RequestError(f"optimizer {optimizer}: {error}") from None
-    if strategy.shard_count:
-        check_shards(made, model, strategy.shard_count)
-    return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:

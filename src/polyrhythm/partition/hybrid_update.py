@@ -28,6 +28,19 @@ from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizing.recut_optimizer import recut_optimizer
 
 
+def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
+    """Refuses an optimiser that looks at whole layers, of which each of several workers has slices only.
+
+    Raises:
+        RequestError: so it does.
+    """
+    if workers > 1 and plan.kind in LAYERWISE:
+        raise RequestError(
+            f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an optimiser that treats "
+            "every number alike, such as sgd or adam"
+        )
+
+
 class HybridUpdate:
     """One worker's updates. All workers must call it after each of their passes.
 
@@ -50,11 +63,7 @@ class HybridUpdate:
         group: Communicator,
         collective: Collective,
     ) -> None:
-        if group.size > 1 and plan.kind in LAYERWISE:
-            raise RequestError(
-                f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an optimiser that treats "
-                "every number alike, such as sgd or adam"
-            )
+        check_elementwise(plan, group.size)
         self._flat = flat
         self._plan = plan
         self._activations = Activations(group, "slices")

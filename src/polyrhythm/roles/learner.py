@@ -18,6 +18,7 @@ from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.network_use import check_network_use
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.step import Step
@@ -81,11 +82,7 @@ class Learner:
         self._first_share = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
         self._forward = ForwardPass(model, learning.execution)
-        if learning.execution.compiled and self.replica.part.hears_use:
-            raise RequestError(
-                f"{job.strategy} waits between the layers of the network, and a compiled one has none: leave compile "
-                "out, or use synchronous"
-            )
+        check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
         if job.strategy.cuts_network:
             self._cut(model, job)
         self._job = job
@@ -232,19 +229,8 @@ class Learner:
         """Gives the strategy the network in two parts.
 
         Raises:
-            RequestError: the network, or how it is to be run, does not allow it.
+            RequestError: the network does not allow it.
         """
-        learning = job.learning
-        if self._precision.dtype != torch.float32 or learning.execution.compiled:
-            raise RequestError(
-                f"{job.strategy} runs a network in two parts, in full precision and not compiled: leave precision and "
-                "compile out, or use synchronous"
-            )
-        if learning.weight_average and job.workers > 1:
-            raise RequestError(
-                f"{job.strategy} has no whole model to average after each step: leave weight_average out, or use "
-                "synchronous"
-            )
         vector = self.replica.flat.vector
         image = vector.new_zeros(1, *job.dataset.image_shape)
         self.replica.part.take_parts(cut(model, image))

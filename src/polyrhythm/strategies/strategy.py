@@ -46,6 +46,7 @@ class Strategy(Config):
         sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
         can_begin_anew: whether its workers, which go in step, can be set to a common point between two steps.
         begins_again: whether workers that regroup may have to take a step again which was over for them.
+        waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
         cuts_network: whether workers share a network's last layers, and so compute together (`WorkerPart.compute`);
             what another worker trains of them comes at the end of an epoch.
         offers: what a group of its workers has for servers above it, which other groups share.
@@ -59,6 +60,7 @@ class Strategy(Config):
     sends_by_value: ClassVar[bool] = False
     can_begin_anew: ClassVar[bool] = False
     begins_again: ClassVar[bool] = False
+    waits_between_layers: ClassVar[bool] = False
     cuts_network: ClassVar[bool] = False
     offers: ClassVar[Offer] = Offer.NOTHING
 
@@ -141,6 +143,17 @@ class Strategy(Config):
         """
         if workers < 1:
             raise RequestError(f"workers must be at least 1 (given {workers})")
+
+    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
+        """Refuses an optimiser that workers cannot run as this strategy wants it; beside what servers cannot.
+
+        Args:
+            plan: of the user's optimiser.
+            workers: how many there are.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
 
     def caution(self, workers: int, learning_rate: float) -> str:
         """Says in one line what may go wrong though it is allowed; empty if nothing is known.

@@ -22,7 +22,7 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.hybrid_pass import HybridPass, Loss
-from polyrhythm.partition.hybrid_update import HybridUpdate
+from polyrhythm.partition.hybrid_update import HybridUpdate, check_elementwise
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.partition.rehearsed_pass import HeadSizes, RehearsedPass
 from polyrhythm.partition.scheme import Scheme
@@ -36,6 +36,7 @@ from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Hybrid(Strategy):
@@ -63,6 +64,10 @@ class Hybrid(Strategy):
 
     scheme: Scheme = "a"
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
+
+    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
+        """Refuses one that looks at whole layers."""
+        check_elementwise(plan, workers)
 
     def in_step(self, workers: int) -> bool:
         """Always."""

@@ -69,6 +69,7 @@ class LazySynchronous(Strategy):
     )
 
     begins_again: ClassVar[bool] = True
+    waits_between_layers: ClassVar[bool] = True
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES

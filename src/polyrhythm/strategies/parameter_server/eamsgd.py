@@ -43,6 +43,10 @@ class EAMSGD(ElasticAveraging):
 
     delta: Decay = 0.9
 
+    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
+        """Refuses another momentum."""
+        _without_momentum(plan, self.delta)
+
     def local_step(self, setting: WorkerSetting) -> LocalStep:
         """Makes the step with momentum.
 
