@@ -13,10 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.jobs import perceptron, result_of, resumed, simulated
+from conformance.jobs import blobs, perceptron, result_of, resumed, simulated
 from multiprocess.brake import Brake
 from multiprocess.commands import Started, wait_for
-from multiprocess.faults.play import WORKERS, Stage, ask_to_stop, job_of, of, played, said, send, steps_of
+from multiprocess.faults.play import (
+    IMAGES,
+    WORKERS,
+    Stage,
+    ask_to_stop,
+    job_of,
+    of,
+    played,
+    said,
+    send,
+    steps_of,
+)
 from multiprocess.runs import Starter, runs
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice, RunStarted, WorkerJoined
@@ -73,7 +84,8 @@ def test_a_stopped_worker_is_diagnosed_and_goes_on_when_it_is_continued(
     tmp_path: Path, brake: Brake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "LOST_AFTER", 100)  # however late a busy machine continues it
-    job = job_of("synchronous", tmp_path, silence_s=SILENCE_S, epochs=EPOCHS)
+    one_epoch = blobs(train=EPOCHS * IMAGES)  # so that whoever waits for the victim waits in a step
+    job = job_of("synchronous", tmp_path, silence_s=SILENCE_S, epochs=1, dataset=one_epoch)
     job = replace(job, make_model=lambda: brake.on(perceptron()))
     stacks = tmp_path / "stacks" / "rank-0.txt"
 
