@@ -71,6 +71,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
     _check_together(config, strategy)
+    _warn_of_random_parts(config)
     device = device_from(config.device)
     precision = Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)
@@ -138,6 +139,16 @@ def _check_together(config: RunConfig, strategy: Strategy) -> None:
     if config.keep_best and not config.keep_checkpoints:
         raise RequestError("keep_best wants a checkpoint kept, but keep_checkpoints is 0: ask for 1 at least")
     Targets(config.label_smoothing)
+
+
+def _warn_of_random_parts(config: RunConfig) -> None:
+    """Logs that parts stay as they were drawn, which is seldom meant; a network object may bring its weights."""
+    if config.weights is None and isinstance(config.model, str) and config.freeze not in ("none", "norms"):
+        _log.warning(
+            "freeze %s keeps parts of a network that nobody has trained at random numbers: give weights to start from, "
+            "or leave freeze out",
+            config.freeze,
+        )
 
 
 @dataclass(frozen=True)

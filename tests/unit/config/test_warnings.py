@@ -28,3 +28,22 @@ def test_alpha_out_of_the_stable_range_is_named_with_its_bound(strategy, optimiz
         assert f"strategy {strategy}: alpha=" in text
         assert f"is above {bound}" in text
         assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"freeze": "body"}, True),
+        ({"freeze": "1"}, True),
+        ({"freeze": "norms"}, False),
+        ({}, False),
+    ],
+)
+def test_frozen_parts_of_a_fresh_network_are_named(options, warned, caplog):
+    with caplog.at_level(logging.WARNING):
+        assemble(configure({"data": "digits", "model": "mlp"} | options), Keeping(checkpoints=0))
+    said = [
+        text for text in caplog.messages if "that nobody has trained at random numbers: give weights" in text
+    ]
+    assert len(said) == warned
+    assert all(text.startswith(f"freeze {options['freeze']} keeps") and "\n" not in text for text in said)

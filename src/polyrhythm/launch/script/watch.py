@@ -34,6 +34,11 @@ _NOT_SAID = (
     "its place stays empty, since the loop does not say where it is: write `for epoch in group.epochs(n)`"
 )
 
+_NEVER_JOINED = (
+    "the script has ended without calling polyrhythm.join: unless it shares its work out otherwise, each of its "
+    "{workers} processes did all of it; see `with polyrhythm.join(strategy) as group`"
+)
+
 
 class ScriptWatch:
     """Watches a run.
@@ -82,6 +87,8 @@ class ScriptWatch:
             RunError: a rank has failed.
         """
         if not any(rank.failed for rank in self._ranks.there):
+            if not self._store.check([SERVERS_KEY]):
+                _say(_NEVER_JOINED.format(workers=self._ranks.workers))
             return
         culprits = [rank for rank in self._ranks.there if rank.failed]
         if not (self._others_wait and any(rank.peer.rank == LEADER for rank in culprits)):

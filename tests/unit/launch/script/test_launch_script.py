@@ -7,16 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import typer
 
 from polyrhythm.cli.run import CONTEXT, run
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.cores import available_cores
 from polyrhythm.launch.script import ranks as script_ranks
+from polyrhythm.launch.script.meeting import SERVERS_KEY
+from polyrhythm.launch.script.ranks import ScriptRanks
 from polyrhythm.launch.script.run import run_script
+from polyrhythm.launch.script.watch import ScriptWatch
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +163,21 @@ def test_the_verb_leaves_a_scripts_own_options_alone(tmp_path: Path) -> None:
         standalone_mode=False,
     )
     assert (tmp_path / "heard").read_text() == "['--epochs', '3', '--workers', '8', '--', '-x']"
+
+
+def test_a_script_that_never_joins_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_script(write(tmp_path, "print('done')"), workers=2)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(
+        "polyrhythm: the script has ended without calling polyrhythm.join: unless it shares"
+    )
+    assert "each of its 2 processes did all of it" in said[0]
+
+
+def test_one_that_has_joined_is_told_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Worker 0 leaves the number of servers in the store when it joins."""
+    store, ranks = host_store(), cast(ScriptRanks, SimpleNamespace(there=[], workers=2))
+    store.set(SERVERS_KEY, "0")
+    ScriptWatch(ranks, store, restarts=0).judge()
+    assert capfd.readouterr().err == ""
