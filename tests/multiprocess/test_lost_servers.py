@@ -35,7 +35,8 @@ TRAIN = [
     *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS), "--workers", str(WORKERS)),
 ]
 ON_TWO = f"parameter_server(servers={SERVERS}, replicas=2)"
-GOING_ON_S = 10.0
+GOING_ON_S = 30.0
+"""Half of what a link waits by itself; it takes a step."""
 
 
 @pytest.fixture
