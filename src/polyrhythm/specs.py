@@ -59,15 +59,18 @@ def parse(text: str) -> Spec:
     Raises:
         RequestError: the text is not of the form `name` or `name(key=value, …)`.
     """
+    unreadable = RequestError(f"cannot read {text!r:.200}: write name or name(key=value, …)")
     try:
         node = ast.parse(_RESERVED.sub(_unreserved, text.strip()), mode="eval").body
+        if isinstance(node, ast.Name):
+            return Spec(_name(node.id))
+        if isinstance(node, ast.Call):
+            return _call(node, text)
+    except RequestError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)") from None
-    if isinstance(node, ast.Name):
-        return Spec(_name(node.id))
-    if isinstance(node, ast.Call):
-        return _call(node, text)
-    raise RequestError(f"cannot read {text!r}: write name or name(key=value, …)")
+        raise unreadable from None
+    raise unreadable
 
 
 def _unreserved(found: re.Match[str]) -> str:
@@ -81,12 +84,12 @@ def _name(identifier: str) -> str:
 
 def _call(node: ast.Call, text: str) -> Spec:
     if not isinstance(node.func, ast.Name) or node.args or any(word.arg is None for word in node.keywords):
-        raise RequestError(f"cannot read {text!r}: every value needs its key, as in name(key=value)")
+        raise RequestError(f"cannot read {text!r:.200}: every value needs its key, as in name(key=value)")
     arguments: dict[str, Any] = {}
     for word in node.keywords:
         key = _name(str(word.arg))
         if key in arguments:
-            raise RequestError(f"cannot read {text!r}: {key} is given twice")
+            raise RequestError(f"cannot read {text!r:.200}: {key} is given twice")
         arguments[key] = _value(word.value, text)
     return Spec(_name(node.func.id), arguments)
 
@@ -102,7 +105,8 @@ def _value(node: ast.expr, text: str) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise RequestError(
-            f"cannot read {text!r}: {ast.unparse(node)!r} is not a value; put a text into quotes, as in key='a.csv'"
+            f"cannot read {text!r:.200}: {ast.unparse(node)!r:.200} is not a value; put a text into quotes, as in "
+            "key='a.csv'"
         ) from None
 
 

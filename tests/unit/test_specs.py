@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ def test_a_spec_is_read_back_from_its_text(text: str) -> None:
 def test_what_is_no_spec_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="cannot read"):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, f"a({'9' * 5000})", f"a(b={'x.' * 2500}x)"], ids=len)
+def test_a_refusal_shows_the_beginning_of_what_is_endless(text: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(f"cannot read '{text[:199]}: ")) as refusal:
+        parse(text)
+    assert len(str(refusal.value)) < 600
 
 
 def test_a_key_given_twice_is_refused() -> None:

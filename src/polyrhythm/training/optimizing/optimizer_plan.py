@@ -7,7 +7,7 @@ plan says how, in JSON: nothing that a server receives is executed or unpickled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from sys import float_info
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int)
 def _try_out(plan: OptimizerPlan) -> None:
     """Makes two steps of two numbers with the options of every span: torch looks at most of them only then."""
     rates: list[Any] = [plan.rate, *(span.options.get("lr") for span in plan.spans)]
-    if not all(type(rate) in (int, float) and 0 <= float(rate) < inf for rate in rates):
+    if not all(type(rate) in (int, float) and 0 <= rate <= float_info.max for rate in rates):
         raise RequestError("the learning rates of an optimiser plan must be numbers that are not negative")
     tried: list[dict[str, Any]] = []
     for span in plan.spans:

@@ -244,6 +244,14 @@ def test_a_plan_that_names_no_optimiser_of_ours_is_refused(record, message):
         OptimizerPlan.from_json(record)
 
 
+def test_a_rate_that_no_float_holds_is_refused():
+    span = {"start": 0, "stop": 5, "options": {"lr": 10**400}}
+    with pytest.raises(
+        RequestError, match=r"^the learning rates of an optimiser plan must be numbers that are"
+    ):
+        OptimizerPlan.from_json({"kind": "SGD", "spans": [span], "rate": 0.1})
+
+
 def test_frozen_parameters_are_passed_over_as_torch_does():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
