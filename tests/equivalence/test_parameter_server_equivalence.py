@@ -11,6 +11,7 @@ import torch
 
 from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
+from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import Surroundings
 
 UNEVEN = Surroundings(step_s=uneven)
@@ -137,11 +138,19 @@ def test_one_worker_of_ssp_is_plain_training_for_every_bound(s: int, optimizer: 
         "backup_workers(spare=2)",
         "dc_asgd(variant=c)",
         served(consistency="softsync(n=2)", merge="delay_compensated", servers=2),
+        served(consistency="bounded_staleness(s=2, cached_reads=True)", merge="staleness_aware"),
     ],
 )
 def test_one_worker_is_plain_training_whatever_the_parts(spec: str) -> None:
     job = make_job(spec, optimizer="sgd(momentum=0.5)")
     assert torch.equal(vector_of(simulated(job).models[0]), vector_of(plain_loop(job)))
+
+
+def test_a_gradient_of_an_own_copy_cannot_be_compensated_by_what_was_answered() -> None:
+    """One worker would end 0.006 away from plain training."""
+    spec = served(consistency="bounded_staleness(s=2, cached_reads=True)", merge="delay_compensated")
+    with pytest.raises(RequestError, match=r"updates of their own: leave cached_reads out$"):
+        make_job(spec, 1).strategy.check(1)
 
 
 def test_a_trimmed_mean_that_trims_nothing_is_the_mean() -> None:

@@ -19,12 +19,12 @@ from polyrhythm.strategies.cast import cast_in_order
 from unit.simulation.clusters import cluster
 
 
-def _train(spec: str, faults: Any) -> list[Event]:
-    job = make_job(spec, 3, epochs=4, batch_size=4, dataset=blobs(train=48, test=6))
+def _train(spec: str, faults: Any, workers: int = 3) -> list[Event]:
+    job = make_job(spec, workers, epochs=4, batch_size=4, dataset=blobs(train=48, test=6))
     where = cluster({"count": 4, "cores": 4}, faults=faults)
     strategy = job.strategy
     events: list[Event] = []
-    layout = lay_out(where, 3, strategy.server_count, strategy.server_placement)
+    layout = lay_out(where, workers, strategy.server_count, strategy.server_placement)
     simulate_on(layout, job, events.append)
     return events
 
@@ -50,6 +50,20 @@ def test_a_successor_takes_over_what_is_left_of_training() -> None:
 def test_training_in_step_ends_with_the_cause() -> None:
     with pytest.raises(RunError, match=r"worker 2 was killed at 3\.5 s, and the run needs it"):
         _train("hybrid", "kill(rank=2, at_s=3.5)")
+
+
+@pytest.mark.parametrize(
+    ("spec", "workers", "faults"),
+    [
+        ("synchronous", 1, "kill(rank=0, at_s=3.5)"),
+        ("ad_psgd", 2, "kill(rank=0, at_s=3.5); kill(rank=1, at_s=3.6)"),  # before it has missed worker 0
+    ],
+)
+def test_a_death_that_nobody_is_left_to_miss_is_named(spec: str, workers: int, faults: str) -> None:
+    with pytest.raises(
+        RunError, match=r"worker 0 was killed at 3\.5 s, and the run needs it: nobody is left"
+    ):
+        _train(spec, faults, workers)
 
 
 def test_faults_of_a_cluster_file_read_back_as_they_are_written() -> None:

@@ -95,6 +95,7 @@ class Scene:
             self._stage.cluster.courier = self.links
         try:
             self._stage.run()
+            self._check_leader()
         except PeerLost as loss:
             if loss.rank not in self.killed_at_s:
                 raise
@@ -205,6 +206,11 @@ class Scene:
             if rank == LEADER or not self.can_spare(rank) or (dead and not self.can_spare(loss.rank)):
                 raise
             self.time.at(self.time.now(), partial(self._end, rank))
+
+    def _check_leader(self) -> None:
+        """Refuses an end that nobody has told, since worker 0 is lost and no other has missed it."""
+        if not self.ranks[LEADER].alive:
+            raise RunError(f"{self._death(LEADER)}, and the run needs it: nobody is left who would end it")
 
     def _came_to_gone_servers(self) -> bool:
         """Whether worker 0's successor waits for servers that the one before it had let go with its last words."""

@@ -180,6 +180,11 @@ def check_rules(consistency: Consistency, handling: Handling, pushers: int, serv
             "consistency=synchronous"
         )
     aggregator.check(gathered)
+    if handling.merge.remembers and consistency.own_updates:
+        raise RequestError(
+            f"{handling.merge} compares with what servers have answered, and with {consistency} workers go on with "
+            "updates of their own: leave cached_reads out"
+        )
     if aggregator.whole and servers > 1 and not consistency.in_step():
         raise RequestError(
             f"{aggregator} compares whole gradients, and with {consistency} several servers need not hold those of "
