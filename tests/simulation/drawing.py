@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from conformance.jobs import blobs, make_job, strategy
-from polyrhythm.data.seeding import seed_for
+from polyrhythm.data.dealing.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Losses

@@ -112,5 +112,5 @@ class Regrouping:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether others have stopped where this worker is, as it has heard in regrouping: it takes no step more."""
+        """Whether others have stopped where this worker is, as it has heard in regrouping or as it came."""
         return False

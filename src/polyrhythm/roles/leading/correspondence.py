@@ -72,6 +72,10 @@ class Correspondence:
         self.group: GroupRegroup | None = None
         self._neighbours = Neighbours(strategy, world.cast)
         self._meets = strategy.in_step(len(world.cast.workers))
+        self._leaves_behind = strategy.leaves_behind(len(world.cast.workers))
+        self._meets_rarely = self._leaves_behind and strategy.round_steps(len(world.cast.workers)) != 1
+        self._unheard: set[int] = set()
+        """Workers that may wait for this new leader in a round before they have heard that it leads."""
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
 
     def hand_out(
@@ -96,6 +100,7 @@ class Correspondence:
         """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
         incarnation = self._world.incarnation
         self.workers.see(LEADER, incarnation)
+        self._unheard = self.attendance.present - {LEADER} if self._meets_rarely else set()
         for worker in range(len(self._world.cast.workers)):
             if self.attendance.losses(worker):
                 self._behind.update(self._neighbours.held_up_by(worker))
@@ -149,9 +154,7 @@ class Correspondence:
 
         A successor that servers let go on where its predecessor was may be behind who waits here, and wait for it.
         """
-        waits = self._meets and not self._regroups
-        behind = self._behind if waits else set()
-        self._wait_for_all(lambda account: account.step >= step or account.stopped, behind)
+        self._wait_for_all(lambda account: account.step >= step or account.stopped, self._may_wait)
 
     def wait_for_stop(self, steps: int) -> None:
         """Waits until every worker has stopped early, or taken all steps; who has may wait for others before it leaves.
@@ -159,17 +162,25 @@ class Correspondence:
         Args:
             steps: that every worker takes.
         """
-        self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
+        self._wait_for_all(
+            lambda account: account.stopped or account.final or account.step >= steps, self._may_wait
+        )
+
+    def _may_wait(self, worker: int) -> bool:
+        """Whether a worker may wait for the leader's next step, so that the leader must not wait for that one's."""
+        return self._leaves_behind and (worker in self._behind or worker in self._unheard)
 
     def wait_for_workers(self) -> None:
         """Waits for the last words of every worker."""
         self._wait_for_all(lambda account: account.final)
 
-    def _wait_for_all(self, done: Callable[[Account], bool], but: Collection[int] = ()) -> None:
+    def _wait_for_all(
+        self, done: Callable[[Account], bool], but: Callable[[int], bool] = lambda worker: False
+    ) -> None:
         """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
         states = self.workers.states
         while not all(
-            worker in but or (worker in states and done(states[worker].account))
+            but(worker) or (worker in states and done(states[worker].account))
             for worker in self.attendance.present
         ):
             if self.mend is not None and self.assembly.muster.due:
@@ -230,6 +241,7 @@ class Correspondence:
     def _meet(self, source: int, message: Message) -> None:
         """Hears a worker introduce itself."""
         worker = self._world.cast.workers.index(source)
+        self._unheard.discard(worker)
         self.workers.see(worker, message.version)
         if message.version or message.step:
             self._behind.update({worker, *self._neighbours.held_up_by(worker)})

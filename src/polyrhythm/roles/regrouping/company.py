@@ -81,7 +81,7 @@ class Company:
     @property
     def stops(self) -> bool:
         """Whether the others have ended, or stopped where this worker is, so that no step is left to take."""
-        return self.over or (self._either is not None and self._part.has_stopped)
+        return self.over or self._part.has_stopped
 
     def stop(self) -> None:
         """Notes that this worker stops early: where all hold the same, who comes now finds the run over."""

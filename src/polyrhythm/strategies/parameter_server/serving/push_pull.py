@@ -27,6 +27,7 @@ class PushPull:
 
     Attributes:
         reached: the step with which the servers last let this worker go on.
+        stops: whether a pull was answered when someone had wanted to stop.
     """
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
@@ -37,6 +38,7 @@ class PushPull:
         self._pushes = pushes
         self._shards = shards(setting.flat.size, len(self._servers))
         self.reached = 0
+        self.stops = False
         self._under_way: list[Handle] = []
         self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
@@ -65,7 +67,7 @@ class PushPull:
         answers = self._asked(Message(Kind.PULL, stop=final))
         if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, among those who go in step
             answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
-        self._take_answers(answers)
+        self.stops = self._take_answers(answers)
         return self.reached
 
     def _asked(self, question: Message) -> list[Message]:

@@ -54,6 +54,11 @@ class ServedWorker(WorkerPart):
         reached = self._servers.reached
         return reached if reached > step else step + 1
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the answer to its last pull said so; a successor's push would wait for those who push no more."""
+        return self._servers.stops
+
     def catch_up(self) -> None:
         """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away."""
         self._servers.pull()

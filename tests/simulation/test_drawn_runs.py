@@ -1,0 +1,109 @@
+"""Drawn runs: any strategy and options, whatever goes wrong and whenever someone wants to stop, come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance.jobs import blobs, make_job
+from polyrhythm.errors import RunError
+from polyrhythm.events import Event, RunEnded, WorkerJoined
+from polyrhythm.simulation.injection.fault import parse_faults
+from polyrhythm.simulation.run import Surroundings, _piece
+from polyrhythm.simulation.scene import Scene
+from polyrhythm.simulation.stage import plain_stage
+from polyrhythm.strategies.cast import cast_in_order
+from simulation.drawing import OPTIONS, Drawn, drawn
+
+ROUNDS = 5
+"""Each strategy is drawn so many times, by turns rehearsed and trained."""
+SEEDS = range(ROUNDS * len(OPTIONS))
+
+
+def told(play: Callable[[Callable[[Event], None]], None]) -> tuple[list[Event], str]:
+    """Plays; gives the events, and what the run was ended by, if it was."""
+    events: list[Event] = []
+    try:
+        play(events.append)
+    except RunError as error:
+        return events, str(error)
+    return events, ""
+
+
+def check_end(run: Drawn, events: list[Event], error: str) -> None:
+    """A run ends as it was meant to, or for the want of a rank that was killed and that it needs."""
+    if error:
+        assert run.fatal, f"{run}: {error}"
+        assert "and the run needs it" in error, f"{run}: {error}"
+        return
+    ended = events[-1]
+    assert isinstance(ended, RunEnded), str(run)
+    assert ended.outcome == "done" or run.stop_s is not None, str(run)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_run_ends_keeps_what_is_declared_and_is_the_same_when_it_is_played_again(seed: int) -> None:
+    run = drawn(seed)
+    play = run.rehearse if seed % 2 else run.train
+    events, error = told(play)
+    check_end(run, events, error)
+    again, same_error = told(play)
+    assert error == same_error
+    assert list(map(str, events)) == list(map(str, again))
+
+
+def test_the_draws_have_all_that_may_happen() -> None:
+    runs = [drawn(seed) for seed in SEEDS]
+    assert {run.strategy.name for run in runs} == set(OPTIONS)
+    assert {fault.name for run in runs for fault in run.faults} == {"kill", "slow", "delay", "cut"}
+    assert {run.workers for run in runs} == {1, 2, 3, 4, 5, 6}
+    assert sum(run.fatal for run in runs) > 3
+    assert sum(run.stop_s is not None for run in runs) > 20
+
+
+def played(spec: str, paces: list[float], faults: str, stop_s: float | None = None) -> list[Event]:
+    """Trains two epochs of three steps with steps that take these times; gives the events."""
+    job = make_job(spec, len(paces), dataset=blobs(12 * len(paces), 6))
+    cast, events = cast_in_order(len(paces), job.strategy.server_count), list[Event]()
+    around = Surroundings(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=stop_s)
+    Scene(plain_stage(cast, _piece(job), events.append, around), job.strategy, parse_faults(faults)).play()
+    return events
+
+
+def test_worker_0_waits_for_nobody_of_its_site_who_is_behind() -> None:
+    """A site goes in step, though sites do not: its successor's last step needs worker 0, which was at its desk."""
+    events = played("gaia(lag=0)", [0.01] * 4, "kill(rank=1, at_s=0.005, restart_after_s=0.002)")
+    assert any(isinstance(event, WorkerJoined) for event in events)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].outcome == "done"
+
+
+def test_a_new_worker_0_waits_for_nobody_who_waits_for_its_batch() -> None:
+    """An epoch ends in the middle of a batch, before others have heard who leads: they have handed theirs in."""
+    events = played("sandblaster", [0.01, 0.01], "kill(rank=0, after_step=3, restart_after_s=0.002)")
+    assert any(isinstance(event, WorkerJoined) for event in events)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].outcome == "done"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "backup_workers",
+        "gaia(sites=1)",
+        "hierarchical",
+        "parameter_server(consistency=synchronous, servers=2)",
+        "sandblaster(portions=1)",
+        "ssp(s=1)",
+    ],
+)
+def test_a_successor_that_comes_when_others_have_stopped_takes_no_step(spec: str) -> None:
+    """Its push would wait for those of others, who push no more."""
+    ended = []
+    for place in range(12):
+        fault = f"kill(rank=2, at_s={0.03 + place * 1e-3}, restart_after_s=0)"
+        events = played(spec, [0.01, 0.0101, 0.0102], fault, stop_s=0.032)
+        assert isinstance(events[-1], RunEnded)
+        ended.append(events[-1].outcome)
+    assert set(ended) == {"interrupted"}
