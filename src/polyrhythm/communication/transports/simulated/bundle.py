@@ -20,7 +20,7 @@ class Link:
         number: tells it apart from all others of the network.
         bandwidth: in bytes/s.
         flows: in the order of their arrival.
-        bundles: how many flows of each bundle cross it.
+        bundles: how many flows of each bundle cross it; of one that is coupled by it all do, and nobody counts.
         coupling: whether it is asked when rates are computed, because it may be full.
         roomy: for how many changes on end it has been coupling and had room left.
     """
@@ -46,15 +46,35 @@ class Link:
 
     def load(self) -> float:
         """Gives what crosses it now, in bytes/s."""
+        if self.coupling:
+            return sum([bundle.rate * bundle.size for bundle in self.bundles])
         return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
+
+
+class Way:
+    """The way from one rank to another, and what the last flow on it has found, which the next finds again mostly.
+
+    Attributes:
+        links: that flows on it cross.
+        latency_s: between a flow's last byte's leaving and its arrival.
+        bundle: of the coupling links among them; None if there were none.
+        loose: the others.
+    """
+
+    __slots__ = ("bundle", "latency_s", "links", "loose")
+
+    def __init__(self, links: tuple[Link, ...], latency_s: float) -> None:
+        self.links = links
+        self.latency_s = latency_s
+        self.bundle: Bundle | None = None
+        self.loose: tuple[Link, ...] = ()
 
 
 class Flow:
     """One transfer under way.
 
     Attributes:
-        links: that it crosses.
-        latency_s: between its last byte's leaving and its arrival.
+        way: that it takes.
         sent: called when the last byte has left.
         arrived: called when it is there.
         left: bytes to go when it joined its bundle.
@@ -62,13 +82,10 @@ class Flow:
         target: the bundle's count at which it ends.
     """
 
-    __slots__ = ("arrived", "bundle", "latency_s", "left", "links", "sent", "target")
+    __slots__ = ("arrived", "bundle", "left", "sent", "target", "way")
 
-    def __init__(
-        self, links: tuple[Link, ...], latency_s: float, sent: Action, arrived: Action, nbytes: float
-    ) -> None:
-        self.links = links
-        self.latency_s = latency_s
+    def __init__(self, way: Way, sent: Action, arrived: Action, nbytes: float) -> None:
+        self.way = way
         self.sent = sent
         self.arrived = arrived
         self.left = nbytes
@@ -122,6 +139,37 @@ class Bundle:
         self._joined = 0
         self._strangers = 0
         self._allowances: list[tuple[float, int, Link]] = []
+
+    def admit(self, flow: Flow, now_s: float) -> bool:
+        """Does what `join` and `refill` do, where the rate does not rise; else nothing. Called when some are there.
+
+        Returns:
+            Whether it has.
+        """
+        size = self.size + 1
+        rate = self.limit
+        for link in self.links:
+            if len(link.bundles) > 1:
+                return False
+            share = link.bandwidth / size
+            rate = share if share < rate else rate
+        before = self.rate
+        if rate > before:
+            return False
+        ends = self._ends
+        self._count = count = self._count + before * (now_s - self._counted_at)
+        self._counted_at = now_s
+        self.size = size
+        self.rate = rate
+        self._joined = joined = self._joined + 1
+        flow.bundle = self
+        flow.target = target = count + flow.left
+        heappush(ends, (target, joined, flow))
+        if self._strangers:
+            self._forget_strangers()
+        left = ends[0][0] - count
+        self.ends_at_s = now_s + (left / rate if left > 0 else 0.0)
+        return True
 
     def refill(self) -> bool:
         """Takes all that its links have, and plans; called when a flow has just come or gone, and some are left.
@@ -185,9 +233,14 @@ class Bundle:
     def end_next(self, now_s: float) -> list[Flow]:
         """Ends the flow that is next, and all that end with it; called when its time has come, after `plan`."""
         ends = self._ends
-        self._count, self._counted_at = ends[0][0], now_s  # as it was planned, whatever rounding says
-        ended = []
-        while self.size and ends[0][0] <= self._count:
+        count, _, flow = heappop(ends)  # the count as it was planned, whatever rounding says
+        self._count, self._counted_at = count, now_s
+        self.size -= 1
+        flow.bundle = None
+        ended = [flow]
+        if self._strangers and self.size:
+            self._forget_strangers()
+        while self.size and ends[0][0] <= count:
             flow = heappop(ends)[2]
             self.size -= 1
             flow.bundle = None

@@ -13,14 +13,12 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Link
+from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Way
 from polyrhythm.communication.transports.simulated.network import Action
 from polyrhythm.communication.transports.simulated.sharing import Sharing
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 _WAYS_KEPT = 1 << 16
-_Way = tuple[tuple[Link, ...], float]
-"""The links that a message crosses, and its latency in seconds."""
 
 
 class Route(NamedTuple):
@@ -56,14 +54,16 @@ class ContendedNetwork:
         self._route = route
         self._settling = False
         self._settle_all: Action = self._settle  # bound once
-        self._ways: dict[tuple[int, int], _Way] = {}  # most go again and again
+        self._ways: dict[int, dict[int, Way]] = {}  # by source and receiver; most go again and again
+        self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
         """Starts a transfer now; see `Network.transfer`."""
-        way = self._ways.get((source, to))
+        ways = self._ways.get(source)
+        way = None if ways is None else ways.get(to)
         if way is None:
             way = self._find_way(source, to)
-        self.sharing.begin(Flow(way[0], way[1], sent, arrived, nbytes))
+        self.sharing.begin(Flow(way, sent, arrived, nbytes))
         if not self._settling:
             self._settling = True
             # A call of what an object holds, written as one of its methods, is looked up anew.
@@ -74,11 +74,14 @@ class ContendedNetwork:
         """Gives α of the way from one global rank to another."""
         return self._route(source, to)[1]
 
-    def _find_way(self, source: int, to: int) -> _Way:
-        if len(self._ways) >= _WAYS_KEPT:
+    def _find_way(self, source: int, to: int) -> Way:
+        if self._ways_kept >= _WAYS_KEPT:
             self._ways.clear()
+            self._ways_kept = 0
         numbers, latency_s = self._route(source, to)
-        way = self._ways[source, to] = tuple(self.sharing.links[number] for number in numbers), latency_s
+        way = Way(tuple(self.sharing.links[number] for number in numbers), latency_s)
+        self._ways.setdefault(source, {})[to] = way
+        self._ways_kept += 1
         return way
 
     def _settle(self) -> None:
@@ -111,7 +114,7 @@ class ContendedNetwork:
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
         flow = ended[0]
-        arrives_at_s = now + flow.latency_s
+        arrives_at_s = now + flow.way.latency_s
         place = None if self._settling or len(ended) > 1 or arrives_at_s <= now else time.last_place()
         if place is not None:  # all of it happens as if it had been queued
             self._settling = True
@@ -122,7 +125,7 @@ class ContendedNetwork:
             return
         for flow in ended:
             time.soon(flow.sent)
-            time.at(now + flow.latency_s, flow.arrived)
+            time.at(now + flow.way.latency_s, flow.arrived)
         if not self._settling:
             self._settling = True
             time.soon(self._settle)

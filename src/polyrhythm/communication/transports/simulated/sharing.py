@@ -55,25 +55,30 @@ class Sharing:
 
     def begin(self, flow: Flow) -> None:
         """Takes in a new flow."""
-        for link in flow.links:
+        for link in flow.way.links:
             link.flows[flow] = None
         self._starting.append(flow)
 
     def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
         """Ends the flow of a bundle that is next, and all that end with it; called when its time has come."""
         self._now_s = now_s
-        ended = bundle.end_next(now_s)
+        ended, coupled = bundle.end_next(now_s), bundle.links
         for flow in ended:
-            for link in flow.links:
-                flows, bundles = link.flows, link.bundles
+            for link in flow.way.links:
+                flows = link.flows
                 del flows[flow]
-                crossings = bundles[bundle]
-                if crossings > 1:
-                    bundles[bundle] = crossings - 1
-                else:
+                if link not in coupled:
+                    bundles = link.bundles
+                    crossings = bundles[bundle]
+                    if crossings > 1:
+                        bundles[bundle] = crossings - 1
+                        continue
                     del bundles[bundle]
                     if bundle.allowed:
                         bundle.allowed.pop(link, None)
+                    continue
+                if not bundle.size:
+                    link.bundles.pop(bundle, None)
                 if link.coupling and len(flows) == 1:
                     self._couple(link, False)
         bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
@@ -87,10 +92,15 @@ class Sharing:
             The bundles whose next end is another than before.
         """
         self._now_s = now_s
-        if self._starting:
+        starting, changed = self._starting, self._changed
+        if starting:
+            if len(starting) == 1 and not changed:
+                bundle = self._find_again(starting[0])
+                if bundle is not None:
+                    starting.clear()
+                    return (bundle,)
             self._take_in()
-            self._starting.clear()
-        changed = self._changed
+            starting.clear()
         for bundle in changed:
             if not bundle.size:
                 if not self._let_go(bundle):
@@ -115,10 +125,30 @@ class Sharing:
             bundle.plan()
         return touched
 
+    def _find_again(self, flow: Flow) -> Bundle | None:
+        """Puts a new flow into the bundle of the last one on its way, and gives it its rate, if that is all to be done.
+
+        Returns:
+            The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling one.
+        """
+        way = flow.way
+        bundle, loose = way.bundle, way.loose
+        if bundle is None or not bundle.size:  # a coupling link that has become loose has lost its bundles
+            return None
+        for link in loose:
+            if len(link.flows) > 1 or link.coupling:
+                return None
+        if not bundle.admit(flow, self._now_s):
+            return None
+        for link in loose:
+            link.bundles[bundle] = 1
+        self.rates_computed += 1
+        return bundle
+
     def _take_in(self) -> None:
         """Finds the bundles of new flows."""
         for flow in self._starting:
-            for link in flow.links:
+            for link in flow.way.links:
                 if not link.coupling and len(link.flows) > 1:
                     self._foresee(flow)
                     break
@@ -158,8 +188,8 @@ class Sharing:
 
     def _foresee(self, flow: Flow) -> None:
         """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
-        tightest, least = flow.links[0], inf
-        for link in flow.links:
+        tightest, least = flow.way.links[0], inf
+        for link in flow.way.links:
             share = link.bandwidth / len(link.flows)
             if share < least or (share == least and link.coupling):
                 tightest, least = link, share
@@ -186,13 +216,15 @@ class Sharing:
     def _put(self, flow: Flow) -> None:
         """Puts a flow into the bundle of the coupling links that it crosses."""
         coupling: tuple[Link, ...] = ()
+        loose: tuple[Link, ...] = ()
         limit = room = inf
-        for link in flow.links:
+        for link in flow.way.links:
             bandwidth = link.bandwidth
             if link.coupling:
                 coupling = (*coupling, link) if coupling else (link,)
                 room = bandwidth if bandwidth < room else room
                 continue
+            loose = (*loose, link) if loose else (link,)
             limit = bandwidth if bandwidth < limit else limit
             if len(link.flows) > 1:
                 self._suspects[link] = None
@@ -202,17 +234,25 @@ class Sharing:
             bundle = Bundle(*key)
             if coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
                 self._bundles[key] = bundle
+        if coupling:
+            flow.way.bundle, flow.way.loose = bundle, loose
         bundle.join(flow, self._now_s)
-        for link in flow.links:
+        for link in loose:
             bundles = link.bundles
             bundles[bundle] = bundles.get(bundle, 0) + 1
+        if bundle.size == 1:
+            for link in coupling:
+                link.bundles[bundle] = 1
         bundle.ends_at_s = inf
         self._changed[bundle] = None
 
     def _take(self, bundle: Bundle, flow: Flow) -> None:
         bundle.leave(flow, self._now_s)
-        for link in flow.links:
-            link.cross_less(bundle)
+        for link in flow.way.links:
+            if link not in bundle.links:
+                link.cross_less(bundle)
+            elif not bundle.size:
+                del link.bundles[bundle]
         bundle.ends_at_s = inf
         self._changed[bundle] = None
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow
+from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Way
 from polyrhythm.communication.transports.simulated.sharing import Sharing
 
 
@@ -22,12 +22,14 @@ class _Play:
         self.live: dict[Flow, tuple[int, ...]] = {}
         self.now_s = 0.0
         self._bundles: dict[Bundle, None] = {}
+        self._ways: dict[tuple[int, ...], Way] = {}
 
     def begin(self, *ways: tuple[int, ...], nbytes: float = 1e9) -> list[Flow]:
         flows = []
         for numbers in ways:
             links = tuple(self.sharing.links[number] for number in numbers)
-            flow = Flow(links, 0.0, _nothing, _nothing, nbytes)
+            way = self._ways.setdefault(numbers, Way(links, 0.0))
+            flow = Flow(way, _nothing, _nothing, nbytes)
             self.sharing.begin(flow)
             self.live[flow] = numbers
             flows.append(flow)
