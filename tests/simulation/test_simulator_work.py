@@ -16,7 +16,7 @@ from polyrhythm.strategies.parameter_server.parameter_server import ParameterSer
 from polyrhythm.training.model_sizes import ModelSizes
 
 WORKERS, FEW, MANY = 40, 20, 40
-MOST_CALLS, MOST_CALLS_IN_C = 112, 78
+MOST_CALLS, MOST_CALLS_IN_C = 112, 76
 
 
 class _Counted:

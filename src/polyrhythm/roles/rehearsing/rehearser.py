@@ -85,6 +85,8 @@ class _Rehearser:
         self._timer = None if isinstance(world.timer, NoTimer) else world.timer
         self._steps_in_all, self._epoch_steps = rehearsal.steps, rehearsal.steps_per_epoch
         self._report_steps, self._learning_rate = rehearsal.steps_per_report, rehearsal.learning_rate
+        self._due = 0
+        self._attended = self._regroups or self._timer is not None
 
     def run(self) -> None:
         if self._company.let_in:
@@ -121,12 +123,15 @@ class _Rehearser:
         """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
         stop = self._step(before)
         done, steps = self._part.next_step(before), self._steps_in_all
+        if done < self._due and not (stop or self._attended):
+            return done, False
         done = steps if done > steps else done
         if self._regroups:
             self._company.step = done
         last = done == steps
         epoch_over = done // self._epoch_steps > before // self._epoch_steps
         progress = None
+        self._due = self._next_due(done)
         if last or stop or done // self._report_steps > before // self._report_steps:
             progress = self._report(done)
         if epoch_over or stop:
@@ -142,6 +147,11 @@ class _Rehearser:
             if self._regroups:
                 self._company.look(done)
         return done, stop
+
+    def _next_due(self, done: int) -> int:
+        """Gives after how many steps something more is to be done than the next."""
+        lengths = (self._epoch_steps, self._report_steps)
+        return min(self._steps_in_all, *(length * (done // length + 1) for length in lengths))
 
     def _step(self, number: int) -> bool:
         """Takes a step; gives whether to stop."""

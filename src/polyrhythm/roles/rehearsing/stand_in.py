@@ -25,6 +25,7 @@ NUMBERS_OF_A_SLICE = 512
 """So the two numbers that travel with bucket 0, which fall to two of its slices, weigh 0.2 % of a slice."""
 MOST_NUMBERS_TOGETHER = 1 << 24
 """Of all workers: 64 MiB of parameters, and as much of gradients."""
+_HANDED_ON = frozenset([Kind.PUSH, Kind.PARAMETERS, Kind.EVENT])
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ class StandIn:
 def as_it_was_sent(message: Message) -> Message:
     """Gives what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
 
-    A copy of those would be the same, and of a small message is most of its cost. All else is copied: vectors of
-    collectives hold numbers that count workers, and are added up where they are.
+    A copy of those would be the same, and of a small message is most of its cost; so it is of events, whose text is
+    only read. All else is copied: vectors of collectives hold numbers that count workers, and are added up where they
+    are.
     """
-    return message if message.kind in (Kind.PUSH, Kind.PARAMETERS) else message.received()
+    return message if message.kind in _HANDED_ON else message.received()
 
 
 def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:

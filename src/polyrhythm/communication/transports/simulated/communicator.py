@@ -79,9 +79,9 @@ class SimulatedCommunicator:
 
     def start_send(self, to: int, message: Message) -> Parcel:
         """Starts to send; what arrives is what the tensor holds now."""
-        home, member = self._home, self._members[to]
-        receiver = home.peers.get(member) if home.inbox.quiet else None
-        if receiver is None:
+        home, member, cluster = self._home, self._members[to], self._cluster
+        receiver = home.peers.get(member)
+        if receiver is None or not home.inbox.quiet:
             if home.inbox.is_revoked(self._lineage) and message.kind is not Kind.REVOKE:
                 raise CollectiveBroken(REVOKED)
             receiver = home.peer(self._context, member)
@@ -92,7 +92,6 @@ class SimulatedCommunicator:
             nbytes, arriving = self._weigh(message)
         home.bytes_sent += nbytes
         parcel = Parcel(home, receiver, self._context, arriving, nbytes)
-        cluster = self._cluster
         if cluster.courier is None:
             cluster.network.transfer(home.rank, member, nbytes, parcel.sent, parcel.arrive)
         else:

@@ -88,17 +88,21 @@ class SimulatedRank:
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
         """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
         rank = source.rank
-        known = self.peers.get(rank) is source and not self._broken
-        if not (self.alive and (known or self.hears(source))):
+        if self.peers.get(rank) is not source or self._broken:
+            if not (self.alive and self.hears(source)):
+                return
+        elif not self.alive:
             return
-        if message.kind is _REVOKE:
+        # By their places: the fields of a named tuple are looked up in its class each time.
+        if message[0] is _REVOKE:
             self.revoke(context)
             return
-        tag = message.tag
-        for waiting in self._parked:  # who waits has looked at all that came before
+        parked = self._parked
+        for waiting in parked:  # who waits has looked at all that came before
             want = waiting[0]
-            if want.context == context and want.tag == tag and (want.source is None or want.source == rank):
-                self._parked.remove(waiting)
+            awaited = want.source
+            if want.context == context and want.tag == message[7] and (awaited is None or awaited == rank):
+                parked.remove(waiting)
                 waiting[1].switch((rank, message))
                 return
         self.inbox.put(context, rank, message)
@@ -156,7 +160,7 @@ class SimulatedRank:
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
         """Receives, parking the running task until the message is there."""
-        inbox, time = self.inbox, self._time
+        inbox = self.inbox
         while True:
             if inbox.arrived or not inbox.quiet:
                 found = self.take_now(want, reason)
@@ -164,7 +168,7 @@ class SimulatedRank:
                     return found
             task = running()
             self._parked.append((want, task))
-            handed: tuple[int, Message] | tuple[()] = time.park(reason, task)
+            handed: tuple[int, Message] | tuple[()] = self._time.park(reason, task)
             if handed:
                 return handed
 

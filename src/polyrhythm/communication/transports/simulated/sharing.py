@@ -129,7 +129,8 @@ class Sharing:
         """Puts a new flow into the bundle of the last one on its way, and gives it its rate, if that is all to be done.
 
         Returns:
-            The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling one.
+            The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling
+            one.
         """
         way = flow.way
         bundle, loose = way.bundle, way.loose

@@ -14,6 +14,8 @@ from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushe
 from polyrhythm.strategies.state import State
 from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
+_NO_PARAMETERS = "nobody pushes before having pulled"
+
 
 class Updates:
     """One server's.
@@ -72,21 +74,26 @@ class Updates:
             gradients: in the order in which they are summed.
             distances: between the whole gradients that weigh something, where the aggregator needs them.
         """
-        assert self.shard is not None, "nobody pushes before having pulled"
         if len(gradients) == 1:
-            age = self.shard.update_by_one(gradients[0], self.version, distances)
-            if age is None:
-                return False
-            self.staleness[age] += 1
-            self._latest_staleness[age] += 1
-            self.version += 1
-            return True
+            return self.make_of_one(gradients[0], distances)
+        assert self.shard is not None, _NO_PARAMETERS
         applied = self.shard.update(gradients, self.version, distances)
         if not applied:
             return False
         for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
             self.staleness[age] += gradients_of_it
             self._latest_staleness[age] += gradients_of_it
+        self.version += 1
+        return True
+
+    def make_of_one(self, gradient: Pushed, distances: Tensor | None = None) -> bool:
+        """Does what `make` does with one gradient."""
+        assert self.shard is not None, _NO_PARAMETERS
+        age = self.shard.update_by_one(gradient, self.version, distances)
+        if age is None:
+            return False
+        self.staleness[age] += 1
+        self._latest_staleness[age] += 1
         self.version += 1
         return True
 
