@@ -80,11 +80,13 @@ def test_workers_in_step_are_one_worker_with_the_whole_batch(
     assert set(found[0]["staleness"]) == {0}
 
 
+@pytest.mark.timeout(400)  # its ranks import all that an example does
 def test_the_example_learns_out_of_step_under_the_own_launcher(capfd: pytest.CaptureFixture[str]) -> None:
     run_script(EXAMPLE, ["--strategy", "parameter_server", "--epochs", "6"], workers=2)
     check_example(capfd.readouterr().out, workers=2, epochs=6)
 
 
+@pytest.mark.timeout(400)  # its ranks import all that an example does
 def test_the_example_learns_in_mixed_mode_under_torchrun() -> None:
     check_example(
         torchrun(3, EXAMPLE, "--strategy", "mixed(replicas=1)", "--epochs", "8"), workers=2, epochs=8
