@@ -83,7 +83,14 @@ def test_who_missed_the_mean_after_which_others_have_stopped_stops_there_too(tmp
     )  # the end of a round
 
 
-@pytest.mark.parametrize("spec", ["lazy_synchronous(collective=direct)", "synchronous(collective=direct)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lazy_synchronous(collective=direct)",
+        "synchronous(collective=direct)",
+        "post_local_sgd(collective=direct)",
+    ],
+)
 def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_over(
     spec: str, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ class PostLocalWorker(WorkerPart):
             return self._rounds.gradients_ready(step, learning_rate)
         weight, stop = self._mean.finish(step)
         self._rounds.update(weight, learning_rate)
+        self._rounds.hear(stop)  # who is let in afterwards has no step left to take either
         return stop
 
     def present(self) -> Tensor | None:

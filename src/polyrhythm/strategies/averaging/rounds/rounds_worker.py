@@ -99,6 +99,10 @@ class RoundsWorker(WorkerPart):
             self._optimizer.step(learning_rate)
             self.staleness[0] += 1
 
+    def hear(self, stop: bool) -> None:
+        """Notes whether all stop after a step that was none of a round."""
+        self._heard |= stop
+
     def present(self) -> Tensor | None:
         """Gives the mean of all models as they are; in passing, all hear who wants to stop."""
         if not self._apart:
