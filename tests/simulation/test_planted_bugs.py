@@ -20,7 +20,14 @@ from simulation.trying import trial
 SEEDS = range(300)
 
 
-class LosingServer(ShardServer):
+class OneWayServer(ShardServer):
+    """Applies a gradient that comes alone as it does several, so that what is planted there is met by all."""
+
+    def _apply_alone(self, entry: Pushed) -> None:
+        self._apply([entry], None)
+
+
+class LosingServer(OneWayServer):
     """Forgets the last number of its shard when others have updated four times since the pusher read."""
 
     def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
@@ -32,7 +39,7 @@ class LosingServer(ShardServer):
             super()._apply(gradients, distances)
 
 
-class MiscountingServer(ShardServer):
+class MiscountingServer(OneWayServer):
     """Counts the update itself among those that a gradient is behind."""
 
     def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
