@@ -123,6 +123,8 @@ class Watchdog:
         self._fence = threading.Thread(target=self._leave_if_cut_off, name="watchdog's fence", daemon=True)
 
     def __enter__(self) -> Watchdog:
+        with suppress(RuntimeError):  # who is cut off before its first beat is missed, too
+            self._publish()
         self._thread.start()
         self._fence.start()
         return self
@@ -147,9 +149,7 @@ class Watchdog:
 
     def _look_around(self) -> None:
         self._beat += 1
-        post = self._post
-        role = post.roles[self._own.rank]
-        publish(self._store, Pulse.of(post.activity, self._own, role, post.host, self._beat))
+        self._publish()
         if cause_of_loss(self._store, self._own):
             self._leave("was taken for lost by the others while it was stopped, or cut off")
         alarms = self._store.add(_ALARM, 0)
@@ -161,6 +161,11 @@ class Watchdog:
         for sight in self._sights.values():
             self._judge(sight)
         self._judge_own_wait()
+
+    def _publish(self) -> None:
+        post = self._post
+        role = post.roles[self._own.rank]
+        publish(self._store, Pulse.of(post.activity, self._own, role, post.host, self._beat))
 
     def _see(self, rank: int, pulse: Pulse) -> None:
         now_s = self._clock.now_s

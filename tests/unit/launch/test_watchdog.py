@@ -78,6 +78,15 @@ def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_
     assert store.queue_pop("words/0/0", True).decode() == "1 0"  # the last that it does
 
 
+def test_who_is_cut_off_before_its_first_beat_is_missed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, said = host_store(), []  # type: dist.TCPStore, list[str]
+    with monkeypatch.context() as cut:
+        cut.setattr(Watchdog, "_watch", lambda self: None)
+        Watchdog(post(store, 1, said, floor_s=20.0)).__enter__()
+    with Watchdog(post(store, 0, said)):
+        assert await_words(said, "is taken for lost after").startswith("worker 1 (rank 1)")
+
+
 def test_who_beats_or_has_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SLOWEST_BEAT_S", 0.02)
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
