@@ -87,8 +87,10 @@ class FlatParameters:
         first = named[0][1]
         self.stands_for = stands_for
         self.size = sum(parameter.numel() for _, parameter in named)
-        self._whole = torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device)
-        self._whole_gradients = torch.zeros_like(self._whole)
+        # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
+        self._whole, self._whole_gradients = (
+            torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device) for _ in range(2)
+        )
         self.vector = self._whole[: self.size]
         self.gradients = self._whole_gradients[: self.size]
         self._tail = self._whole_gradients[self.size :]

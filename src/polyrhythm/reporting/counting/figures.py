@@ -176,6 +176,12 @@ class RunFigures:
         return found or list(self.workers.values())
 
     @property
+    def most_reported(self) -> bool:
+        """Whether more than half of the workers that are there have reported, so that sums over all mean something."""
+        there = self.started.workers - len(self.absent) if self.started else len(self.workers)
+        return bool(self.workers) and 2 * len(self.present) > there
+
+    @property
     def staleness(self) -> Staleness:
         """The staleness at all servers together."""
         return Staleness.merged(self.staleness_of.values())

@@ -28,7 +28,7 @@ class PlainProgress:
 
     Args:
         stream: where the lines go; it is flushed after each, and stays open.
-        every_s: seconds of run time between two lines about the workers.
+        every_s: seconds of run time between two lines about the workers, if most of them have reported.
     """
 
     def __init__(self, stream: TextIO, every_s: float = 5.0) -> None:
@@ -44,7 +44,7 @@ class PlainProgress:
             case RunStarted():
                 self._next_s = event.time_s + self._every_s
                 self._write(start_line(event))
-            case WorkerProgress() if event.time_s >= self._next_s:
+            case WorkerProgress() if event.time_s >= self._next_s and self._figures.most_reported:
                 self._next_s = event.time_s + self._every_s
                 self._write(training_line(self._figures))
             case Evaluated():

@@ -43,9 +43,17 @@ def test_plain_lines_of_a_whole_run(story, ended):
     ]
 
 
-@pytest.mark.parametrize(("every_s", "lines"), [(0.5, 4), (4.0, 2), (100.0, 0)])
+@pytest.mark.parametrize(("every_s", "lines"), [(0.5, 3), (4.0, 2), (100.0, 0)])
 def test_plain_lines_about_workers_come_every_so_many_seconds_of_run_time(story, every_s, lines):
     assert sum(" left " in line for line in plain(story, every_s=every_s)) == lines
+
+
+def test_plain_lines_add_up_workers_only_once_most_of_them_have_reported(story):
+    first = next(position for position, event in enumerate(story) if isinstance(event, WorkerProgress))
+    one_of_two = story[: first + 1]
+    assert len(plain(one_of_two, every_s=0.5)) == 1, "half of the speed would look like the speed"
+    other_lost = [*one_of_two[:first], WorkerLost(time_s=0.1, worker=1, rank=1, step=0), one_of_two[first]]
+    assert " left " in plain(other_lost, every_s=0.5)[-1], "who is lost is not waited for"
 
 
 def test_plain_lines_leave_out_staleness_where_there_are_no_servers(story):
