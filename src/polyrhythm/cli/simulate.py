@@ -101,16 +101,18 @@ def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
+    from polyrhythm.reporting.quantities import counted, duration
+
     price = f", price {figures['price']:.4f} (in the currency of its prices)" if figures["price"] else ""
     learns = figures["gradients"] == "real"
     if learns:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     done = "trained in  " if learns else "rehearsed in "
-    print(f"{done}{figures['seconds']:.1f} virtual s at {figures['images_per_s']:,.0f} images/s")
+    print(f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s")
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
     say_what_held_back(figures)
     say_timings(figures)
-    print(f"cluster     {figures['cluster']}, {figures['hosts']:,} hosts{price}")
+    print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}{price}")
     if learns:
         print(f"model       {folder}/model.safetensors")
     say_where_the_report_is(folder)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 
 UNKNOWN = "–"
+MINUTE_S = 59.95
+"""From here on a duration has minutes: less is not rounded up to one."""
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds as hours, minutes and seconds: `0:01:40`; `–` if they are not finite."""
+    """Writes seconds as hours, minutes and seconds, `0:01:40`; less than a minute as `9.5 s`, or `23 ms`.
+
+    What is not finite becomes `–`.
+    """
     if not math.isfinite(seconds):
         return UNKNOWN
-    minutes, rest = divmod(max(0, round(seconds)), 60)
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.2g} ms" if seconds > 0 else "0 s"
+    if seconds < MINUTE_S:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.reporting.quantities import duration, percent, whole
+from polyrhythm.reporting.quantities import MINUTE_S, duration, percent, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ _LABELS = {
     "parameters_sha256": "SHA-256 of the parameters",
 }
 _WRITTEN: dict[str, Callable[[Any], str]] = {
-    "seconds": lambda value: f"{duration(value)} ({value:,.1f} s)",
+    "seconds": lambda value: duration(value) + (f" ({value:,.1f} s)" if value >= MINUTE_S else ""),
     "images_per_s": whole,
     "test_top1": percent,
     "test_top5": percent,

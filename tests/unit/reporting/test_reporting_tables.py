@@ -84,13 +84,10 @@ def test_any_value_has_a_text(value, written):
 
 
 def test_quantities_are_written_for_people():
-    assert [duration(s) for s in (0, 59.4, 59.6, 3600 * 30 + 62, -1)] == [
-        "0:00:00",
-        "0:00:59",
-        "0:01:00",
-        "30:01:02",
-        "0:00:00",
-    ]
+    told = {59.94: "59.9 s", 59.95: "0:01:00", 60.6: "0:01:01", 3600 * 30 + 62: "30:01:02"}
+    told |= {0: "0 s", -1: "0 s", 0.00036: "0.36 ms", 0.0234: "23 ms", 0.0994: "99 ms", 0.0995: "0.1 s"}
+    assert {seconds: duration(seconds) for seconds in told} == told
+    assert fact_rows({"seconds": 0.812}) == [("Time", "0.8 s")]
     assert (whole(5811.6), percent(0.90375), significant(0.41234), significant(1e-5)) == (
         "5,812",
         "90.4 %",

@@ -86,7 +86,7 @@ def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
         "SHA-256 of the parameters 9f86d081",
         "Parameters 61,706",
         "Coat 1,000 81.2 %",
-        "0:00:05 worker 1 is slow <b>today</b>",
+        "5.0 s worker 1 is slow <b>today</b>",
         "torch 2.13.0+cpu",
         "cores 2",
         'gpus ["<none>"]',
@@ -146,12 +146,12 @@ def test_sections_without_data_are_left_out(tmp_path, story):
 @pytest.mark.parametrize(
     ("end", "says"),
     [
-        (RunEnded(time_s=9.5, outcome="interrupted", result={}), "This run was interrupted after 0:00:10"),
+        (RunEnded(time_s=9.5, outcome="interrupted", result={}), "This run was interrupted after 9.5 s"),
         (
             RunEnded(time_s=9.5, outcome="failed", result={"error": "loss is not finite at step 7"}),
-            "This run failed after 0:00:10: what follows is as far as it came. loss is not finite at step 7.",
+            "This run failed after 9.5 s: what follows is as far as it came. loss is not finite at step 7.",
         ),
-        (None, "This run has not ended, or was killed after 0:00:09"),
+        (None, "This run has not ended, or was killed after 9.0 s"),
     ],
 )
 def test_a_run_that_was_not_done_says_so_first(folder, story, end, says):

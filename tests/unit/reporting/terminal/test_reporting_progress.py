@@ -34,11 +34,11 @@ def test_plain_lines_of_a_whole_run(story, ended):
     assert plain([*story, ended]) == [
         "training lenet5 (61,706 parameters) on fashion-mnist: "
         "parameter_server(servers=2, consistency=asynchronous), 2 workers, 2 servers, 2 epochs of 10 steps",
-        "epoch 1/2 done  test top-1 81.2 %  top-5 96.9 %  loss 0.75  after 0:00:04",
+        "epoch 1/2 done  test top-1 81.2 %  top-5 96.9 %  loss 0.75  after 4.5 s",
         "notice: worker 1 is slow <b>today</b>",
         # (320 · 0.5 + 200 · 2.5) / 520; 80 + 50; (4 · 1 + 2 · 2 + 4 · 3) / 24; ten steps of 0.4 s
-        "epoch 1/2  step 10/20  loss 1.27  130 images/s  staleness 0.8 (max 3)  left 0:00:04",
-        "epoch 2/2 done  test top-1 90.6 %  top-5 98.4 %  loss 0.5  after 0:00:09",
+        "epoch 1/2  step 10/20  loss 1.27  130 images/s  staleness 0.8 (max 3)  left 4.0 s",
+        "epoch 2/2 done  test top-1 90.6 %  top-5 98.4 %  loss 0.5  after 9.0 s",
         "done after 1:02:05  test top-1 90.4 %  5,812 images/s",
     ]
 
@@ -71,7 +71,7 @@ def test_a_lost_worker_is_said_and_marked(story):
 
 def test_an_interrupted_run_says_so(story):
     end = RunEnded(time_s=9.4, outcome="interrupted", result={})
-    assert plain([*story, end])[-1] == "interrupted after 0:00:09  test top-1 90.6 %  130 images/s"
+    assert plain([*story, end])[-1] == "interrupted after 9.4 s  test top-1 90.6 %  130 images/s"
 
 
 def test_drawing_shows_workers_servers_test_and_time_left(story):
@@ -84,7 +84,7 @@ def test_drawing_shows_workers_servers_test_and_time_left(story):
     assert ["1", "12", "1.00", "3"] in rows
     assert "test top-1 90.6 % · top-5 98.4 % · loss 0.5 · epoch 2" in text
     assert "epoch 2/2" in text
-    assert "110 images/s 0:00:09 gone, 0:00:03 left" in text
+    assert "110 images/s 9.0 s gone, 2.7 s left" in text
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 24), (60, 24), (80, 16)])
@@ -101,7 +101,7 @@ def test_drawing_fits_a_terminal_however_many_workers(story, width, height):
     assert max(map(len, lines)) <= width
     shown = sum(bool(re.match(r" +\d+ +1\d/20 ", line)) for line in lines)
     assert f" {128 - shown} more" in "\n".join(lines)
-    assert "images/s 0:00:09 gone" in lines[-1]
+    assert "images/s 9.0 s gone" in lines[-1]
 
 
 def test_live_progress_leaves_the_last_state_and_gives_the_cursor_back(story, ended):
