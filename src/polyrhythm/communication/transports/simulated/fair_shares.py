@@ -10,20 +10,18 @@ their own stop rising there. One pass costs O(b log b) for b crossings of links 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """What a bundle asks for.
 
     Attributes:
         links: keys of the links that all of its flows cross.
-        flows: how many there are.
+        flows: how many there are, at least one.
         limit: the most that each may get, in bytes/s.
     """
 
@@ -39,51 +37,47 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
         capacities: of each link, in bytes/s.
         demands: bundles by key; each crosses a link or has a limit.
     """
-    return _Filling(capacities, demands).rates()
-
-
-class _Filling:
-    def __init__(self, capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -> None:
-        self._demands = demands
-        self._left: dict[Hashable, float] = {}
-        self._rising: dict[Hashable, int] = {}
-        self._across: dict[Hashable, list[int]] = {}
-        self._rates: dict[int, float] = {}
-        for key, demand in demands.items():
-            for link in demand.links:
-                self._left.setdefault(link, capacities[link])
-                self._rising[link] = self._rising.get(link, 0) + demand.flows
-                self._across.setdefault(link, []).append(key)
-
-    def rates(self) -> dict[int, float]:
-        # A heap entry is a level at which something stops rising: the position breaks ties, always the same way.
-        links = list(self._left)
-        heap = [(self._share(link), position, True) for position, link in enumerate(links)]
-        heap += [(demand.limit, key, False) for key, demand in self._demands.items() if demand.limit < inf]
-        heapq.heapify(heap)
-        while heap:
-            level, number, is_link = heapq.heappop(heap)
-            if not is_link:
-                self._stop(number, level)
+    across, rising = _crossings(demands)
+    left = {link: capacities[link] for link in across}
+    # A heap entry is a level at which something stops rising: the position breaks ties, always the same way.
+    crossed = list(across)
+    heap = [(left[link] / rising[link], position, True) for position, link in enumerate(crossed)]
+    heap += [(demand.limit, key, False) for key, demand in demands.items() if demand.limit < inf]
+    heapify(heap)
+    rates: dict[int, float] = {}
+    while len(rates) < len(demands):
+        level, number, is_link = heappop(heap)
+        stopping = [number]
+        if is_link:
+            link = crossed[number]
+            if not rising[link]:
                 continue
-            link = links[number]
-            share = self._share(link)
+            share = left[link] / rising[link]
             if share > level:  # others have stopped below their share since; it fills up later
-                heapq.heappush(heap, (share, number, True))
+                heappush(heap, (share, number, True))
                 continue
-            for key in self._across[link]:
-                self._stop(key, level)
-        return self._rates
+            stopping = across[link]
+        for key in stopping:
+            if key in rates:
+                continue
+            rates[key] = level
+            links, flows, _ = demands[key]
+            for link in links:
+                rising[link] -= flows
+                left[link] = max(0.0, left[link] - level * flows)
+    return rates
 
-    def _share(self, link: Hashable) -> float:
-        rising = self._rising[link]
-        return self._left[link] / rising if rising else inf
 
-    def _stop(self, key: int, level: float) -> None:
-        if key in self._rates:
-            return
-        self._rates[key] = level
-        demand = self._demands[key]
-        for link in demand.links:
-            self._rising[link] -= demand.flows
-            self._left[link] = max(0.0, self._left[link] - level * demand.flows)
+def _crossings(demands: Mapping[int, Demand]) -> tuple[dict[Any, list[int]], dict[Any, int]]:
+    """Gives the bundles that cross each link, by key, and how many flows that are; the first one's links first."""
+    across: dict[Any, list[int]] = {}
+    flows_across: dict[Any, int] = {}
+    for key, (links, flows, _) in demands.items():
+        for link in links:
+            if link in across:
+                across[link].append(key)
+                flows_across[link] += flows
+            else:
+                across[link] = [key]
+                flows_across[link] = flows
+    return across, flows_across
