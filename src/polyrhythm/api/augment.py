@@ -35,7 +35,7 @@ def augment(
         chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`.
         preview: the picture file to write; its ending says its format.
         data: a name, a folder or objects, as in `train`.
-        pictures: how many, drawn from the training data.
+        pictures: how many, drawn from the training data that can be read.
         variants: of each.
         seed: chooses the pictures and their changes.
 
@@ -56,7 +56,7 @@ def augment(
     made = build_chain(chain)
     if made is None:
         raise RequestError("nothing to preview: name an augmentation, such as rotation; flip")
-    dataset = open_data(data)
+    dataset = open_data(data, skip_unreadable=True)
     if dataset.image_shape[0] not in (1, 3):
         raise RequestError(f"pictures of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
     tones = Tones(dataset.black, dataset.white)

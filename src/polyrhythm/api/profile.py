@@ -48,7 +48,7 @@ def profile(
         out: the file, which must not exist yet.
         start_method: of the two processes between which the inside of the host is measured.
         **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that changes what a step takes.
-            `threads` is 1 unless given.
+            `threads` is 1 unless given, and what cannot be read is left out.
 
     Returns:
         What was measured, JSON-able, with `file`; None in a rank of torchrun that does not lead.
@@ -60,7 +60,9 @@ def profile(
     out = Path(out)
     with leader_speaks():
         _check(steps, out)
-        config = configure({"threads": 1}, options, {"strategy": "synchronous", "workers": 1})
+        config = configure(
+            {"threads": 1, "skip_unreadable": True}, options, {"strategy": "synchronous", "workers": 1}
+        )
         job = assemble(config, Keeping(checkpoints=0))
     threads = config.threads or 1
     inside = None if started_by_torchrun() and not leads() else measure_inside(start_method)

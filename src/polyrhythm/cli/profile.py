@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -40,9 +41,14 @@ def profile(
         print_json(found)
     else:
         _say(found)
+        again = ["--model", model, "--data", data, "--batch-size", str(batch_size), "--gradients", "none"]
+        print(f"written     {found['file']}")
+        print(f"try         polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
 
 
 def _say(found: dict[str, Any]) -> None:
+    from polyrhythm.reporting.quantities import counted
+
     for host in found["hosts"]:
         chips = f", {', '.join(host['accelerators'])}" if host["accelerators"] else ""
         print(
@@ -55,12 +61,11 @@ def _say(found: dict[str, Any]) -> None:
         f"between     {_link(between) if between else 'not measured: start this with torchrun on every host'}"
     )
     print(
-        f"step        {found['step_s'] * 1e3:.2f} ms: {found['model']}, {found['threads']} threads (forward "
+        f"step        {found['step_s'] * 1e3:.2f} ms: {found['model']}, {counted(found['threads'], 'thread')} (forward "
         f"{found['forward_s'] * 1e3:.2f}, backward {found['backward_s'] * 1e3:.2f}, update "
         f"{found['update_s'] * 1e3:.2f}; data {found['data_s'] * 1e3:.2f})"
     )
     _say_layers(found["layers"])
-    print(f"written     {found['file']}; try: polyrhythm simulate --cluster {found['file']} --gradients none")
 
 
 def _say_layers(layers: list[dict[str, Any]]) -> None:

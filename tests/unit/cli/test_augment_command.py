@@ -48,3 +48,14 @@ def test_what_is_left_of_a_picture_stands_beside_the_picture_at_its_size(tmp_pat
     assert _status(["augment", "window(size=6)", *options]) == 0
     with Image.open(path) as sheet:
         assert sheet.size == (2 * (96 + 8), 2 * (96 + 8))
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (32, 32)).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"\x89PNG")
+    path = tmp_path / "sheet.png"
+    assert _status(["augment", "flip", "--data", str(tmp_path / "photos"), "--preview", str(path)]) == 0
+    assert path.exists()
