@@ -198,15 +198,18 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         if isinstance(cause, RequestError):
             raise cause from None
         key = ".".join(str(part) for part in first["loc"])
-        reason = (
-            first["msg"]
-            .removeprefix("Value error, ")
-            .removeprefix("Input ")
-            .partition(", unable to parse")[0]
-        )
         raise RequestError(
-            f"{where}: {key} {reason} (given {first['input']!r:.200})".replace(":  ", ": ")
+            f"{where}: {key} {plainly(first['msg'])} (given {first['input']!r:.200})".replace(":  ", ": ")
         ) from None
+
+
+def plainly(complaint: str) -> str:
+    """Takes out of a pydantic complaint what only tells how it came to be, and Python's names of types."""
+    for prefix in ("Value error, ", "Input ", "Tuple "):
+        complaint = complaint.removeprefix(prefix)
+    for end in (", unable to parse", " after validation"):
+        complaint = complaint.partition(end)[0]
+    return complaint.replace("a valid tuple", "a list").replace("a valid integer", "a whole number")
 
 
 def _check_number(what: str, annotation: Any, value: Any) -> None:

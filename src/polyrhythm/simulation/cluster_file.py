@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.specs import Config
+from polyrhythm.specs import Config, plainly
 
 _READY = files("polyrhythm.simulation") / "clusters"
 
@@ -106,9 +106,9 @@ def _explained(error: ValidationError, where: str) -> RequestError:
             f"key of cluster {where}" + (f", {parent}," if parent else ""), str(place[-1]), model.model_fields
         )
     cause = first.get("ctx", {}).get("error")
-    reason = str(cause) if isinstance(cause, RequestError) else first["msg"].removeprefix("Value error, ")
+    reason = str(cause) if isinstance(cause, RequestError) else plainly(first["msg"])
     given = "" if isinstance(cause, RequestError) else f" (given {first['input']!r:.200})"
-    return RequestError(f"cluster {where}: {path}: {reason.removeprefix('Input ')}{given}")
+    return RequestError(f"cluster {where}: {path}: {reason}{given}")
 
 
 def _model_at(place: tuple[int | str, ...]) -> type[BaseModel]:
