@@ -73,8 +73,9 @@ def _text(count: int, free_s: float, together_s: float, update_s: float) -> str:
             f"a gradient of every worker took {significant(free_s)} s, and in lock-step would have taken about "
             f"{significant(together_s)} s or more"
         )
+    # In a simulation an update takes no time, so it is no reason.
+    why = f", since servers make {count} updates of {significant(update_s)} s where it makes one"
     return (
         f"slower than lock-step, which would have taken about {significant(together_s)} s for a gradient of every "
-        f"worker in place of {significant(free_s)} s, since servers make {count} updates of {significant(update_s)} s "
-        "where it makes one"
+        f"worker in place of {significant(free_s)} s{why if update_s > 0 else ''}"
     )

@@ -51,6 +51,14 @@ def test_many_updates_at_a_busy_server_make_it_slower_than_lock_step() -> None:
     )
 
 
+def test_updates_that_take_no_time_are_no_reason() -> None:
+    """Steps of 1 s and of 0.1 s, each 0.1 s of it computing: lock-step would wait for nobody."""
+    found = compared([(1.0, 9.0), (1.0, 0.0)], busy=0.0, updating_s=0.0)
+    assert found is not None
+    assert found.text.startswith("slower than lock-step")
+    assert found.text.endswith("for a gradient of every worker in place of 0.182 s")
+
+
 def test_a_straggler_makes_it_quicker_than_lock_step() -> None:
     """10 steps in 10 s, and in 40 s: 1.25 steps a second of two, while lock-step waits for 3.9 s every time."""
     found = compared([(9.0, 1.0), (39.0, 1.0)], busy=0.1, updating_s=0.5)
