@@ -93,9 +93,11 @@ def _train_folder(root: Path) -> Path:
     if _holds_classes(root):
         return root
     if root.is_file():
-        raise RequestError(f"{root} is a file: name a folder with images in train/<class>/")
+        raise RequestError(f"{root} is a file: name a folder with images in train/<class>/ or <class>/")
     missing = train_folder if root.is_dir() else root
-    raise RequestError(f"there is no folder {missing}: put images into {train_folder}/<class>/")
+    raise RequestError(
+        f"there is no folder {missing}: put images into {train_folder}/<class>/ or {root}/<class>/"
+    )
 
 
 def _holds_classes(root: Path) -> bool:

@@ -97,7 +97,9 @@ def test_parts_by_other_names_are_not_taken_for_classes(tmp_path):
 
 def test_a_picture_is_no_folder(tmp_path):
     add(tmp_path, "a", 1)
-    with pytest.raises(RequestError, match=r"00\.png is a file: name a folder with images in train/<class>/"):
+    with pytest.raises(
+        RequestError, match=r"00\.png is a file: name a folder with images in train/<class>/ or <class>/"
+    ):
         load(tmp_path / "a" / "00.png")
 
 
