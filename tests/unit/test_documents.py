@@ -15,10 +15,12 @@ from polyrhythm.cli.main import app
 ROOT = Path(__file__).parents[2]
 OF_THE_PRODUCT = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*.md")),
 ]
 PAGES = [*OF_THE_PRODUCT, ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks").rglob("*.md"))]
+OF_THE_CODE = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
+SOURCES = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "src" / "polyrhythm").rglob("*")]
 VERBS = get_command(app).commands  # type: ignore[attr-defined]
 OF_TORCHRUN = {
     "--nnodes",
@@ -75,6 +77,12 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
         assert list((ROOT / "tests").rglob(name)), f"there is no test {name}"
 
 
+@pytest.mark.parametrize("page", OF_THE_CODE, ids=named)
+def test_every_module_and_folder_of_the_code_is_there(page: Path) -> None:
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", page.read_text()):
+        assert any(path.endswith(f"/{name.rstrip('/')}") for path in SOURCES), f"there is no {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_verb_and_option_is_there(page: Path) -> None:
     for _, verb, *words in commands(page):
@@ -107,5 +115,6 @@ def test_strategies_are_counted_rightly(page: Path) -> None:
 
 def test_the_overview_names_every_page() -> None:
     overview = (ROOT / "docs" / "README.md").read_text()
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
     assert {name for name in pages if f"({name})" not in overview} == set()
