@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -37,15 +38,19 @@ PARTS = (
 )
 OPENING = """# Strategies
 
-What each one does, where it comes from, what it costs, and what happens when a worker dies. M is the size of the
-model in bytes, N the number of workers, R that of the replicas of a group. Bytes are those that all ranks together
-send for each step of one worker; staleness is that of equal workers, in updates. This page is written by
-`scripts/generate_docs.py` from the modules themselves; `polyrhythm strategies NAME` shows the same.
+What each strategy does, where it comes from, what it costs, and what happens when a worker dies. The symbols in the
+tables:
+
+- M: the size of the model, in bytes; N: the number of workers; R: the number of replicas in a group.
+- *bytes a step*: what all ranks together send, divided by the number of steps of all workers.
+- *staleness*: the number of updates between reading and applying, for workers of equal speed.
+
+`scripts/generate_docs.py` writes this page from the modules themselves; `polyrhythm strategies NAME` shows the same.
 """
 PARTS_OPENING = """## Parts of the parameter servers
 
 `parameter_server(consistency=…, merge=…, aggregator=…)` takes any of these, `mixed` any consistency and merge rule.
-What cannot be right together is refused with the reason.
+A combination that cannot be right is refused, with the reason.
 """
 
 
@@ -143,7 +148,12 @@ def _paragraphs(text: str) -> Iterator[str]:
         if indented is None:
             continue
         written = "\n".join(lines)
-        yield f"```\n{inspect.cleandoc(written)}\n```" if indented else written.replace("*", "\\*")
+        yield f"```\n{inspect.cleandoc(written)}\n```" if indented else _without_emphasis(written)
+
+
+def _without_emphasis(text: str) -> str:
+    """Escapes asterisks, but for those in code spans, where a backslash would be seen."""
+    return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", text)
 
 
 def main() -> None:

@@ -6,10 +6,14 @@ Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1.
     trunk      w' = w - lr * sum_i b_i g_i / sum_i b_i     g_i worker i's mean gradient, by an all-reduce
     slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from everybody's examples
 
-b_i are the samples of worker i, s the neurons of one worker: the same result as one large batch, whatever the scheme.
-Computing of fully connected layers, their optimiser's state and their updates are shared out; memory for their
-parameters and gradients is not, so that any worker can be tested and saved. Departures: the head is updated once a
-step, never after every round; slices meet on all workers at the end of an epoch only.
+b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch, whatever the
+`scheme`. Workers share the computing of the fully connected layers, the state of their optimiser and their updates.
+They do not share the memory for their parameters and gradients, so that any worker can be tested and saved.
+
+Departures from the paper:
+
+- The head is updated once a step, never after every round.
+- The slices meet on all workers at the end of an epoch only.
 """
 
 from __future__ import annotations

@@ -5,20 +5,25 @@ Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXi
     backward of layer l         ─▶ its gradients set out at once
     forward of layer l (next)   ─▶ waits for them;  w_l' = w_l - lr * sum_i b_i g_i,l / sum_i b_i
 
-Nothing is stale: the same numbers as `synchronous`, to the bit, only that a layer's transfer has until its parameters
-are used again. Departures: layers are gathered into buckets, and large ones cut into pieces, of which the one that is
-used soonest goes first (see `transfer_order`); gradients are weighted with their samples.
+Nothing is stale: the numbers are those of `synchronous`, to the bit. But the transfer of a layer may take until its
+parameters are used again.
 
     synchronous   | forward |  backward  |·transfer·| forward | …
     lazy          | forward |  backward  | forward |  …                the first layers' transfer has come first
                        transfers: ──last layers──▶◀first▶◀──last layers──▶
 
-A mean over all gradients before the first update (clipping by their common norm) is what it cannot have. float16 can be
-had: whether a step overflowed is each worker's own business, and known before it sends.
+It cannot take a mean over all gradients before the first update, such as clipping by their common norm. It can use
+float16, because each worker knows before it sends whether its step overflowed.
 
-A worker that is lost may leave a step half made, of which some buckets have come, to everybody or to some. Sums come in
-one order, so whoever has most has what the others have, and hands it on; the step is taken again for the other buckets
-alone, by those who are left. So each bucket has one update of each step, in which all who made it agree.
+A lost worker may leave a step half made: some buckets have come, to all workers or to some. Sums end in one order, so
+the worker that has most of them has what the others have, and hands it on. Those who are left take the step again for
+the other buckets only. So each bucket gets one update per step, and all who made it agree.
+
+Departures from the paper:
+
+- Layers are gathered into buckets, and large ones are cut into pieces. The piece that is used soonest goes first (see
+  `transfer_order`).
+- Gradients are weighted with their samples.
 """
 
 from __future__ import annotations

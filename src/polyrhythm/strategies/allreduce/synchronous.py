@@ -5,9 +5,11 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
 
     w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
 
-Departure: gradients are weighted with their samples (the papers assume equal batches), so that a ragged last
-batch counts for what it is. Every worker runs the same optimiser on the same sums and so holds the same bits. With
-`transfer` gradients travel as float16 or bfloat16 (see `narrow_gradient_mean`).
+Every worker runs the same optimiser on the same sums, and so holds the same bits. With `transfer`, gradients travel as
+float16 or bfloat16 (see `narrow_gradient_mean`).
+
+Departure from the papers: gradients are weighted with their samples, where the papers assume equal batches. So a ragged
+last batch counts for what it is.
 """
 
 from __future__ import annotations

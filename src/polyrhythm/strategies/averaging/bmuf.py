@@ -7,11 +7,13 @@ optimization and blockwise model-update filtering", ICASSP 2016.
     S(t) = W(t)                   classical
     S(t) = W(t) + m * D(t)        nesterov
 
-S is where all workers begin a block of `steps` local steps, W the model; m = block_momentum (1 - 1/N if not given), z
-= block_lr. Nesterov: as in the paper, W is kept apart from S, so that momentum counts once; fairseq and CNTK let the
-look-ahead S take W's place in the next block. W is what is tested and saved. Departures: any optimiser takes the
-place of SGD, and `optimizer_state` says what becomes of its state at the end of a block. Batch-norm statistics are
-never averaged in training.
+S = the point at which all workers begin a block of `steps` local steps, W = the model, which is tested and saved, m =
+`block_momentum` (1 - 1/N if not given), z = `block_lr`. With `nesterov`, W is kept apart from S, as in the paper, so
+that momentum counts once; in fairseq and CNTK, the look-ahead S takes W's place in the next block. Batch-norm
+statistics are never averaged in training.
+
+Departure from the paper: any optimiser takes the place of SGD, and `optimizer_state` says what becomes of its state at
+the end of a block.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-commu
     d = w - mean_i w_i                            after H local steps that all began at w
     v <- m * v + d;   w <- w - lr * (d + m * v)   outer SGD with Nesterov's momentum
 
-H = steps; lr and m are those of `outer`, which may be any optimiser; the inner one is the run's own, and its state
-stays with its worker, never averaged, as in the paper. Departures: H is 500 in the paper, whose runs take 88,000
-steps; here rounds are short enough for runs of a few hundred steps. Batch-norm statistics are never averaged in
-training.
+H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner optimiser is the run's own. Its state
+stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
+
+Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
+hundred steps.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 20
     w_i <- (1/G) * sum_j w_j               over the worker's group, every H1 steps
     w_i <- (1/N) * sum_j w_j               over all workers, every H2 steps
 
-G = group, H1 = steps, H2 = steps_between. Where both are due, the mean of all is enough. Departures: any optimiser
-takes the place of SGD, and `optimizer_state` says what becomes of its state at a mean of all; inside groups it is
-kept. A group is G neighbouring workers, wherever they run, and the last one may be smaller, yet every model counts
-the same in the mean of all. Batch-norm statistics are never averaged in training.
+G = `group`, H1 = `steps`, H2 = `steps_between`. Where both means are due, the mean of all is enough. A group is G
+neighbouring workers, wherever they run. The last group may be smaller, yet every model counts the same in the mean of
+all. Batch-norm statistics are never averaged in training.
+
+Departure from the paper: any optimiser takes the place of SGD, and `optimizer_state` says what becomes of its state at
+a mean of all workers. At a mean of a group, the state is kept.
 """
 
 from __future__ import annotations

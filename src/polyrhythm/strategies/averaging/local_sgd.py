@@ -5,11 +5,13 @@ Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805
     w_i <- w_i - lr * g_i(w_i)             H times, each worker alone
     w_i <- (1/N) * sum_j w_j               then all together
 
-H = steps. Departures: any optimiser takes the place of plain SGD, and what becomes of its state is `optimizer_state`:
-each worker keeps its own (Lin et al., 2018), all take its mean, or all begin anew (as CNTK does with block momentum).
-Models count the same, whatever their batches were; a worker whose ragged batch is empty takes no step. Batch-norm
-statistics are never averaged in training: each worker keeps its own, and a model that is tested or saved shows their
-mean.
+H = `steps`. All models count the same, whatever their batches were. A worker whose ragged batch is empty takes no step.
+Batch-norm statistics are never averaged in training. Each worker keeps its own, and a model that is tested or saved has
+their mean.
+
+Departure from the paper: any optimiser takes the place of plain SGD, and `optimizer_state` says what becomes of its
+state: each worker keeps its own (Lin et al., 2018), all take the mean, or all begin anew (as CNTK does with block
+momentum).
 """
 
 from __future__ import annotations

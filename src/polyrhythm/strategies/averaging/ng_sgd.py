@@ -6,12 +6,18 @@ arXiv 1410.7455.
     w_i <- w_i - lr * |g| / |p| * p,  p = A_i^-1 g_i(w_i) B_i^-1     H times, each worker alone, layer by layer
     w_i <- (1/N) * sum_j w_j                                         then all together
 
-H = steps: the paper averages after K samples of each worker, about 400,000, so H is K over the batch size; here rounds
-are short enough for runs of a few hundred steps. A and B are smoothed estimates of the Fisher matrices of the layer's
-outputs and inputs (see `natural_gradient` and `low_rank_fisher`), each worker's own; rank, alpha, eta and update_every
-are theirs. With rank = 0 this is `local_sgd`, bit for bit. Departures: estimates are made of rows and columns of mean
-gradients, for want of single samples' derivatives; biases are not preconditioned; and p may go into any optimiser, the
-run's own, in place of plain SGD. Batch-norm statistics are never averaged in training.
+H = `steps`. A and B are smoothed estimates of the Fisher matrices of the layer's outputs and inputs, each worker's own
+(see `natural_gradient` and `low_rank_fisher`, to which `rank`, `alpha`, `eta` and `update_every` belong). With rank = 0
+this is `local_sgd`, bit for bit. Batch-norm statistics are never averaged in training.
+
+Departures from the paper:
+
+- The paper averages after K samples of each worker, about 400,000, so its H is K over the batch size. Here, rounds are
+  short enough for runs of a few hundred steps.
+- Estimates are made from rows and columns of mean gradients, because the derivatives of single samples are not
+  available.
+- Biases are not preconditioned.
+- p may go into any optimiser, the run's own, in place of plain SGD.
 """
 
 from __future__ import annotations

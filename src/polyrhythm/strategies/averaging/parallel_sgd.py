@@ -5,9 +5,14 @@ Zinkevich, Weimer, Li, Smola, "Parallelized stochastic gradient descent", NIPS 2
     w_i <- w_i - lr * g_i(w_i)             T times, each worker alone on its own shuffled share
     w   =  (1/N) * sum_j w_j               once
 
-T is the run's length. Departures: any optimiser takes the place of plain SGD; shares are dealt anew every epoch; and
-the model that is tested after an epoch is the mean at that moment, which costs an exchange that training does not
-look at. Batch-norm statistics are averaged where the models are: for a test, and in the end.
+T = the length of the run. Batch-norm statistics are averaged where the models are: for a test, and at the end.
+
+Departures from the paper:
+
+- Any optimiser takes the place of plain SGD.
+- Shares are dealt anew every epoch.
+- The model that is tested after an epoch is the mean at that moment. This costs an exchange, which training does not
+  look at.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ Lin, Stich, Patel, Jaggi, "Don't use large mini-batches, use local SGD", ICLR 20
     w' = w - lr * sum_i b_i g_i / sum_i b_i        in steps before T0, all together
     local SGD with H local steps                   from step T0 on
 
-T0 = after, H = steps. The paper changes over where the learning rate first falls; `after` is a share of the run
-(below 1), or a number of steps. Departures: any optimiser takes the place of SGD; its state is that of the
-synchronous steps, and the same on all workers, where local steps begin, and `optimizer_state` says what becomes of it
-at a mean. Batch-norm statistics are never averaged in training.
+T0 = `after`, H = `steps`. The paper changes over where the learning rate first falls; `after` is a share of the run
+(below 1) or a number of steps. Batch-norm statistics are never averaged in training.
+
+Departure from the paper: any optimiser takes the place of SGD. Where local steps begin, its state is that of the
+synchronous steps, the same on all workers. `optimizer_state` says what becomes of it at a mean.
 """
 
 from __future__ import annotations

@@ -6,11 +6,15 @@ Wang, Tantia, Ballas, Rabbat, "SlowMo: improving communication-efficient distrib
     u <- b * u + (x_0 - mean_i x_i) / lr          after a round of base steps that all began at x_0
     x_0 <- x_0 - a * lr * u
 
-b = slow_momentum, a = slow_lr, lr = the local learning rate at the end of the round. With a constant rate this is
-classical BMUF with z = a and m = b. Base steps are local ones of any optimiser, whose state at the end of a round is
-what `optimizer_state` says (the paper leaves it open), or those of gossip (`base`), whose workers begin each round at
-x_0 with a mass of 1 and keep their optimisers' state. Departure: with lr = 0 the first term counts as 0 in u, and the
-step is its limit, to the mean. Batch-norm statistics are never averaged in training.
+b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of the round. With a constant rate this is
+classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
+
+Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state` says what
+becomes of the optimiser's state at the end of a round (the paper leaves it open). Workers of gossip begin each round at
+x_0 with a mass of 1, and keep their optimisers' state.
+
+Departure from the paper: with lr = 0 the first term counts as 0 in u, and the step becomes its limit, which leads to
+the mean.
 """
 
 from __future__ import annotations

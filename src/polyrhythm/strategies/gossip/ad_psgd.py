@@ -5,14 +5,16 @@ Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradien
     x_i, x_j <- (x_i + x_j)/2      for a random neighbour j, while g_i is computed
     x_i <- x_i - lr * g_i(x_i as it was read)
 
-The graph is the topology's (`topology`), less its edges inside the two colours (`pairing/place.py`): active workers ask
-at every step, passive ones answer, so nobody waits in a circle (`pairing/keeper.py` says why). An average is atomic at
-each of the two: the one who asks changes nothing between its question and the answer, and the one who answers does
-nothing else meanwhile. Staleness counts the averages between the reading of the parameters and the update.
+Pairs are those of the topology (`topology`), without the edges between two workers of the same colour
+(`pairing/place.py`). Active workers ask at every step and passive ones answer, so nobody waits in a circle (see
+`pairing/keeper.py`). An average is atomic on both sides: the worker that asks changes nothing between its question and
+the answer, and the one that answers does nothing else meanwhile. Staleness counts the averages between the reading of
+the parameters and the update. After an epoch worker 0's own model is tested; at the end, the mean of all.
 
-Departures: the answer is half of the difference and not x_j, so sums are kept whatever happens in between. Any of
-torch's optimisers takes the place of `- lr * g_i`; its state is each worker's own. After an epoch worker 0's own model
-is tested, in the end the mean of all.
+Departures from the paper:
+
+- The answer is half of the difference and not x_j, so sums are kept whatever happens in between.
+- Any of torch's optimisers takes the place of `- lr * g_i`. Its state is each worker's own.
 """
 
 from __future__ import annotations

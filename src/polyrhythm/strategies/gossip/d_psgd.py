@@ -5,13 +5,15 @@ decentralized parallel stochastic gradient descent", NIPS 2017, arXiv 1705.09056
 
     x_i' = sum_j W_ij x_j - lr * g_i(x_i)
 
-W is the topology's matrix (`topology`), x_i worker i's parameters, g_i its gradient at the point before mixing: so
-parameters travel while the gradient is computed.
+W = the matrix of the topology (`topology`), x_i = worker i's parameters, g_i = its gradient at the point before mixing.
+So parameters travel while the gradient is computed. W need not be symmetric, if its rows and columns add up to 1. Where
+a worker is lost, the others begin anew at the mean of their parameters, with a matrix for their number.
 
-Departures: any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point (weight decay
-counts from there); its state is each worker's own. W need not be symmetric, if its rows and columns add up to 1. A
-worker's last batch of an epoch counts as its others do, however small it is. Where a worker is lost, those who are left
-begin anew at the mean of their parameters, with a matrix for so many whose rows and columns add up to 1 again.
+Departures from the paper:
+
+- Any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
+  from. Its state is each worker's own.
+- A worker's last batch of an epoch counts as its other batches do, however small it is.
 """
 
 from __future__ import annotations

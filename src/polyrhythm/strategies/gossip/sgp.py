@@ -5,15 +5,16 @@ Assran, Loizou, Ballas, Rabbat, "Stochastic gradient push for distributed deep l
     x_i <- x_i - lr * g_i(z_i)
     x_i' = sum_j P_ij x_j,  a_i' = sum_j P_ij a_j,  z_i' = x_i' / a_i'
 
-P is the topology's matrix (`topology`), whose columns add up to 1; a_i is a mass that begins as 1 and travels with
+P = the matrix of the topology (`topology`), whose columns add up to 1. a_i is a mass that begins as 1 and travels with
 the parameters (`Message.weight`). Where some workers get more than they give, x_i alone would be wrong and z_i is
-right. The network computes with z_i. With `overlap` what is sent at a step is taken at the next, hidden behind its
+right. The network computes with z_i. With `overlap`, what is sent at one step is taken at the next, hidden behind its
 computation (the paper's overlap SGP with tau = 1).
 
-Departures: any of torch's optimisers takes the place of `- lr * g_i`, on x_i; its state is each worker's own, and
-weight decay is of x_i, which is z_i wherever all masses are 1. Where a worker is lost, parts that were on their way go
-with their mass, and those who are left begin anew at z = sum_j x_j / sum_j a_j with a_i = 1: the sum of masses is again
-the number of workers, and no z_i counts for more than its mass.
+Where a worker is lost, parts that were on their way are lost with their mass. The others begin anew at z = sum_j x_j /
+sum_j a_j with a_i = 1. So the sum of masses is the number of workers again, and no z_i counts for more than its mass.
+
+Departure from the paper: any of torch's optimisers takes the place of `- lr * g_i`, on x_i. Its state is each worker's
+own. Weight decay acts on x_i, which is z_i wherever all masses are 1.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
 
     w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b workers
 
-b = spare. Later gradients of a step are dropped, and their workers go on with the current one. Details and departures
-are in the text of the consistency `backup`. What the slowest workers would have seen is seen less often: data are
-shuffled over all workers every epoch.
+b = `spare`. Later gradients of a step are dropped, and their workers go on with the current step. So data of the
+slowest workers are seen less often; data are shuffled over all workers every epoch. Details and departures are in the
+text of the consistency `backup`.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ arXiv 1609.08326.
 
     w' = w - lr * [ g_i + lambda_t * g_i * g_i * (w - w_bak(i)) ]      elementwise, whenever worker i's g_i arrives
 
-w_bak(i) = what worker i was answered with. Variant c has lambda_t = lambda0, variant a divides it by the root of the
-gradients' mean square; the fields are those of the merge rule `delay_compensated`, whose text has the details.
-Servers keep N + 1 copies of the parameters, and for variant a N mean squares.
+w_bak(i) = the parameters that worker i was answered with. In variant c, lambda_t = `lambda0`. Variant a divides it by
+the root of the gradients' mean square. The fields are those of the merge rule `delay_compensated`, whose text has the
+details. Servers keep N + 1 copies of the parameters, and for variant a also N mean squares.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and
     s mod n_push = 0      push sum; sum = 0              the server: an optimiser's step with the sum
     s mod n_fetch = 0     fetch; w = what came, when the gradient under way is ready
 
-The push comes after the addition, so the first holds one gradient, the later ones n_push. Neither is waited for while
-the worker computes; what was fetched before a step lacks that step, and is as late as its gradient. Warm start: worker
-0 takes its first steps before the others get parameters. The paper's servers run Adagrad without an epsilon: that is
-the optimiser `downpour_adagrad`; any other takes its place. Departure: what is left in the sum is pushed at the end.
+The push comes after the addition, so the first push holds one gradient and later ones n_push. The worker computes on
+while a push or a fetch travels. What was fetched before a step lacks that step, and is as late as its gradient. Warm
+start: worker 0 takes its first steps before the others get parameters. The paper's servers run Adagrad without an
+epsilon, which is the optimiser `downpour_adagrad`; any other may take its place.
+
+Departure from the paper: what is left in the sum is pushed at the end.
 """
 
 from __future__ import annotations

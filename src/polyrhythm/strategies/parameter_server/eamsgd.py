@@ -5,9 +5,12 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
     v_i' = delta v_i - lr g_i(x_i + delta v_i)
     x_i' = x_i + v_i' - d_i                           d_i = alpha (x_i - c) every tau steps, else 0; c as in EASGD
 
-With delta = 0 this is EASGD, bit for bit. Departures: as in EASGD; any optimiser takes SGD's place, and v is what came
-of its step from the point ahead; the default delta is the default momentum of SGD here, 0.9, where the paper has 0.99
-with smaller learning rates.
+delta = `delta`; tau, alpha and c as in `easgd`. With delta = 0 this is `easgd`, bit for bit.
+
+Departures from the paper, besides those of `easgd`:
+
+- Any optimiser takes SGD's place, and v is what came of its step from the point ahead.
+- The default delta is SGD's default momentum here, 0.9. The paper has 0.99 with smaller learning rates.
 """
 
 from __future__ import annotations

@@ -6,11 +6,15 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
     asynchronous      c' = c + d_i                                 whenever a worker exchanges
     synchronous       c' = c + sum_i d_i = (1 - beta) c + beta mean_i x_i         when all do; beta = N alpha
 
-c is the centre, which is tested and saved. All right-hand sides are old values: the gradient is that of the value
-before the pull. lr is the optimiser's, and any optimiser takes SGD's place on a worker. Departures: servers make the
-difference, so that an exchange is one round trip, hidden behind the gradient, and nobody comes between reading c and
-changing it; workers pull at the centre once more at the end, so that it hears of every gradient; alpha is beta / N, as
-in the authors' code, not beta / (tau N) as in TensorFlow's.
+c = the centre, which is tested and saved. All right-hand sides are old values: the gradient is that at the point before
+the pull. lr is the optimiser's, and any optimiser takes SGD's place on a worker.
+
+Departures from the paper:
+
+- Servers compute the difference. So an exchange is one round trip, hidden behind the gradient, and nobody comes between
+  reading c and changing it.
+- Workers pull at the centre once more at the end, so that it hears of every gradient.
+- alpha is beta / N, as in the authors' code, and not beta / (tau N) as in TensorFlow's.
 """
 
 from __future__ import annotations

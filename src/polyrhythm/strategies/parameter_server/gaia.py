@@ -6,12 +6,18 @@ Speeds", NSDI 2017.
     inside a site    w' = w + u,  U' = U + u            u: an optimiser's step with the mean of the site's gradients
     between sites    |U_j| > t_0 / sqrt(t) |w_j|        then U_j is sent, added to w_j elsewhere, and becomes 0
 
-t counts a site's rounds; t_0 is `threshold`. A site waits where the slowest is more than `lag` rounds behind (the
-paper's mirror clock). A packet of more than `barrier` of a shard's bytes is announced, by a message that is there long
-before it, and readers of that shard wait for it (the selective barrier). At w_j = 0 every change is significant.
-Departures: readers read whole shards, so an announcement names the shard and not its numbers; the paper announces where
-a network cannot keep up, here the size decides; what is unsent when a site's workers leave is sent then, so that the
-final model, that of worker 0's site, holds all updates; a site whose workers are lost counts on from the slowest.
+t counts the rounds of a site; t_0 = `threshold`. A site waits where the slowest site is more than `lag` rounds behind
+(the paper's mirror clock). A packet of more than `barrier` of a shard's bytes is announced by a message that arrives
+long before it, and readers of that shard wait for the packet (the selective barrier). At w_j = 0 every change is
+significant.
+
+Departures from the paper:
+
+- Readers read whole shards, so an announcement names the shard and not its numbers.
+- The paper announces a packet where the network cannot keep up. Here its size decides.
+- What a site has not sent when its workers leave is sent then. So the final model, that of worker 0's site, holds all
+  updates.
+- A site whose workers are lost counts on from the slowest.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ whose Rudra-adv has a tree of servers that aggregate.
     leaf      g = sum_i b_i g_i / sum_i b_i        over its group
     root      w' = w - lr * mean over leaves, weighted with their samples      synchronous: all; asynchronous: each g
 
-Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. A root takes N/k times M
-instead of N times. Departure: there are two levels, however many workers.
+Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves (`groups`) a
+root receives M k times a step instead of N times.
+
+Departure from the paper: there are two levels, however many workers.
 """
 
 from __future__ import annotations

@@ -5,10 +5,14 @@ Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochas
 
     repeat      w_i = copy of w;    w = w - lr g_i(w_i), number by number, whatever others do meanwhile
 
-w is the shared vector; any optimiser takes SGD's place, each worker with state of its own. Departures: gradients are
-dense, so a worker touches all numbers, and reads them once a step into a copy of its own; numbers are changed by plain
-loads and stores, so where two workers change one at the very same moment, one change may be lost (in the paper they are
-atomic). The paper multiplies lr by about 0.9 every epoch: that is a schedule.
+w = the shared vector. Any optimiser takes SGD's place, and each worker has a state of its own.
+
+Departures from the paper:
+
+- Gradients are dense, so a worker touches all numbers. It reads them once a step into a copy of its own.
+- Numbers are changed by plain loads and stores. Where two workers change one number at the very same moment, one change
+  may be lost. In the paper they are atomic.
+- The paper multiplies lr by about 0.9 every epoch. Here that is a schedule.
 """
 
 from __future__ import annotations

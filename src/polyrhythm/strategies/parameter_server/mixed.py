@@ -6,11 +6,14 @@ learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
     inside a group    g = sum_i b_i g_i / sum_i b_i     over its R replicas
     between groups    w' = w - lr * g(w_old)            at the server, whenever a group's g arrives
 
-R = replicas. Only the first replica of a group talks to the servers and hands their answer on. Departures: the
-paper's group is one node with 4 GPUs; here it is R neighbouring workers, wherever they run. Any consistency and
-merge rule may be chosen between groups, of which the paper has the asynchronous and the plain one; and inside a group
-workers may go on as another strategy says: with local_sgd a group takes a round of steps by itself, with the user's
-optimiser, and w' = w + (its model - what it had read).
+R = `replicas`. Only the first replica of a group talks to the servers, and it hands their answer on. Inside a group,
+workers may also follow another strategy (`inside`). With local_sgd a group takes a round of steps by itself, with the
+user's optimiser, and w' = w + (its model - the model that it had read).
+
+Departures from the paper:
+
+- The paper's group is one node with 4 GPUs. Here it is R neighbouring workers, wherever they run.
+- Any consistency and merge rule may be chosen between groups. The paper has the asynchronous and the plain one.
 """
 
 from __future__ import annotations

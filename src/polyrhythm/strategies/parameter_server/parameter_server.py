@@ -7,10 +7,11 @@ cluster", ICCS 2017, for its two modes.
     synchronous    w' = w - lr * sum_i b_i g_i(w) / sum_i b_i      when all workers' gradients are there
     asynchronous   w' = w - lr * g_i(w_old)                        whenever one arrives
 
-Who may proceed when (consistency), what becomes of a stale gradient (merge) and how several become one (aggregator)
-are chosen apart; other strategies of the family are compositions with names of their own. Any optimiser takes the
-place of plain SGD; it runs on the server, on its shard. Departure: workers get the new parameters in answer to their
-gradient, so a step costs one round trip.
+Who may proceed when (`consistency`), what becomes of a stale gradient (`merge`) and how several gradients become one
+(`aggregator`) are separate choices. Other strategies of the family are compositions with names of their own. Any
+optimiser takes the place of plain SGD. It runs on the servers, each over its shard.
+
+Departure from the papers: workers get the new parameters in answer to their gradient, so a step costs one round trip.
 """
 
 from __future__ import annotations

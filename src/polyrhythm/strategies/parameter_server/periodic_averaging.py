@@ -5,12 +5,17 @@ Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019, arXiv 1903.0393
     c' = (1 - a) c + a x_i,   x_i' = c'           whenever worker i has taken H steps of its own; no worker waits
     x_i <- x_i - lr g_i                           in between, and while the exchange is under way
 
-H = steps, a = share (1/N if not given, so that c is a running mean of the latest model of each). Departures: any
-optimiser takes the place of SGD, and keeps its state; the gradient of the step in which the mean arrives is that of
-the model before, so that the exchange hides behind it; a does not fall with staleness, and there is no proximal
-term. At the end every worker adds its model once more. Batch-norm statistics stay each worker's own in training; a
-model that is tested or saved shows their mean. The rule is elastic averaging's with different pulls: a at the
-centre, 1 - a at the worker.
+H = `steps`, a = `share` (1/N if not given, so that c is a running mean of the latest model of each worker). The rule is
+that of elastic averaging with different pulls: a at the centre, 1 - a at the worker. At the end every worker adds its
+model once more. Batch-norm statistics stay each worker's own in training, and a model that is tested or saved has their
+mean.
+
+Departures from the paper:
+
+- Any optimiser takes the place of SGD, and keeps its state.
+- The gradient of the step in which the mean arrives is that of the model before it, so that the exchange hides behind
+  it.
+- a does not fall with staleness, and there is no proximal term.
 """
 
 from __future__ import annotations

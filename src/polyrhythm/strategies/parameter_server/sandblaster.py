@@ -6,15 +6,21 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.2 and
     r = H g, by the two-loop recursion over the latest `memory` pairs (s, y) = (w' - w, g' - g) with s'y > 0
     w' = w + t s, s = an optimiser's step with r;  t = 1, then slope(0) / (slope(0) - slope(1)), slope(t) = g(w + t s)'s
 
-Servers keep w and all pairs in shards; what travels between them are scalar products, once a batch. Departures: every
-worker takes equally many portions of a batch, since its data are its own, so the slowest decides how long a batch
-takes, and a lost worker's portions are dealt anew to its successor, in later batches, while others have smaller ones;
-there is no coordinator, since all servers decide the same from the same numbers. The paper's line search needs the
-loss; this one needs the slope, which the next batch's gradient gives, so each trial costs a batch. The two-loop
-recursion runs on coefficients (Chen, Wang, Zhou, NIPS 2014). The first step along a line is the user's optimiser's,
-with r in place of g: learning rate, schedule and weight decay mean what they always do. SGD's momentum m, which would
-bend the line, makes that step 1/(1-m) times as long instead. Optimisers that scale every number by itself (Adam) undo
-what r knows: use SGD.
+Servers keep w and all pairs in shards. Scalar products travel between them, once a batch. The two-loop recursion runs
+on coefficients (Chen, Wang, Zhou, NIPS 2014).
+
+The first step along a line is that of the user's optimiser, with r in place of g. So learning rate, schedule and weight
+decay mean what they always do. SGD's momentum m would bend the line; here it makes that step 1/(1-m) times as long.
+Optimisers that scale every number by itself (Adam) undo what r knows: use SGD.
+
+Departures from the paper:
+
+- Every worker takes equally many portions of a batch, since its data are its own. So the slowest decides how long a
+  batch takes. A lost worker's portions are dealt anew to its successor, in later batches; until then others have
+  smaller batches.
+- There is no coordinator: all servers decide the same from the same numbers.
+- The paper's line search needs the loss. This one needs the slope, which the next batch's gradient gives, so each trial
+  costs a batch.
 """
 
 from __future__ import annotations

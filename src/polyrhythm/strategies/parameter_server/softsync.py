@@ -4,9 +4,9 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 
     w' = w - (1/c) * sum of lr(tau_l) * g_l over the next c gradients      c = floor(N/n), lr(tau) = lr / max(1, tau)
 
-n = n; N workers. Nobody waits, and mean staleness is about n, whatever the workers' number. Details and departures
-are in the texts of the consistency `softsync` and of the merge rule `staleness_aware`; merge=plain has the same rate
-for all.
+n = `n`, N workers. Nobody waits, and mean staleness is about n, whatever the number of workers. merge=plain gives all
+gradients the same rate. Details and departures are in the texts of the consistency `softsync` and of the merge rule
+`staleness_aware`.
 """
 
 from __future__ import annotations

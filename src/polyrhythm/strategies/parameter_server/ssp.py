@@ -5,10 +5,9 @@ Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Param
     worker i may begin step c_i          iff  c_i - s <= min_j c_j        c_j = steps that j has completed
     parameters travel to i before it     iff  its copy may lack an update of a step before c_i - s
 
-s = s. Steps in progress differ by at most s; the completed ones may differ by s + 1, while the quickest waits.
-Between two reads a worker applies its own gradients to its own copy. Departures are in the text of the consistency
-`bounded_staleness`, which has the same bound with a fresh read at every step:
-parameter_server(consistency=bounded_staleness(s=3)).
+s = `s`. Steps in progress differ by at most s; completed ones may differ by s + 1 while the quickest waits. Between two
+reads a worker applies its own gradients to its own copy. The consistency `bounded_staleness`, whose text has the
+departures, gives the same bound with a fresh read at every step: parameter_server(consistency=bounded_staleness(s=3)).
 """
 
 from __future__ import annotations

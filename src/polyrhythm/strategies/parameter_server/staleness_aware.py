@@ -4,8 +4,9 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 
     w' = w - lr / max(1, tau) * g_i(w_old)        whenever one arrives; tau updates after its worker read
 
-Departure: a fresh gradient (tau = 0) has the full rate. The rate is divided here, so none is divided among the
-workers beforehand.
+The rate is divided here, so it is not divided among the workers beforehand.
+
+Departure from the paper: a fresh gradient (tau = 0) has the full rate.
 """
 
 from __future__ import annotations

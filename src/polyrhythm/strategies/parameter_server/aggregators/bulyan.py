@@ -6,8 +6,8 @@ arXiv 1802.07927.
     S = n - 2f gradients, each the Krum choice among those that are left
     g_k = mean of the n - 4f numbers of {g_{i,k} : i in S} that are nearest to their median
 
-f = f, of n >= 4f + 3 gradients. Of numbers that are equally near, the smaller one is taken. What is not finite is
-never near.
+f = `f`, of n >= 4f + 3 gradients. Of numbers that are equally near, the smaller one is taken. Numbers that are not
+finite are never near.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ arXiv 1803.01498.
 
     g_k = median_i g_{i,k}        for an even number of gradients, the mean of the two in the middle
 
-f = f, of at least 2f + 1 gradients. What is not finite counts as the largest.
+f = `f`, of at least 2f + 1 gradients. A number that is not finite counts as the largest.
 """
 
 from __future__ import annotations

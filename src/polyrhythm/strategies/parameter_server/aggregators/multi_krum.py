@@ -5,7 +5,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: By
 
     g = mean of the m gradients of least score        score as in Krum, 1 <= m <= n - f - 2
 
-f = f, of n >= 2f + 3 gradients; m = m, by default as large as may be. With m = 1 it is Krum. Everything else as there.
+f = `f`, of n >= 2f + 3 gradients; m = `m`, by default as large as possible. With m = 1 it is Krum. Everything else is
+as in `krum`.
 """
 
 from __future__ import annotations

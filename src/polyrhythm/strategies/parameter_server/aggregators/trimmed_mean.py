@@ -5,9 +5,9 @@ arXiv 1803.01498.
 
     g_k = mean of g_{i,k} without the k largest and the k smallest
 
-k = k, at least as many as may be wrong; more than 2k gradients. With k = 0 it is the mean, each gradient with one
-vote. What is not finite counts as the largest. Departure: as many of the smallest are dropped even if all that is
-wrong is large, as in the paper.
+k = `k`, at least as many as may be wrong, of more than 2k gradients. With k = 0 it is the mean, in which each gradient
+counts the same. A number that is not finite counts as the largest. As in the paper, k of the smallest are dropped even
+if all wrong numbers are large.
 """
 
 from __future__ import annotations

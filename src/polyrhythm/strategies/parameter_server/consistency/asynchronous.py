@@ -1,6 +1,6 @@
 """Asynchronous: every gradient is an update as soon as it arrives, and its pusher is answered at once.
 
-Equal pushers then see a mean staleness of N-1.
+With workers of equal speed, the mean staleness is N-1.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
 
     w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b pushers
 
-b = spare; N is the rest. A gradient of an earlier step is dropped, and its pusher goes on with the current step: it
-leaves out the ones between. What is applied is never stale. With b = 0 it is the synchronous consistency. Departure:
-every shard has its own first N, where there are several servers.
+b = `spare`; N is the rest. A gradient of an earlier step is dropped, and its pusher goes on with the current step,
+leaving out the ones between. What is applied is never stale. With b = 0 this is the synchronous consistency.
+
+Departure from the paper: where there are several servers, every shard has its own first N.
 """
 
 from __future__ import annotations

@@ -4,19 +4,23 @@ Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Param
 
     worker i may begin step c_i  iff  c_i - s <= min_j c_j        c_j = steps that j has completed
 
-s = s. Steps in progress differ by at most s; completed counts may differ by s + 1, of one that has just finished
-and now waits. Every gradient is an update of its own as soon as it arrives, so a read at step c holds all updates of
-the steps before c - s, all of the reader's own, and some more. With s = 0 nobody reads in between, and the gradients
-of a step are one update, their mean: the synchronous consistency. With s as large as the run it is the asynchronous
-one.
+s = `s`. Steps in progress differ by at most s; completed counts may differ by s + 1, where one worker has just finished
+and now waits. Every gradient is an update of its own as soon as it arrives. So a read at step c holds all updates of
+the steps before c - s, all of the reader's own, and some more. With s = 0 nobody reads in between, and the gradients of
+a step are one update, their mean: this is the synchronous consistency. With s as large as the run it is the
+asynchronous one.
 
     cached_reads = true      parameters travel to i only if its copy may lack updates of steps before c_i - s
 
-Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote.
-M/(s+1) then go down a step, in the mean. Departures: the server runs the optimiser, so a worker's own updates come
-from an optimiser of its own, which with momentum has seen its own gradients only; a fresh copy replaces them. A
-successor of a lost worker takes the steps that are left of that one's, and its clock begins with its first gradient, at
-the slowest of the others', so that nobody waits until it has caught up; as it catches up, it does not pass the first.
+Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote. On
+average, M/(s+1) bytes of parameters then travel per step.
+
+A successor of a lost worker takes the steps that are left of that one's. Its clock begins with its first gradient, at
+the slowest of the others', so that nobody waits until it has caught up. While it catches up, it does not pass the
+first.
+
+Departure from the paper: the server runs the optimiser. So a worker's own updates come from an optimiser of its own,
+which with momentum has seen its own gradients only. A fresh copy replaces them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 
     w' = w - lr * (1/c) * sum of the next c gradients        c = floor(lambda / n), lambda pushers
 
-n = n. With n = lambda it is the asynchronous consistency. With n = 1 an update takes as many gradients as there are
-pushers, but there is no barrier: a quick pusher may have two of them. Mean staleness is about n. Departure: when all
-have left, the gradients that are left over become a last, smaller update.
+n = `n`. With n = lambda this is the asynchronous consistency. With n = 1 an update takes as many gradients as there are
+pushers, but there is no barrier: a quick pusher may have two of them. Mean staleness is about n.
+
+Departure from the paper: when all have left, the gradients that are left over become a last, smaller update.
 """
 
 from __future__ import annotations

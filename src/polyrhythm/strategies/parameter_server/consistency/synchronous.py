@@ -1,9 +1,11 @@
 """Synchronous: an update is the mean of one gradient of every pusher, and nobody goes on before it.
 
-Gradients are summed in the pushers' order, not in that of their arrival, so the result does not depend on timing. Where
-a worker is lost, an update is the mean of those that are left; what it had pushed goes along with it. Its successor
-comes in at the same round on all servers, takes the steps that were left to it, one an update, and so stays behind the
-others. A server that has a step already which another has not takes it for an empty batch when it comes again.
+Gradients are summed in the order of the pushers, not in that of their arrival, so the result does not depend on timing.
+
+Where a worker is lost, an update is the mean of the gradients of those who are left, and a gradient that the lost one
+had already pushed counts as well. Its successor enters at the same round on all servers. It takes the steps that were
+left to the lost worker, one per update, and so stays behind the others. If a server already has a step that another
+server lacks, it takes the repeated push for an empty batch.
 """
 
 from __future__ import annotations

@@ -6,10 +6,13 @@ arXiv 1609.08326.
     g' = g + lambda_t * g * g * (w - w_bak(i))      elementwise; w_bak(i) is what worker i was answered with
     c:  lambda_t = lambda0          a:  lambda_t = lambda0 / sqrt(MS + epsilon),  MS' = m * MS + (1 - m) * g * g
 
-variant = c or a; lambda0 = lambda0; m = m; epsilon = epsilon. MS begins with zeros, is updated before it is used, and
-there is one a worker, as in the authors' code. Departures from that code: w_bak is what was answered, not what was
-there at the push; and a worker that has not been answered since a resumption pulls first, so no correction is made
-against zeros.
+The fields `variant` (c or a), `lambda0`, `m` and `epsilon` have the names of the symbols. MS begins with zeros and is
+updated before it is used. There is one per worker, as in the authors' code.
+
+Departures from that code:
+
+- w_bak is what was answered, not what was there at the push.
+- A worker that has not been answered since a run was resumed pulls first, so no correction is made against zeros.
 """
 
 from __future__ import annotations

@@ -4,9 +4,13 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 
     w' = w - (1/c) * sum_l lr(tau_l) * g_l        lr(tau) = lr / max(1, tau)
 
-tau = the updates between a gradient's read and its application. Departures: a fresh gradient (tau = 0), for which the
-paper has no rate, counts as one of tau = 1; and what all gradients of an update have in common lowers the rate, not
-the gradients, so that optimisers which do not see a gradient's length (Adam) obey as well.
+tau = the updates between the reading of the parameters and the application of the gradient.
+
+Departures from the paper:
+
+- A fresh gradient (tau = 0), for which the paper has no rate, counts as one of tau = 1.
+- A factor that all gradients of an update have in common lowers the rate and not the gradients. So the rule also works
+  with optimisers that do not see a gradient's length (Adam).
 """
 
 from __future__ import annotations
