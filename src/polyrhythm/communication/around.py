@@ -87,6 +87,10 @@ class Around:
         """Ends the use of this communicator."""
         self._inner.revoke()
 
+    def revoke_here(self) -> None:
+        """Ends the use of this communicator on this rank alone."""
+        self._inner.revoke_here()
+
     def revoke_without(self, rank: int) -> None:
         """Ends the use of this communicator on this rank once another is lost."""
         self._inner.revoke_without(rank)

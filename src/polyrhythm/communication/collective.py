@@ -18,7 +18,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.cost.traffic import Sent
-from polyrhythm.errors import RunError
+from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.specs import Config
 
 COLLECTIVES = "polyrhythm.communication.collectives"
@@ -83,8 +83,19 @@ class Collective(Config):
         return self
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Starts `all_reduce` in the background."""
-        return ranks.start(lambda: self.all_reduce(ranks, tensor, tag))
+        """Starts `all_reduce` in the background; if a rank is gone, all calls under way in this space end.
+
+        A loss is news there once, and a successor takes no part: who has not heard of it would wait for that one.
+        """
+
+        def work() -> None:
+            try:
+                self.all_reduce(ranks, tensor, tag)
+            except PeerLost:
+                ranks.revoke_here()
+                raise
+
+        return ranks.start(work)
 
 
 class MessageCollective(Collective):

@@ -86,6 +86,9 @@ class Communicator(Protocol):
         nobody waits for those who have given a collective up. Has no meaning for the communicator over all ranks.
         """
 
+    def revoke_here(self) -> None:
+        """As `revoke`, on this rank alone: nobody is told."""
+
     def revoke_without(self, rank: int) -> None:
         """Has this communicator revoked, on this rank alone, once a member is lost: now, if it is already.
 

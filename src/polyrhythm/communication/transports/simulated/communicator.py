@@ -155,6 +155,10 @@ class SimulatedCommunicator:
             for to in revoke_tells(self._rank, self.size):
                 with suppress(PeerLost):
                     self.start_send(to, Message(Kind.REVOKE))
+        self.revoke_here()
+
+    def revoke_here(self) -> None:
+        """Ends the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:

@@ -171,6 +171,10 @@ class TorchDistributedCommunicator:
             for to in revoke_tells(self._rank, self.size):
                 with suppress(PeerLost):
                     self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
+        self.revoke_here()
+
+    def revoke_here(self) -> None:
+        """Ends the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:
