@@ -16,6 +16,7 @@ from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
+from polyrhythm.simulation.cluster import Link
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault_mix import drawn_faults
 from polyrhythm.simulation.trials import play, try_seeds
@@ -23,7 +24,7 @@ from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.training.optimizers.sgd import SGD
 from simulation.traces import default_strategies
-from simulation.trying import trial
+from simulation.trying import STEP_S, trial
 
 SEEDS = 40
 STRATEGIES = [
@@ -119,6 +120,16 @@ def test_a_corrupt_gradient_is_found_where_it_is_applied() -> None:
     ) as error:
         play(tried, 0, lambda event: None)
     assert error.value.rank == 4
+
+
+@pytest.mark.parametrize("spec", ["parameter_server", "synchronous", "d_psgd"])
+def test_links_may_be_so_slow_that_a_message_takes_hundreds_of_steps_time(spec: str) -> None:
+    tried = trial(spec, steps=3, faults="")
+    slow = tried.layout.cluster.model_copy(update={"nic": Link(latency_s=0, bandwidth_bytes_per_s=1e5)})
+    events: list[Event] = []
+    play(replace(tried, layout=replace(tried.layout, cluster=slow)), 0, events.append)
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].time_s > 3 * 400 * STEP_S
 
 
 def test_failures_are_collected_or_end_the_trials() -> None:

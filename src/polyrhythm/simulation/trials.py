@@ -125,6 +125,13 @@ def _step_s(layout: Layout) -> float:
     return drawn[_DRAWS // 2] * max(map(layout.step_factor, layout.cast.workers))
 
 
+def _passage_s(layout: Layout, nbytes: int) -> float:
+    """Gives about what so many bytes take from one host to another, over the slowest link."""
+    machines = (layout.cluster.machines[host] for host in layout.hosts_used)
+    links = [machine.nic or layout.cluster.nic for machine in machines]
+    return max(link.latency_s + nbytes / link.bandwidth_bytes_per_s for link in links)
+
+
 def play(
     trial: Trial,
     seed: int,
@@ -176,7 +183,8 @@ def _watched(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> t
             rehearsal, optimizer=SGD(lr=1, momentum=0), gradient=gradients.fill, epoch_images=0
         )
     step_s = _step_s(trial.layout)
-    patience_s = _STEPS_OF_PATIENCE * step_s + sum(fault.holds_up_s(step_s) for fault in faults)
+    quick_s = step_s + _passage_s(trial.layout, rehearsal.sizes.nbytes)
+    patience_s = _STEPS_OF_PATIENCE * quick_s + sum(fault.holds_up_s(step_s) for fault in faults)
     conditions = Conditions(
         cast=trial.layout.cast,
         numbers=numbers,
