@@ -179,20 +179,26 @@ def test_what_cannot_go_on_ends_with_the_loss(spec, rank):
     assert caught.value.rank in (rank, 0, 1, 2)  # the first to hear of it, or its echo
 
 
-def test_with_too_few_workers_the_run_ends_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("successors", [False, True])
+def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_path):
+    """Also where a successor comes all the same, for which the run has not asked."""
     job = make_job("parameter_server", WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, folder=tmp_path)
     events: list[Event] = []
     with pytest.raises(
         RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
     ):
-        _collect(replace(job, losses=Losses(min_workers=3)), events)
+        _collect(replace(job, losses=Losses(min_workers=3)), events, successors=successors)
+    assert sum(isinstance(event, WorkerJoined) for event in events) == successors
     saved = [event for event in events if not isinstance(event, ServerProgress)][-1]
     assert isinstance(saved, CheckpointSaved)
     assert 0 < saved.step < STEPS
 
 
-def _collect(job, events):
+def _collect(job, events, *, successors=False):
     cast = cast_in_order(job.workers, job.strategy.server_count)
     stage = plain_stage(cast, _piece(job), events.append, AROUND)
     stage.time.at(0.03, lambda: stage.cluster.kill(1))
+    if successors:
+        stage.time.at(0.03, lambda: stage.cluster.replace(1))
+        stage.time.at(0.03, lambda: stage.spawn(1))
     stage.play()

@@ -14,6 +14,7 @@ from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.message import UNBOUNDED_BYTES
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.errors import RunError
 from polyrhythm.roles.calendar import Calendar
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.batch_schedule import BatchSchedule
@@ -175,6 +176,14 @@ class Job:
     def going_on(self, begun: Begun) -> Job:
         """Gives the job of those who go on where others have begun epochs."""
         return self if begun == self.begun else replace(self, begun=begun)
+
+    def too_few(self, left: int) -> RunError:
+        """Gives the error of a run that was stopped because so few workers were left."""
+        folder = f" {self.keeping.folder}" if self.keeping.folder is not None else ""
+        least = f"min_workers is {self.losses.min_workers}"
+        return RunError(
+            f"{left} of {self.workers} workers are left, and {least}; continue with --resume{folder}"
+        )
 
     @property
     def length(self) -> RunLength:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.data.dealing.begun import Begun
-from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, Event, Notice, RunEnded, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.recording import ARRIVALS_FILE
@@ -46,7 +46,8 @@ class Leader:
         self._figures = RunFigures(job, world, replica, self._others)
         self._narrator = Narrator(world, self._ledger)
         self._curator = Curator(job, world, replica, self._others, self._narrator, self._ledger)
-        self._too_few = False
+        self._too_few: int | None = None
+        """How many workers were left when there were too few."""
         if world.ledger is not None:
             self._go_on(world.ledger.begun)
 
@@ -167,8 +168,8 @@ class Leader:
         if not stopped:
             self._curator.finish()
         self._curator.wait()
-        if stopped and self._too_few:
-            raise self._ended_by_losses()
+        if stopped and self._too_few is not None:
+            raise self.job.too_few(self._too_few)
         outcome = "interrupted" if stopped else "done"
         self._figures.keep_arrivals(outcome)
         self._others.let_leave()
@@ -191,13 +192,7 @@ class Leader:
         """Says that a worker is lost, or that a successor has come; stops the run where too few are left."""
         self._narrator.say(event)
         attendance, losses = self._others.attendance, self.job.losses
-        if len(attendance.present) < losses.min_workers and attendance.lost > losses.restarts:
-            self._too_few = True
+        left = len(attendance.present)
+        if left < losses.min_workers and attendance.lost > losses.restarts:
+            self._too_few = left if self._too_few is None else min(left, self._too_few)
             self._world.stop.wish()
-
-    def _ended_by_losses(self) -> RunError:
-        folder = f" {self.job.keeping.folder}" if self.job.keeping.folder is not None else ""
-        return RunError(
-            f"{len(self._others.attendance.present)} of {self.job.workers} workers are left, and min_workers is "
-            f"{self.job.losses.min_workers}; continue with --resume{folder}"
-        )
