@@ -13,6 +13,7 @@ from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
+from polyrhythm.errors import RunError
 from polyrhythm.launch.absences import Absences
 from polyrhythm.launch.children.child import PEER
 from polyrhythm.launch.children.ranks import Child, Ranks
@@ -37,6 +38,7 @@ class Recovery:
         absences: who is gone.
         succession: who is to be started again.
         ended: whether the leader has said its last word.
+        too_few: the error of a run that was made to stop since too few workers are left.
     """
 
     def __init__(self, ranks: Ranks, stop: StopWish, ledger: Ledger, say: Callable[[str], None]) -> None:
@@ -44,6 +46,7 @@ class Recovery:
         self.absences = Absences(ranks.cast)
         self.succession = Succession(ranks.job.losses.restarts)
         self.ended = False
+        self.too_few: RunError | None = None
         self._ranks = ranks
         self._job = ranks.job
         self._cast = ranks.cast
@@ -93,12 +96,22 @@ class Recovery:
             then = ", and its place is vacant for who joins"
         others = "the others wait for its successor" if awaited else "the others go on"
         self._say(f"{self._ranks.name(child.rank)} {child.death}; {others}{then}")
-        living = sum(other.open and other.rank in self._cast.workers for other in self._ranks.children)
-        living += 0 if self.guests is None else len(self.guests.present)
-        if pause_s is None and living < self._job.losses.min_workers:
+        if pause_s is None and self._left < self._job.losses.min_workers:
             # The leader may not know of all that died.
-            self._stop.wish()
-            self._ranks.signal(signal.SIGTERM)
+            self._end_for_want_of_workers()
+
+    @property
+    def _left(self) -> int:
+        """How many workers are there, or have done all that was theirs."""
+        workers = [child for child in self._ranks.children if child.rank in self._cast.workers]
+        guests = 0 if self.guests is None else len(self.guests.present)
+        return sum(child.open or not child.failed for child in workers) + guests
+
+    def _end_for_want_of_workers(self) -> None:
+        if self.too_few is not None or not self._stop.wished:  # else people have asked for it
+            self.too_few = self._job.too_few(self._left)
+        self._stop.wish()
+        self._ranks.signal(signal.SIGTERM)
 
     def can_be_spared(self, child: Child) -> bool:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""

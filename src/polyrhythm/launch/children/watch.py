@@ -66,6 +66,7 @@ class Watch:
         self._ledger = Ledger.of(ranks.job.workers)
         self._recovery = Recovery(ranks, stop, self._ledger, self._say)
         self._time_s = 0.0
+        self._ended_for_want_of_workers: RunError | None = None
         self._give_up_at: float | None = None
 
     def open(self, entrance: Entrance, store: Any, vacant: list[Peer]) -> None:
@@ -124,6 +125,8 @@ class Watch:
             if isinstance(error, RankLost) and self._stop.wished:  # nobody wants it to be started again
                 raise RunError(str(error))
             raise error
+        if self._ended_for_want_of_workers is not None:
+            raise self._ended_for_want_of_workers
 
     def _patience_s(self) -> float | None:
         until = self._recovery.succession.next_s() if self._give_up_at is None else self._give_up_at
@@ -156,6 +159,10 @@ class Watch:
             self._recovery.ended = True
             if self._recovery.guests is not None:
                 self._recovery.guests.sum_up()
+            if event.outcome == "interrupted" and self._recovery.too_few is not None:
+                # It has failed, as is said when all have left: the leader has stopped because it was told to.
+                self._ended_for_want_of_workers = self._recovery.too_few
+                return
         self._emit(event)
         if isinstance(event, RunStarted) and self._recovery.guests is not None:
             self._recovery.guests.door.begin(parameters=event.parameters)
