@@ -42,6 +42,8 @@ What each strategy does, where it comes from, what it costs, and what happens wh
 tables:
 
 - M: the size of the model, in bytes; N: the number of workers; R: the number of replicas in a group.
+- H: the steps from one mean or exchange to the next; G: the number of groups or sites. Others are keys of the strategy,
+  or stand in its rule.
 - *bytes a step*: what all ranks together send, divided by the number of steps of all workers.
 - *staleness*: the number of updates between reading and applying, for workers of equal speed.
 

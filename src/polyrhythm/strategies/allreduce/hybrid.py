@@ -10,6 +10,9 @@ b_i = samples in worker i's batch, s = the neurons of one worker. The result is 
 `scheme`. Workers share the computing of the fully connected layers, the state of their optimiser and their updates.
 They do not share the memory for their parameters and gradients, so that any worker can be tested and saved.
 
+M_c and M_fc = the bytes of the trunk and of the fully connected layers, A = the bytes of one example's features where
+the network is cut, b = the samples in a worker's batch.
+
 Departures from the paper:
 
 - The head is updated once a step, never after every round.

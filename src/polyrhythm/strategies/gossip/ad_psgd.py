@@ -66,7 +66,7 @@ class ADPSGD(Strategy):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M",
         staleness="1",
-        use_it="uneven, slow or mortal machines on a slow network, and no server",
+        use_it="uneven or slow machines that may be lost, on a slow network, and no server",
         when_a_worker_dies="the others go on; a successor begins with the mean of its neighbours' parameters",
     )
 

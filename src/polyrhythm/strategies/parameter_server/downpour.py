@@ -55,7 +55,7 @@ class Downpour(WithServers):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M/n_push + M/n_fetch",
         staleness="2N-1 where both are 1",
-        use_it="slow networks that should hide behind computing, and gradients that bear being late",
+        use_it="slow networks, whose transfers hide behind computing; gradients are late, which must be acceptable",
         when_a_worker_dies=("the others go on, and a successor takes over the steps that are left"),
     )
     plain_alone: ClassVar[bool] = False

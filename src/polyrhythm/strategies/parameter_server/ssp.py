@@ -42,7 +42,7 @@ class SSP(Served):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="M + M/(s+1)",
         staleness="up to (2s+1)(N-1)",
-        use_it="passing stragglers, or a network that carries few reads; staleness has a bound",
+        use_it="temporary stragglers, or a network that carries few reads; staleness has a bound",
         when_a_worker_dies="the others go on, and a successor takes over the steps that are left",
     )
 

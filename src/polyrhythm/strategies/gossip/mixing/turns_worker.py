@@ -28,7 +28,7 @@ from polyrhythm.strategies.topology import Topology
 from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.strategies.worker_setting import WorkerSetting
 
-REUNITE = "the others begin anew at the mean of what they hold, and mix by matrices for so many; a successor joins them"
+REUNITE = "the others begin anew at the mean of what they hold, with a matrix for their number; a successor joins them"
 """What happens when a worker dies."""
 _NEVER = -1
 
