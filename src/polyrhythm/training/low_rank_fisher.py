@@ -7,7 +7,10 @@ arXiv 1410.7455, appendix A (the online method).
     T = (e / m) X^T X + (1 - e) F  with m new rows X; F' is T on the K directions that one power iteration of T finds
     G = F + a tr(F) / n I          smoothed;  X G^-1 = (X - X R^T diag(d / (d + b)) R) / b,  b = r + a tr(F) / n
 
-e is `eta`, a `alpha`. The first rows are taken three times with e = 1, so that the estimate begins with them.
+e is `eta`, a `alpha`. The first rows are taken three times with e = 1, so that the estimate begins with them. As in the
+authors' Kaldi: F' has the trace of T, until r and the numbers of D are raised to 5e-4 of T's largest value, each by
+itself; and the first basis is not quite even, since what sums to nothing (the gradients of a softmax do) would leave an
+even one short of a direction. Departure: nothing is raised to 1e-10, since means over a batch may well be smaller.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 _FIRST_TURNS = 3
+_UNEVEN = 1.1
 _LEAST_SHARE = 5e-4  # of the largest eigenvalue: what no other is below
 _LEAST = 1e-20
 
@@ -45,6 +49,7 @@ class LowRankFisher:
         size = rows.shape[1]
         basis = rows.new_zeros(rank, size)
         basis[torch.arange(size) % rank, torch.arange(size)] = 1.0
+        basis.diagonal().mul_(_UNEVEN)
         basis.div_(basis.norm(dim=1, keepdim=True))
         found = cls(basis, rows.new_full((rank + 1,), float(rows.square().sum()) / rows.numel()))
         for _ in range(_FIRST_TURNS):
@@ -69,14 +74,14 @@ class LowRankFisher:
         turned += kept * (self.spectrum[:-1] + self.spectrum[-1]).unsqueeze(1) * self.basis  # R T
         squares, directions = torch.linalg.eigh((turned @ turned.T).double())
         # Of T on the directions found, largest first.
-        values = squares.clamp_min(0).sqrt().flip(0).to(rows.dtype)
+        values = squares.clamp_min(0).sqrt().flip(0).to(rows.dtype).clamp_min(kept * self.spectrum[-1])
         trace = share * rows.square().sum() + kept * self.trace
         least = torch.maximum(_LEAST_SHARE * values[0], values.new_tensor(_LEAST))
-        rest = torch.maximum((trace - values.sum()) / (size - rank), least)
+        rest = (trace - values.sum()) / (size - rank)
         # Where a value is next to nothing its direction is noise: what is left of it is made orthonormal again.
         scaled = (directions.flip(1).T.to(rows.dtype) @ turned) / values.clamp_min(_LEAST).unsqueeze(1)
         self.basis = torch.linalg.qr(scaled.T).Q.T.contiguous()
-        self.spectrum = torch.cat([(values - rest).clamp_min(_LEAST), rest.reshape(1)])
+        self.spectrum = torch.maximum(torch.cat([values - rest, rest.reshape(1)]), least)
 
     def preconditioned(self, rows: Tensor, alpha: float) -> Tensor:
         """Gives `X G^-1`, `(m, n)`, but for a factor common to all of it.

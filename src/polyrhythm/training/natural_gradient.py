@@ -6,7 +6,7 @@ arXiv 1410.7455.
     p = A^-1 g B^-1 * |g| / |A^-1 g B^-1|        g: a layer's gradient, (rows, columns)
 
 A is the estimate of the columns of g, B of its rows (see `low_rank_fisher`), both made of the steps before; in the
-first step, of its own.
+first step, of its own. When they are renewed, and by how much, is as in the authors' version for PyTorch.
 """
 
 from __future__ import annotations

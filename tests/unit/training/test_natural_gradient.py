@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from equivalence.dense_fisher import Dense
 from polyrhythm.specs import build
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.low_rank_fisher import LowRankFisher
@@ -21,31 +22,6 @@ def rows(seed, many=20, size=SIZE):
     """Gives rows whose directions are of very different lengths."""
     generator = np.random.default_rng(seed)
     return generator.standard_normal((many, size)) * 0.6 ** np.arange(size)
-
-
-class Dense:
-    """The estimate as whole matrices, by singular values of `R T`."""
-
-    def __init__(self, first, rank):
-        size = first.shape[1]
-        basis = np.zeros((rank, size))
-        basis[np.arange(size) % rank, np.arange(size)] = 1
-        self.basis = basis / np.linalg.norm(basis, axis=1, keepdims=True)
-        self.fisher = np.zeros((size, size))
-        for _ in range(3):
-            self.update(first, 1.0)
-
-    def update(self, new, eta):
-        rank, size = self.basis.shape
-        whole = eta / len(new) * new.T @ new + (1 - eta) * self.fisher
-        _, values, self.basis = np.linalg.svd(self.basis @ whole, full_matrices=False)
-        rest = max((np.trace(whole) - values.sum()) / (size - rank), 5e-4 * values[0])
-        spectrum = np.maximum(values - rest, 1e-20)
-        self.fisher = self.basis.T @ np.diag(spectrum) @ self.basis + rest * np.eye(size)
-
-    def preconditioned(self, new, alpha=ALPHA):
-        size = len(self.fisher)
-        return new @ np.linalg.inv(self.fisher + alpha * np.trace(self.fisher) / size * np.eye(size))
 
 
 def unit(vector):
@@ -100,6 +76,34 @@ def test_rows_of_less_than_full_rank_do_no_harm():
     ours.update(flat, ETA)
     torch.testing.assert_close(ours.basis @ ours.basis.T, torch.eye(RANK), atol=1e-5, rtol=0)
     assert torch.isfinite(ours.preconditioned(torch.ones(2, SIZE), ALPHA)).all()
+
+
+def rows_that_sum_to_nothing(seed, many=20, size=SIZE):
+    """Gives rows as the gradients of a softmax are."""
+    whole = rows(seed, many, size)
+    return whole - whole.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_rows_that_sum_to_nothing_leave_no_direction_to_chance(rank):
+    """An even first basis holds the one direction that none of them has; rounding would choose another in its place."""
+    new = rows_that_sum_to_nothing(2)
+    ours, dense = LowRankFisher.of(torch.tensor(new), rank), Dense(new, rank)
+    found = ours.preconditioned(torch.tensor(new), ALPHA).numpy()
+    np.testing.assert_allclose(unit(found), unit(dense.preconditioned(new)), atol=1e-9)
+    short = LowRankFisher.of(torch.tensor(new, dtype=torch.float32), rank)
+    found = short.preconditioned(torch.tensor(new, dtype=torch.float32), ALPHA).numpy()
+    np.testing.assert_allclose(unit(found), unit(dense.preconditioned(new)), atol=1e-4)
+
+
+def test_no_value_is_below_a_share_of_the_largest():
+    """Neither of the directions that are told apart nor of the rest; each is raised by itself."""
+    new = np.zeros((6, SIZE))
+    new[:, 0], new[:, 1] = 1.0, 1e-3
+    for dtype in (torch.float32, torch.float64):
+        ours = LowRankFisher.of(torch.tensor(new, dtype=dtype), RANK)
+        np.testing.assert_allclose(ours.spectrum[1:].double(), 5e-4, rtol=1e-3)
+        assert float(ours.spectrum[0]) == pytest.approx(1.0, rel=1e-5)
 
 
 def network(seed=0):
