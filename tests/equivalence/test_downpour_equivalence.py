@@ -35,15 +35,24 @@ def gradient(job, vector, worker, step):
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
 
 
-def by_hand(job, *, n_fetch, n_push, local_rate):
-    """Plays the rule, a worker's step at a time, in the order in which the steps end; gives what the server holds."""
+def by_hand(job, *, n_fetch, n_push, local_rate, warm_start_steps=0):
+    """Plays the rule, a worker's step at a time, in the order in which the steps end; gives what the server holds.
+
+    Worker 0 begins alone; the others begin with what the server holds when it has so many of its gradients.
+    """
     torch.manual_seed(job.learning.seed)
     server = vector_of(job.make_model())
     own = [server.clone() for _ in range(job.workers)]
     total = [torch.zeros_like(server) for _ in range(job.workers)]
     fetched = [None] * job.workers
+    pushes = [step for step in range(STEPS) if step % n_push == 0 or step + 1 == STEPS]
+    alone = min(warm_start_steps, STEPS)
+    let_in = next(step for step in pushes if step + 1 >= alone) if alone else None
+    begin = 0.0 if let_in is None else (let_in + 1) * uneven(0)
     ends = sorted(
-        ((step + 1) * uneven(worker), worker, step) for worker in range(job.workers) for step in range(STEPS)
+        (begin * (worker > 0) + (step + 1) * uneven(worker), worker, step)
+        for worker in range(job.workers)
+        for step in range(STEPS)
     )
     for _, worker, step in ends:
         rate = cosine(job, step, STEPS)
@@ -52,9 +61,11 @@ def by_hand(job, *, n_fetch, n_push, local_rate):
             own[worker], fetched[worker] = fetched[worker], None
         own[worker] = own[worker] - local_rate * rate * found
         total[worker] = total[worker] + found
-        if step % n_push == 0 or step + 1 == STEPS:
+        if step in pushes:
             server = server - rate * total[worker]
             total[worker] = torch.zeros_like(server)
+        if (worker, step) == (0, let_in):
+            own[1:] = [server.clone() for _ in own[1:]]
         if (step + 1) % n_fetch == 0:
             fetched[worker] = server.clone()
     return server
@@ -69,6 +80,21 @@ def test_two_workers_by_hand(n_fetch, n_push, local_rate, servers):
     job = job_of(f"downpour({', '.join(f'{key}={value}' for key, value in keys.items())}, servers={servers})")
     found = vector_of(simulated(job, UNEVEN).models[0])
     torch.testing.assert_close(found, by_hand(job, **keys), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("warm_start_steps", [1, 4, 5, STEPS, 50])
+@pytest.mark.parametrize(("n_fetch", "n_push", "local_rate"), [(1, 1, 1.0), (2, 3, 1.0)])
+def test_a_warm_start_by_hand(n_fetch, n_push, local_rate, warm_start_steps, servers):
+    """A sum of several counts when it is pushed; nobody waits for more steps than worker 0 takes."""
+    keys = {"n_fetch": n_fetch, "n_push": n_push, "local_rate": local_rate}
+    keys |= {"warm_start_steps": warm_start_steps}
+    spec = f"downpour({', '.join(f'{key}={value}' for key, value in keys.items())}, servers={servers})"
+    job = job_of(spec, workers=3)
+    found = vector_of(simulated(job, UNEVEN).models[0])
+    torch.testing.assert_close(found, by_hand(job, **keys), rtol=0, atol=1e-12)
+    cold = by_hand(job, **keys | {"warm_start_steps": 0})
+    assert (found - cold).abs().max() > 1e-3
 
 
 def test_one_worker_that_fetches_and_pushes_always_is_sgd_bit_for_bit():

@@ -95,6 +95,35 @@ def plain_push_sum(job: Job, matrix: Callable[[int], Tensor]) -> tuple[Tensor, T
     return x / a, x.mean(0)
 
 
+def plain_late_push_sum(job: Job, matrix: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    """Push-sum message by message, where what is sent at a step is taken at the next.
+
+    Gives z of every worker, and the mean of all x, with what is still under way.
+    """
+    plain = Plain(job)
+    x, a = list(plain.vectors), [1.0] * job.workers
+    under_way: list[tuple[int, Tensor, float]] = []
+    for step in range(LENGTH * job.learning.epochs):
+        plain.put(torch.stack([own / mass for own, mass in zip(x, a, strict=True)]))
+        for worker in range(job.workers):
+            plain.compute(worker, step)
+        plain.put(torch.stack(x))
+        plain.update()
+        x, arriving, under_way = list(plain.vectors), under_way, []
+        for worker in range(job.workers):
+            for to in range(job.workers):
+                share = float(matrix(step)[to, worker])
+                if to != worker and share:
+                    under_way.append((to, share * x[worker], share * a[worker]))
+        for worker in range(job.workers):
+            kept = float(matrix(step)[worker, worker])
+            x[worker], a[worker] = kept * x[worker], kept * a[worker]
+        for to, values, mass in arriving:
+            x[to], a[to] = x[to] + values, a[to] + mass
+    whole = sum(x) + sum(values for _, values, _ in under_way)
+    return torch.stack([own / mass for own, mass in zip(x, a, strict=True)]), whole / job.workers
+
+
 def trained(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
     """Trains in virtual time; gives every worker's own parameters, from the last checkpoint, and the run's model."""
     kept = replace(job, keeping=Keeping(folder=folder, checkpoints=1))
@@ -176,15 +205,35 @@ def test_sgp_on_regular_graphs(spec: str, optimizer: str, tmp_path: Path) -> Non
     assert_same(trained(job, tmp_path), *expected)
 
 
-def test_sgp_on_an_irregular_directed_graph(tmp_path: Path) -> None:
-    path = tmp_path / "graph.txt"
+def irregular(folder: Path) -> tuple[Path, Tensor]:
+    """Writes a directed graph in which some get more than they give; gives where, and its matrix."""
+    path = folder / "graph.txt"
     path.write_text("0 1\n1 2\n2 3\n3 0\n1 0\n2 0\n")
     columns = {0: [0, 1], 1: [0, 1, 2], 2: [0, 2, 3], 3: [0, 3]}
     matrix = torch.zeros(WORKERS, WORKERS, dtype=torch.float64)
     for source, receivers in columns.items():
         matrix[receivers, source] = 1 / len(receivers)
+    return path, matrix
+
+
+def test_sgp_on_an_irregular_directed_graph(tmp_path: Path) -> None:
+    path, matrix = irregular(tmp_path)
     job = job_of(f"sgp(topology=file(path='{path}', directed=True))")
     assert_same(trained(job, tmp_path), *plain_push_sum(job, lambda step: matrix))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0)", "adam(lr=0.01)"])
+@pytest.mark.parametrize("topology", ["one_peer_exponential", "ring"])
+def test_overlapped_sgp_on_regular_graphs(topology: str, optimizer: str, tmp_path: Path) -> None:
+    job = job_of(f"sgp(topology={topology}, overlap=True)", optimizer=optimizer)
+    matrix = one_peer if topology == "one_peer_exponential" else lambda step: RING
+    assert_same(trained(job, tmp_path), *plain_late_push_sum(job, matrix))
+
+
+def test_overlapped_sgp_on_an_irregular_directed_graph(tmp_path: Path) -> None:
+    path, matrix = irregular(tmp_path)
+    job = job_of(f"sgp(topology=file(path='{path}', directed=True), overlap=True)")
+    assert_same(trained(job, tmp_path), *plain_late_push_sum(job, lambda step: matrix))
 
 
 def test_sgp_with_everybody_is_synchronous_training(tmp_path: Path) -> None:
