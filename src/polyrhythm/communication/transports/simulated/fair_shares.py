@@ -47,7 +47,7 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
     rates: dict[int, float] = {}
     while len(rates) < len(demands):
         level, number, is_link = heappop(heap)
-        stopping = [number]
+        link, stopping = None, [number]
         if is_link:
             link = crossed[number]
             if not rising[link]:
@@ -62,9 +62,11 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
                 continue
             rates[key] = level
             links, flows, _ = demands[key]
-            for link in links:
-                rising[link] -= flows
-                left[link] = max(0.0, left[link] - level * flows)
+            for other in links:
+                if other is not link:  # which is full, and not asked again
+                    rising[other] -= flows
+                    rest = left[other] - level * flows
+                    left[other] = rest if rest > 0 else 0.0
     return rates
 
 
