@@ -217,7 +217,7 @@ def unpack_json(payload: Tensor) -> Any:
         MalformedMessage: the payload is not JSON.
     """
     try:
-        return json.loads(_raw(payload))
+        return json.loads(str(_raw(payload), "utf-8"))  # of bytes the encoding would be guessed
     except (ValueError, RecursionError):
         raise MalformedMessage("a payload that should be JSON is not") from None
 

@@ -59,11 +59,13 @@ class Stragglers:
         seconds = event.time_s - before[0] - (paused_s - before[1])
         stretches = self._stretches.setdefault(worker, deque())
         stretches.append(_Stretch(seconds, max(0.0, seconds - event.wait_s), event.steps))
-        while len(stretches) > REPORTS and sum(each.seconds for each in list(stretches)[1:]) >= WINDOW_S:
+        lengths_s = [each.seconds for each in stretches]
+        while len(lengths_s) > REPORTS and sum(lengths_s[1:]) >= WINDOW_S:
             stretches.popleft()
-        steps = sum(each.steps for each in stretches)
-        self._step_s[worker] = sum(each.own_s for each in stretches) / steps
-        enough = len(stretches) >= REPORTS and sum(each.seconds for each in stretches) >= WINDOW_S
+            del lengths_s[0]
+        steps = sum([each.steps for each in stretches])
+        self._step_s[worker] = sum([each.own_s for each in stretches]) / steps
+        enough = len(stretches) >= REPORTS and sum(lengths_s) >= WINDOW_S
         return self._judge(event, steps) if enough and len(self._step_s) > 1 else None
 
     def forget(self, worker: int) -> None:
