@@ -312,7 +312,7 @@ def test_unreadable_images_are_left_out_if_asked(tmp_path: Path) -> None:
         tmp_path,
         train,
         [*train, "--skip-unreadable", "--out", "run"],
-        ["evaluate", "run", "--skip-unreadable", "--json"],
+        ["evaluate", "run", "--json"],
     )
     assert refused.status == 2
     assert "pets/train/dog/3.jpg cannot be read (image file is truncated" in refused.complaint

@@ -59,7 +59,7 @@ def load_trained(
         model: the network; None: the run's.
         device: `cpu`, `cuda` or `auto`.
         dataset: opened already, instead of `data`; the network may have been trained at another size.
-        **options: `image_size`, `scale` and `skip_unreadable`, as for `train`.
+        **options: `image_size`, `scale` and `skip_unreadable`, as for `train`; unless given, as the run had them.
 
     Raises:
         RequestError: there are no such weights, they do not say what they were trained with, or an option is unknown.
@@ -73,6 +73,7 @@ def load_trained(
         raise RequestError(f"{path} does not say what it was trained with: give --model")
     size = options.get("image_size") or known.get("image_size")
     if dataset is None:
+        skips = options.get("skip_unreadable") or (data is None and known.get("skip_unreadable") is True)
         data = data if data is not None else known.get("data")
         if data is None:
             raise RequestError(f"{path} does not say what it was trained with: give --data")
@@ -80,7 +81,7 @@ def load_trained(
             data,
             image_size=size,
             scale=options.get("scale") or known.get("scale"),
-            skip_unreadable=bool(options.get("skip_unreadable")),
+            skip_unreadable=skips,
             pixels=known.get("pixels"),
         )
     elif size is not None:

@@ -85,7 +85,7 @@ def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str)
     foreign = sorted(name for name in wrong if not name.startswith(head))
     if foreign:
         raise RequestError(
-            f"the weights {origin} are of another model: {len(foreign)} tensors differ, such as {foreign[0]}; "
+            f"the weights {origin} are of another model: {len(foreign)} of their tensors differ, such as {foreign[0]}; "
             "choose the model that they were made for"
         )
     model.load_state_dict({**tensors, **{name: torch.zeros_like(expected[name]) for name in wrong}})

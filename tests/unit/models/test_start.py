@@ -37,7 +37,7 @@ def test_weights_of_another_network_are_refused_and_nothing_is_changed() -> None
     before = model[0].weight.detach().clone()
     foreign = {**_network(3).state_dict(), "0.weight": torch.zeros(6, 5)}
     with pytest.raises(
-        RequestError, match=r"weights them are of another model: 1 tensors differ, such as 0\.weight"
+        RequestError, match=r"weights them are of another model: 1 of their tensors differ, such as 0\.weight"
     ):
         load_all_but_head(model, foreign, "them")
     assert torch.equal(model[0].weight, before)

@@ -51,6 +51,6 @@ def cache_line(cache: Mapping[str, Any]) -> str:
         cache: as `CacheFigures.to_json` gives it.
     """
     return (
-        f"{percent(cache['hit_share'])} of {whole(cache['images'])} training images were kept decoded "
-        f"({cache['kept_bytes'] / 1e6:,.1f} MB)"
+        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "
+        f"decoded from memory ({cache['kept_bytes'] / 1e6:,.1f} MB)"
     )
