@@ -97,5 +97,5 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
         "images": len(dataset.train),
         "shape": list(dataset.image_shape),
         "classes": len(dataset.classes),
-        "names": hashlib.sha256(classes.encode()).hexdigest(),
+        "names": hashlib.sha256(classes.encode(errors="backslashreplace")).hexdigest(),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 import traceback
@@ -72,6 +74,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     0 done, 1 the run failed, 2 the request was wrong, 75 preempted (start it again), 130 interrupted.
     """
+    _let_all_be_printed()
     status = _status(arguments)
     if started_by_torchrun():
         # Threads of its links may still be ending, most of all in a rank that leaves in the middle; an interpreter that
@@ -80,6 +83,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _let_all_be_printed() -> None:
+    """Lets no character that standard output cannot encode end a verb; standard error is such by itself.
+
+    Under UTF-8 only names of files have such: their bytes are printed as they are.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "replace")
 
 
 def _status(arguments: list[str] | None) -> int:

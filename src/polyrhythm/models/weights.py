@@ -70,18 +70,21 @@ def save_weights(
         name: tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in model.state_dict().items()
     }
+    # Of a folder whose name is no UTF-8, the bytes that are not are kept as `\udcXX`.
+    texts = {name: value.encode(errors="backslashreplace").decode() for name, value in metadata.items()}
     unfinished = claim.draft(path)
     try:
         unfinished.touch()
         usual_mode = unfinished.stat().st_mode
-        save_file(tensors, unfinished, metadata)
+        save_file(tensors, unfinished, texts)
         unfinished.chmod(usual_mode)  # the library lets nobody but the owner read it
         _flush_to_disk(unfinished)
         claim.publish(path)
         _flush_to_disk(path.parent)
     except (OSError, SafetensorError) as error:
         claim.check()
-        raise RunError(f"cannot write the weights {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(f"cannot write the weights {path}: {reason}") from error
     finally:
         with suppress(OSError):  # there is none after success, nor where the folder is no folder
             unfinished.unlink()

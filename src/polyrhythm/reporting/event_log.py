@@ -72,8 +72,9 @@ class EventLog:
     def _wrote(self, events: list[Event]) -> bool:
         """Writes a line each, or nothing of them; gives whether they are there."""
         records = [_encoded(event.to_json()) for event in events]
+        # A file's name may hold bytes that are no UTF-8; JSON has them as \udcXX.
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
-        content, end = "".join(lines).encode(), self._file.seek(0, os.SEEK_END)
+        content, end = "".join(lines).encode(errors="backslashreplace"), self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(content) == len(content):
                 return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -38,3 +39,17 @@ def test_it_is_taken_over_unless_somebody_ignores_it(before: object, monkeypatch
     finally:
         signal.signal(signal.SIGINT, kept)
     assert found == [entry.interrupt if before is signal.default_int_handler else before]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"), [("latin-1", b"\xe4 ? ?"), ("utf-8", b"\xc3\xa4 \xe2\x80\xa6 \xe9")]
+)
+def test_what_a_terminal_cannot_show_ends_nothing(
+    encoding: str, printed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(main, "app", lambda *_, **__: sys.stdout.write("ä … \udce9"))
+    with pytest.raises(SystemExit):
+        main.main([])
+    assert terminal.buffer.getvalue() == printed  # type: ignore[attr-defined]

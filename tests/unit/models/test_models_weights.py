@@ -225,3 +225,9 @@ def test_damaged_metadata_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RequestError, match="damaged"):
         read_metadata(path)
+
+
+def test_texts_of_no_utf_8_are_kept_beside_the_weights(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_weights(_network(), path, {"classes": "caf\udce9\ntea"})
+    assert read_metadata(path)["classes"] == "caf\\udce9\ntea"

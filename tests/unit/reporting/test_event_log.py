@@ -55,6 +55,13 @@ def test_every_kind_of_event_reads_back_as_it_was(tmp_path):
     assert read_events(logged(tmp_path / "events.jsonl", EVERY_KIND)) == EVERY_KIND
 
 
+def test_a_file_name_that_is_no_utf_8_is_kept(tmp_path):
+    notice = Notice(time_s=0.0, text="1 file is left out: caf\udce9.png")
+    path = logged(tmp_path / "events.jsonl", [notice])
+    assert b"caf\\udce9.png" in path.read_bytes()
+    assert read_events(path) == [notice]
+
+
 def test_a_line_is_on_disk_before_the_next_event(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.on_event(STARTED)

@@ -54,7 +54,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
     path = folder / "report.html"
     unfinished = claim.draft(path)
     try:
-        unfinished.write_text(html, encoding="utf-8")
+        unfinished.write_text(html, encoding="utf-8", errors="backslashreplace")
         claim.publish(path)
     finally:
         unfinished.unlink(missing_ok=True)

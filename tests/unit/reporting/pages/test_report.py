@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.events import RunEnded
+from polyrhythm.events import Notice, RunEnded
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.pages.report import write_report
 
@@ -67,6 +67,11 @@ def reported(folder, events):
         log.on_event(event)
     log.close()
     return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def test_a_file_name_that_is_no_utf_8_is_shown(folder, story, ended):
+    notice = Notice(time_s=2.0, text="1 file is left out: caf\udce9.png")
+    assert "caf\\udce9.png" in reported(folder, [*story, notice, ended]).text
 
 
 def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
