@@ -10,8 +10,9 @@ b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of t
 classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
 
 Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state` says what
-becomes of the optimiser's state at the end of a round (the paper leaves it open). Workers of gossip begin each round at
-x_0 with a mass of 1, and keep their optimisers' state.
+becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in its runs resets the
+momentum of SGD and keeps the state of Adam. Workers of gossip begin each round at x_0 with a mass of 1, and keep their
+optimisers' state.
 
 Departure from the paper: with lr = 0 the first term counts as 0 in u, and the step becomes its limit, which leads to
 the mean.
