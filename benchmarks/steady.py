@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.stage import modelled_stage
@@ -45,18 +45,18 @@ class Marks:
     def __init__(self, draw: Draw, now: Callable[[], float]) -> None:
         self._draw = draw
         self._now = now
-        self._stop: StopWish | None = None
+        self._stop: StopRequest | None = None
         self._seconds = 0.0
         self.times: list[float] = []
 
-    def end_after(self, seconds: float, stop: StopWish) -> None:
+    def end_after(self, seconds: float, stop: StopRequest) -> None:
         """Wishes to stop so long after the first step began."""
         self._seconds, self._stop = seconds, stop
 
     def __call__(self) -> float:
         self.times.append(self._now())
         if self._stop is not None and self.times[-1] - self.times[0] >= self._seconds:
-            self._stop.wish()
+            self._stop.request()
         return self._draw()
 
 

@@ -22,7 +22,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.events import Event, WorkerProgress
 from polyrhythm.roles.job import Keeping
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster_file import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -55,7 +55,7 @@ class Watch:
     """
 
     def __init__(self, loss: float) -> None:
-        self.stop = StopWish()
+        self.stop = StopRequest()
         self.reached: Reached | None = None
         self._target = loss
         self._losses: deque[float] = deque(maxlen=WINDOW)
@@ -68,7 +68,7 @@ class Watch:
         self._losses.extend([event.loss] * event.steps)
         if len(self._losses) == WINDOW and statistics.mean(self._losses) <= self._target:
             self.reached = Reached(self._steps, event.time_s)
-            self.stop.wish()
+            self.stop.request()
 
 
 def train(nodes: int, rate: float, loss: float, seed: int) -> Reached | None:

@@ -17,7 +17,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.rehearse import perform
@@ -138,7 +138,7 @@ class Cell:
     def _play(self, layout: Layout, network: Communicator) -> list[float]:
         """Plays one real rank; gives when its steps began, on the machine's clock."""
         generator = generator_for_rank(self.seed, network.rank)
-        marks, stop = Marks(lambda: COMPUTE.draw(generator), time.monotonic), StopWish()
+        marks, stop = Marks(lambda: COMPUTE.draw(generator), time.monotonic), StopRequest()
         if network.rank == 0:
             marks.end_after(self.seconds, stop)
         perform(self.rehearsal, World(network, layout.cast, DrawnPace(network.clock, marks), stop))

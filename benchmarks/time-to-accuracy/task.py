@@ -14,7 +14,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.events import Evaluated, Event
 from polyrhythm.models.create import create_model
 from polyrhythm.roles.job import Job, Keeping, Learning
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.training.schedules.constant import Constant
@@ -56,7 +56,7 @@ class Watch:
     """Wishes to stop when a test reaches the target."""
 
     def __init__(self, target: float) -> None:
-        self.stop = StopWish()
+        self.stop = StopRequest()
         self.seconds: float | None = None
         self.best = 0.0
         self._target = target
@@ -67,7 +67,7 @@ class Watch:
         self.best = max(self.best, event.test_top1)
         if self.seconds is None and event.test_top1 >= self._target:
             self.seconds = event.time_s
-            self.stop.wish()
+            self.stop.request()
 
 
 def _first_of(split: TensorSplit, count: int) -> TensorSplit:

@@ -22,7 +22,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import fro
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import cast_in_order
 
 RANKS, ROUNDS, TEARS = 3, 60, 400
@@ -93,7 +93,7 @@ def _train(seat: Seat, hosts: list[str]) -> None:
             seat.tell((event.outcome, event.result["parameters_sha256"]))
 
     cast = cast_in_order(WORKERS, SERVERS)
-    run_rank(_job(), cast, from_environment(), 1, Circumstances(StopWish(), tell))
+    run_rank(_job(), cast, from_environment(), 1, Circumstances(StopRequest(), tell))
     over.set()
     tearing.join()
 

@@ -14,7 +14,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Losses
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopWish, goes_on_without
+from polyrhythm.roles.world import StopRequest, goes_on_without
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground
 from polyrhythm.simulation.injection.fault_mix import drawn_death
@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
 """For every strategy what its options may be; of each a draw takes one value, or none and so the default."""
 
 
-def wish(at_s: float, stop: StopWish) -> Fault:
+def wish(at_s: float, stop: StopRequest) -> Fault:
     """Makes what asks a run to stop at a virtual time, where faults may happen."""
 
     class Wish(Fault):
@@ -99,7 +99,7 @@ def wish(at_s: float, stop: StopWish) -> Fault:
 
         def begin(self, run: FaultyRun, random: Random) -> None:
             """Plans the wish."""
-            run.time.at(at_s, stop.wish)
+            run.time.at(at_s, stop.request)
 
     return Wish()
 
@@ -145,12 +145,12 @@ class Drawn:
         """Where its ranks run."""
         return lay_out(self.cluster, self.workers, self.strategy.server_count, self.strategy.server_placement)
 
-    def _wishing(self, stop: StopWish) -> tuple[Fault, ...]:
+    def _wishing(self, stop: StopRequest) -> tuple[Fault, ...]:
         return self.faults if self.stop_s is None else (*self.faults, wish(self.stop_s, stop))
 
     def rehearse(self, emit: Callable[[Event], None]) -> None:
         """Plays it with exact gradients, watched by what its strategy declares to hold."""
-        stop = StopWish()
+        stop = StopRequest()
         sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
         rehearsal = Rehearsal(strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=sizes)
         trial = Trial(layout=self.layout, rehearsal=rehearsal, faults=self._wishing(stop))
@@ -158,7 +158,7 @@ class Drawn:
 
     def train(self, emit: Callable[[Event], None], folder: Path | None = None, **keeping: Any) -> None:
         """Plays it with real gradients."""
-        stop = StopWish()
+        stop = StopRequest()
         where = self.cluster.model_copy(update={"faults": self._wishing(stop)})
         simulate_on(replace(self.layout, cluster=where), self.job(folder, **keeping), emit, stop=stop)
 

@@ -15,7 +15,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
 from polyrhythm.errors import PeerLost, RequestError, RunError
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Stage
@@ -44,7 +44,7 @@ def _scene(faults: str, parts: dict[int, list[Part]], *, seed: int = 0, hosts: A
         Cast((0, 1, 2), (3,)),
         Piece(role),
         lambda rank: lambda: 1.0,
-        StopWish(),
+        StopRequest(),
         lambda event: None,
     )
     return Scene(stage, ParameterServer(), parse_faults(faults), seed=seed, host_of=hosts)

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.jobs import blobs, make_job, resumed, simulated, uneven
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.rehearse import piece_of
 from polyrhythm.simulation.run import Surroundings, _piece
@@ -31,12 +31,12 @@ def test_a_wish_to_stop_is_heard_by_those_who_are_left_and_by_those_who_come(spe
     outcomes = set()
     for seed in range(12):
         events: list[Event] = []
-        stop = StopWish()
+        stop = StopRequest()
 
-        def hear(event: Event, events: list[Event] = events, stop: StopWish = stop) -> None:
+        def hear(event: Event, events: list[Event] = events, stop: StopRequest = stop) -> None:
             events.append(event)
             if isinstance(event, WorkerLost):
-                stop.wish()
+                stop.request()
 
         play(trial(spec, steps=40, faults=FAULTS), seed, hear, stop=stop)
         assert isinstance(events[-1], RunEnded)
@@ -107,12 +107,12 @@ def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_ove
 
 def stopped(spec: str, seed: int, faults: str, stop_at_s: float) -> str:
     """Rehearses 5 steps of 6 workers with faults, and a wish to stop; gives the outcome."""
-    tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopWish()
+    tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopRequest()
     rehearsal = replace(tried.rehearsal, seed=seed)
     stage = modelled_stage(
         tried.layout, piece_of(rehearsal, faultless=False), events.append, seed=seed, stop=stop
     )
-    stage.time.at(stop_at_s, stop.wish)
+    stage.time.at(stop_at_s, stop.request)
     Scene(stage, rehearsal.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of).play()
     assert isinstance(events[-1], RunEnded)
     return events[-1].outcome

@@ -29,7 +29,7 @@ from polyrhythm.launch.name_service import ask_names_briefly
 from polyrhythm.launch.preemption import PREEMPTED
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.world import Departed, StopWish
+from polyrhythm.roles.world import Departed, StopRequest
 
 INTERRUPTED = 130
 LEAVING_PATIENCE_S = 5.0
@@ -62,7 +62,7 @@ class Guest:
         self._place = place
         self._address = address
         self._key = key
-        self._stop = StopWish()
+        self._stop = StopRequest()
         self._asked: int | None = None
 
     def work(self, say: Callable[[str], None], threads: int | None = None) -> int:
@@ -81,7 +81,7 @@ class Guest:
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
-        self._visit.listen(self._stop.wish, lambda why: self._end_soon(why, say))
+        self._visit.listen(self._stop.request, lambda why: self._end_soon(why, say))
 
         def emit(event: Event) -> None:
             if isinstance(event, Notice):
@@ -103,7 +103,7 @@ class Guest:
     @property
     def last_words(self) -> str:
         """What became of it, for people, where it has left in good order."""
-        if self._stop.wished:
+        if self._stop.requested:
             return (
                 "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
             )
@@ -136,7 +136,7 @@ class Guest:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked is None:
             self._asked = number
-            self._stop.leave()
+            self._stop.request_leave()
             self._after(LEAVING_PATIENCE_S, self._leave_at_once)
 
     def _leave_at_once(self) -> None:

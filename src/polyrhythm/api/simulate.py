@@ -23,7 +23,7 @@ from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.observer import Observer
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.cluster_file import cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
@@ -121,7 +121,7 @@ def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers:
     with computing_with(config.threads or 1), told_run(job, config, observers) as told:
         claimed = told.claimed(job)
 
-        def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
+        def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
         _played(layout, folder, told, play, {"gradients": "real"})
@@ -141,7 +141,7 @@ def _rehearse(
     trial = Trial(layout=layout, rehearsal=rehearsal, faults=(), check=check)
     folder = _folder(out, rehearsal, config, where)
 
-    def play(emit: Callable[[Event], None], stop: StopWish, timeline: Timeline) -> None:
+    def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, rehearsal.seed, emit, stop=stop, timeline=timeline)
 
     if steps is None:
@@ -184,13 +184,13 @@ def _played(
     layout: Layout,
     folder: Path,
     told: Told,
-    play: Callable[[Callable[[Event], None], StopWish, Timeline], None],
+    play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
 ) -> None:
     """Plays, and leaves the cluster and the timeline in the run folder."""
-    stop, timeline = StopWish(), Timeline(watched_ranks(layout))
+    stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
-    with asked_to_stop(stop.wish):
+    with asked_to_stop(stop.request):
         play(ClusterFigures(layout, known, timeline, told.on_event).on_event, stop, timeline)
     cast = layout.cast
     names = {rank: f"worker {index}" for index, rank in enumerate(cast.workers)}

@@ -1,7 +1,7 @@
 """Where the command line begins: Ctrl-C counts from here on, before anything that is slow has been loaded.
 
 A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, goes on without NumPy when NumPy cannot be
-loaded, and the user's wish with it. Nothing has been begun then, so the process just leaves.
+loaded, and the user's Ctrl-C with it. Nothing has been begun then, so the process just leaves.
 """
 
 from __future__ import annotations

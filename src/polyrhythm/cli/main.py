@@ -97,12 +97,12 @@ def _let_all_be_printed() -> None:
 
 def _status(arguments: list[str] | None) -> int:
     try:
-        wish = app(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
+        status = app(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
     except Exception as error:
         return _said(error)
     except KeyboardInterrupt:
         return _interrupted()
-    return wish if isinstance(wish, int) else 0
+    return status if isinstance(status, int) else 0
 
 
 def _said(error: Exception) -> int:

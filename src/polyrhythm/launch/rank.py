@@ -20,7 +20,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import StopWish, World, goes_on_without
+from polyrhythm.roles.world import StopRequest, World, goes_on_without
 from polyrhythm.strategies.cast import Cast
 
 
@@ -34,7 +34,7 @@ class Circumstances:
         ledger: of the run so far, for a successor of the leader; times are those of `time.perf_counter`.
     """
 
-    stop: StopWish
+    stop: StopRequest
     emit: Callable[[Event], None]
     ledger: Ledger | None = None
 

@@ -1,4 +1,4 @@
-"""Signals as wishes: SIGINT and SIGTERM ask a run to stop after the present step, with a checkpoint."""
+"""Signals as requests to stop: SIGINT and SIGTERM ask a run to stop after the present step, with a checkpoint."""
 
 from __future__ import annotations
 

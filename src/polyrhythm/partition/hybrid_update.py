@@ -83,10 +83,10 @@ class HybridUpdate:
         Args:
             weight: as the pass was given it.
             learning_rate: to update with.
-            stop: whether this worker wishes to stop.
+            stop: whether this worker was asked to stop.
 
         Returns:
-            The weight of all workers' examples, without any of which nothing is updated, and whether any wishes to
+            The weight of all workers' examples, without any of which nothing is updated, and whether any was asked to
             stop: the same on all.
         """
         whole, stopping = self._mean(weight, stop)
@@ -138,8 +138,8 @@ class HybridUpdate:
         summed[-2:].copy_(_pair(summed, weight, float(stop)))
         self._sum.run(summed)
         gradients.copy_(summed[:-2])
-        whole, wishes = summed[-2:].tolist()
-        return whole, wishes > 0
+        whole, stops = summed[-2:].tolist()
+        return whole, stops > 0
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

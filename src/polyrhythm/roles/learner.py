@@ -165,7 +165,7 @@ class Learner:
         learning = self._job.learning
         rate = learning.optimizer.lr * learning.schedule.factor(number, self._length) * self._rescaled
         images = len(batch.labels)
-        step = Step(number, images / self._job.calendar.batch_size(batch.epoch), self._world.stop.wished)
+        step = Step(number, images / self._job.calendar.batch_size(batch.epoch), self._world.stop.requested)
         self.replica.begin(step)
         loss, usable = (
             self._gradients(batch, step, rate) if images or self._job.strategy.cuts_network else (0.0, True)

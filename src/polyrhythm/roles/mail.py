@@ -82,7 +82,7 @@ class Mail:
     def step_done(self) -> None:
         """Leaves, if this worker is to: the step counts, and the next one is the others', or a successor's."""
         self._line.look()
-        if self._stop.leaves:
+        if self._stop.leave_requested:
             raise Departed("it was asked to")
 
     def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:

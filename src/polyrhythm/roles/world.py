@@ -27,25 +27,25 @@ class Departed(RunError):
     """This worker was asked to leave between two steps; the others go on without it."""
 
 
-class StopWish:
-    """Whether someone outside (a signal) wants this run to stop, or this worker to leave; read at every step.
+class StopRequest:
+    """A request from outside (a signal) that the run stop, or that this worker leave it; looked at in every step.
 
     Attributes:
-        wished: whether the run must stop.
-        leaves: whether this worker must leave, and the others go on; worker 0 never is asked to.
+        requested: whether the run must stop.
+        leave_requested: whether this worker must leave while the others go on; never asked of worker 0.
     """
 
     def __init__(self) -> None:
-        self.wished = False
-        self.leaves = False
+        self.requested = False
+        self.leave_requested = False
 
-    def wish(self) -> None:
+    def request(self) -> None:
         """Asks the run to stop."""
-        self.wished = True
+        self.requested = True
 
-    def leave(self) -> None:
+    def request_leave(self) -> None:
         """Asks this worker to leave."""
-        self.leaves = True
+        self.leave_requested = True
 
 
 def goes_on_without(
@@ -93,7 +93,7 @@ class World:
     network: Communicator
     cast: Cast
     pace: Pace = field(default_factory=LivePace)
-    stop: StopWish = field(default_factory=StopWish)
+    stop: StopRequest = field(default_factory=StopRequest)
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
     incarnation: int = 0

@@ -10,7 +10,7 @@ from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.rehearsing.rehearser import rehearse
 from polyrhythm.roles.rehearsing.stand_in import as_it_was_sent
 from polyrhythm.roles.server import serve
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
@@ -38,7 +38,7 @@ def rehearse_on(
     rehearsal: Rehearsal,
     emit: Callable[[Event], None],
     *,
-    stop: StopWish | None = None,
+    stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
     """Rehearses on a modelled cluster, with its faults.

@@ -12,7 +12,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import StopWish, World
+from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
@@ -48,7 +48,7 @@ def simulate_on(
     job: Job,
     emit: Callable[[Event], None],
     *,
-    stop: StopWish | None = None,
+    stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
     """Trains with real gradients in virtual time on a modelled cluster.

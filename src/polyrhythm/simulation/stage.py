@@ -16,7 +16,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import Task, Vir
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.world import LEADER, StopWish, World
+from polyrhythm.roles.world import LEADER, StopRequest, World
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.tempo import check_slowness, step_times
 from polyrhythm.simulation.timeline import ObservedNetwork, ObservedTime, Timeline
@@ -82,7 +82,7 @@ class Stage:
     cast: Cast
     piece: Piece
     draws: Callable[[int], Draw]
-    stop: StopWish
+    stop: StopRequest
     emit: Callable[[Event], None]
     cluster: SimulatedCluster = field(init=False)
     tasks: dict[int, Task] = field(init=False, default_factory=dict)
@@ -147,10 +147,10 @@ def plain_stage(cast: Cast, piece: Piece, emit: Callable[[Event], None], around:
         emit: takes the run's events, in order, with virtual seconds.
         around: the cluster.
     """
-    time, stop = VirtualTime(), StopWish()
+    time, stop = VirtualTime(), StopRequest()
     network = ConstantNetwork(time, around.latency_s, around.bandwidth_bytes_per_s)
     if around.stop_at_s is not None:
-        time.at(around.stop_at_s, stop.wish)
+        time.at(around.stop_at_s, stop.request)
     return Stage(time, network, cast, piece, lambda rank: lambda: around.step_s(rank), stop, emit)
 
 
@@ -160,7 +160,7 @@ def modelled_stage(
     emit: Callable[[Event], None],
     *,
     seed: int = 0,
-    stop: StopWish | None = None,
+    stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> Stage:
     """Makes the stage of a modelled cluster.
@@ -186,7 +186,7 @@ def modelled_stage(
     def draws(rank: int) -> Draw:
         return step_times(layout, time, seed, rank)
 
-    made = Stage(time, network, layout.cast, piece, draws, stop or StopWish(), emit)
+    made = Stage(time, network, layout.cast, piece, draws, stop or StopRequest(), emit)
     made.cluster.host_of = layout.host_of
     return made
 

@@ -14,7 +14,7 @@ from typing import Any
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.fault_mix import (
@@ -137,7 +137,7 @@ def play(
     seed: int,
     emit: Callable[[Event], None],
     *,
-    stop: StopWish | None = None,
+    stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
     """Plays one seed.
@@ -165,7 +165,7 @@ def play(
         watch.attend(scene)
     try:
         scene.play()
-        if watch is not None and not (stop is not None and stop.wished):
+        if watch is not None and not (stop is not None and stop.requested):
             watch.ended(rehearsal.steps)
     except RunError as error:
         error.at_s = scene.time.now()  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, WorkerLost, WorkerProgress
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Losses
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
 
@@ -52,7 +52,7 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
             seat.tell((type(event).__name__, event.worker))
 
     try:
-        run_rank(job, cast, from_environment(), 1, Circumstances(StopWish(), tell))
+        run_rank(job, cast, from_environment(), 1, Circumstances(StopRequest(), tell))
     except PolyrhythmError as error:
         seat.tell((FAILED, str(error)))
 

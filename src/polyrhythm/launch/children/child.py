@@ -27,7 +27,7 @@ from polyrhythm.launch.parentage import leave_with
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import ASKING
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import Cast
 
 REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
@@ -47,9 +47,9 @@ def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection)
         _renew_streams()
     gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
     ask_names_briefly()
-    stop = StopWish()
+    stop = StopRequest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
-    signal.signal(signal.SIGTERM, lambda *_: stop.wish())
+    signal.signal(signal.SIGTERM, lambda *_: stop.request())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
     leave_with(os.getppid())
 

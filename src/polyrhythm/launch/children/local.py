@@ -18,7 +18,7 @@ from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.launch.signals import asked_to_stop, held_back
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import cast_in_order
 
 
@@ -53,11 +53,11 @@ def run_local(
     cast = cast_in_order(job.workers, job.strategy.server_count)
     threads = threads or threads_for_worker(available_cores(), job.workers - job.losses.vacant, job.strategy)
     ranks = Ranks(job, cast, threads, start_method)
-    stop, preemption = StopWish(), Preemption(job.losses.notice_s)
+    stop, preemption = StopRequest(), Preemption(job.losses.notice_s)
     vacant = cast.workers[job.workers - job.losses.vacant :]
 
     def ask() -> None:
-        stop.wish()
+        stop.request()
         ranks.signal(signal.SIGTERM)
         if entrance is not None:
             entrance.ask_to_stop()
@@ -67,7 +67,7 @@ def run_local(
             with held_back():  # by the children, until they know what to do then
                 for rank in sorted(set(range(cast.size)) - set(vacant)):
                     ranks.start(Peer(rank, 0))
-            if stop.wished:  # when there were only some of them
+            if stop.requested:  # when there were only some of them
                 ask()
             store = host_store(port)  # after the children were forked: they must not inherit its thread
             ranks.open_at(_meeting_point(store.port, entrance))

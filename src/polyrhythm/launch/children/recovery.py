@@ -21,7 +21,7 @@ from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.signals import held_back
 from polyrhythm.launch.succession import Succession
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.world import LEADER, StopWish, goes_on_without
+from polyrhythm.roles.world import LEADER, StopRequest, goes_on_without
 
 
 class Recovery:
@@ -41,7 +41,7 @@ class Recovery:
         too_few: the error of a run that was made to stop since too few workers are left.
     """
 
-    def __init__(self, ranks: Ranks, stop: StopWish, ledger: Ledger, say: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Ranks, stop: StopRequest, ledger: Ledger, say: Callable[[str], None]) -> None:
         self.guests: Guests | None = None
         self.absences = Absences(ranks.cast)
         self.succession = Succession(ranks.job.losses.restarts)
@@ -69,7 +69,7 @@ class Recovery:
             with held_back():  # by the child, until it knows what to do then
                 self._ranks.start(peer, guests, self._ledger if peer.rank == LEADER else None)
             self.welcome(peer, store)
-            if self._stop.wished:
+            if self._stop.requested:
                 self._ranks.signal(signal.SIGTERM)
 
     def bear(self, child: Child, store: Any) -> None:
@@ -82,7 +82,7 @@ class Recovery:
         self.tell_of_loss(child.peer, store)
         awaited = child.rank == LEADER and self._job.strategy.regroups(self._job.workers)
         pause_s = None
-        if not self._stop.wished:
+        if not self._stop.requested:
             pause_s = self.succession.lose(child.peer, time.monotonic(), awaited=awaited)
         used = f"{self._job.losses.restarts - self.succession.left} of {self._job.losses.restarts}"
         when = f"in {pause_s:g} s" if pause_s else "at once"
@@ -108,9 +108,9 @@ class Recovery:
         return sum(child.open or not child.failed for child in workers) + guests
 
     def _end_for_want_of_workers(self) -> None:
-        if self.too_few is not None or not self._stop.wished:  # else people have asked for it
+        if self.too_few is not None or not self._stop.requested:  # else people have asked for it
             self.too_few = self._job.too_few(self._left)
-        self._stop.wish()
+        self._stop.request()
         self._ranks.signal(signal.SIGTERM)
 
     def can_be_spared(self, child: Child) -> bool:
@@ -146,4 +146,4 @@ class Recovery:
         holders = self._cast.servers or self._cast.workers
         others = [child for child in self._ranks.children if child.rank in holders and child.rank != LEADER]
         all_there = all(child.open or child.failed for child in others)  # not one has been let go
-        return self._ledger.began and all_there and self.succession.left > 0 and not self._stop.wished
+        return self._ledger.began and all_there and self.succession.left > 0 and not self._stop.requested

@@ -36,7 +36,7 @@ from polyrhythm.launch.joining.entrance import Entrance
 from polyrhythm.launch.joining.guests import Guests
 from polyrhythm.launch.preemption import Preemption
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.world import LEADER, StopWish
+from polyrhythm.roles.world import LEADER, StopRequest
 
 _LOOK_EVERY_S = 0.1
 _GRACE_S = 2.0
@@ -54,7 +54,7 @@ class Watch:
     """
 
     def __init__(
-        self, ranks: Ranks, stop: StopWish, emit: Callable[[Event], None], preemption: Preemption
+        self, ranks: Ranks, stop: StopRequest, emit: Callable[[Event], None], preemption: Preemption
     ) -> None:
         self._ranks = ranks
         self._job = ranks.job
@@ -122,7 +122,7 @@ class Watch:
         failed = [child for child in self._ranks.children if child.failed]
         if failed:
             error = verdict(failed, self._ranks, self._job, borne=self._recovery.absences.any_yet)
-            if isinstance(error, RankLost) and self._stop.wished:  # nobody wants it to be started again
+            if isinstance(error, RankLost) and self._stop.requested:  # nobody wants it to be started again
                 raise RunError(str(error))
             raise error
         if self._ended_for_want_of_workers is not None:
@@ -184,7 +184,7 @@ class Watch:
             self._ranks.children.remove(child)
             if not over:
                 self._recovery.bear(child, store)
-        if over or self._stop.wished:
+        if over or self._stop.requested:
             self._recovery.succession.cancel(spare=None if over else LEADER)  # which the others wait for
         if over:  # who came too late waits for an answer of nobody
             for child in [child for child in self._ranks.children if child.open and self._is_late(child)]:

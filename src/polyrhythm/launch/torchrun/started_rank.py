@@ -31,7 +31,7 @@ from polyrhythm.launch.torchrun.spokesman import leads as leads
 from polyrhythm.launch.torchrun.spokesman import started_by_torchrun as started_by_torchrun
 from polyrhythm.launch.torchrun.wholeness import StartIsVoid, check_counts, make_whole
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import Cast, cast_for
 from polyrhythm.strategies.strategy import Strategy
 
@@ -107,13 +107,13 @@ def run_under_torchrun(
     start = _among(start, cast, admission)
     if start.rendezvous.incarnation:  # the others give it what it needs
         job = replace(job, keeping=replace(job.keeping, resume=False))
-    stop = StopWish()
+    stop = StopRequest()
     notice = SharedNotice(Preemption(job.losses.notice_s), start.rendezvous, emit)
 
     entrance = None if admission is None else admission.entrance
 
     def ask() -> None:
-        stop.wish()
+        stop.request()
         if entrance is not None:
             entrance.ask_to_stop()
 

@@ -268,7 +268,7 @@ class Correspondence:
             state = WorkerState.from_message(message)
             self.workers.states[state.account.worker] = state
             if self._regroups and state.account.stopped and state.account.final:
-                self._world.stop.wish()  # after a step that the others may have to take again
+                self._world.stop.request()  # after a step that the others may have to take again
 
     def _pass_on(self, event: Event) -> None:
         if isinstance(event, WorkerProgress):

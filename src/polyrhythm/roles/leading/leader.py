@@ -195,4 +195,4 @@ class Leader:
         left = len(attendance.present)
         if left < losses.min_workers and attendance.lost > losses.restarts:
             self._too_few = left if self._too_few is None else min(left, self._too_few)
-            self._world.stop.wish()
+            self._world.stop.request()

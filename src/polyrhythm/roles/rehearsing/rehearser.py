@@ -160,7 +160,7 @@ class _Rehearser:
         if timer is not None:
             timer.begin()
         images = rehearsal.images(self._worker, number)
-        step = Step(number, images / self._batch_size, self._stop.wished)
+        step = Step(number, images / self._batch_size, self._stop.requested)
         sent_before = network.bytes_sent
         part.begin(step)
         if images:

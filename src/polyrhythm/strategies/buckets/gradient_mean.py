@@ -19,8 +19,8 @@ from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 class GradientMean:
     """Leaves `sum_i b_i g_i / sum_i b_i` in every member's flat gradients.
 
-    The tail of the gradients carries the weights and the wish to stop with bucket 0, so the mean costs no message
-    of its own and everyone learns of a wish at the same step.
+    The tail of the gradients carries the weights and the request to stop with bucket 0, so the mean costs no message
+    of its own and everyone learns of it at the same step.
 
     Args:
         group: who takes part.

@@ -3,7 +3,7 @@
     gradients  [ bucket 2 | bucket 1 | bucket 0 ]                  filled again while the last step's are on their way
     outgoing   [ p5 | p4  | p3 | p2  | p1 | p0  | tail | times ]   pieces; summed in place, in one order on all ranks
 
-Piece 0 goes first in every order. It carries the tail (the weights and the wish to stop), which every bucket needs, and
+Piece 0 goes first in every order. It carries the tail (the weights and requests to stop), which every bucket needs, and
 how long each bucket took its member, from which all derive the same order for the next step. So what is measured
 changes the order of sums, and never a sum.
 """
@@ -130,10 +130,10 @@ class LateMean:
         for bucket in range(self._started, len(self._flat.buckets)):
             self.start(bucket)
         self._under_way[0][0].wait()
-        self._weight, wishes, *times = self._outgoing[self._flat.size :].tolist()
+        self._weight, stops, *times = self._outgoing[self._flat.size :].tolist()
         if times:
             self._plan(times)
-        return self._weight, wishes > 0
+        return self._weight, stops > 0
 
     def take(self, bucket: int) -> Tensor:
         """Waits for a bucket; gives its mean, which holds until the bucket is started again.

@@ -4,7 +4,7 @@
     g   = (sum_i h_i) * N / sum_i b_i    added up as it travels, then cast back
 
 A number that the narrow type holds is exact; others are off by at most 2^-11 (float16) or 2^-8 (bfloat16) of themselves
-at each cast, and each addition rounds again. What must be exact, the weights b_i and the wishes to stop, is too much
+at each cast, and each addition rounds again. What must be exact, the weights b_i and the requests to stop, is too much
 for such numbers: it travels apart, as whole numbers, in one small message more.
 """
 
@@ -96,7 +96,7 @@ class NarrowGradientMean(GradientMean):
             handle.wait()
         assert self._weights_under_way is not None, "they set out with bucket 0"
         self._weights_under_way.wait()
-        parts, wishes = self._weights.tolist()
+        parts, stops = self._weights.tolist()
         self._flat.gradients.copy_(self._narrow)
         if self._narrow.dtype == torch.float16 and not bool(self._narrow.isfinite().all()):
             raise RequestError(
@@ -106,4 +106,4 @@ class NarrowGradientMean(GradientMean):
         share = parts / _PARTS_OF_ONE / self._group.size
         if share not in (0, 1):
             self._flat.gradients.div_(share)
-        return parts / _PARTS_OF_ONE, wishes > 0
+        return parts / _PARTS_OF_ONE, stops > 0

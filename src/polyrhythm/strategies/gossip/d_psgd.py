@@ -112,7 +112,7 @@ class DPSGDWorker(TurnsWorker):
 
     def begin(self, step: Step) -> None:
         """Starts to send; nothing changes the vector before it has left."""
-        self._wish(step)
+        self._pass_stop_on(step)
         if self._mixes(step.number):
             message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
             self._sends = [

@@ -111,7 +111,7 @@ class SGPWorker(TurnsWorker):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Updates, pushes, and takes what was pushed to this worker."""
-        self._wish(step)
+        self._pass_stop_on(step)
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
         if self._mixes(step.number):
             self._push_and_take(step.number)

@@ -20,7 +20,7 @@ from polyrhythm.events import Event, Notice, RunEnded
 from polyrhythm.launch.children.ranks import Child
 from polyrhythm.launch.children.watch import Watch
 from polyrhythm.roles.job import Losses
-from polyrhythm.roles.world import StopWish
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.cast import cast_in_order
 
 GUEST = Peer(1, 1)
@@ -43,7 +43,7 @@ def test_a_guest_and_a_successor_of_worker_0_that_come_at_once_know_of_each_othe
 
     job = replace(make_job("parameter_server", 2), losses=Losses(restarts=1))
     ranks = SimpleNamespace(job=job, cast=cast_in_order(2, 1), children=[], start=start)
-    watch = Watch(ranks, StopWish(), mock.Mock(), mock.Mock())  # type: ignore[arg-type]
+    watch = Watch(ranks, StopRequest(), mock.Mock(), mock.Mock())  # type: ignore[arg-type]
     watch._recovery.guests = SimpleNamespace(look=look, present=present)  # type: ignore[assignment]
     watch._recovery.succession.lose(Peer(0, 0), -10.0)
     watch._recovery.start_successors(store)
@@ -98,7 +98,7 @@ def watched(min_workers: int, statuses: tuple[int, int], *, stopped: bool = Fals
         assert number == signal.SIGTERM
         end("interrupted")
 
-    said, stop = Said(), StopWish()
+    said, stop = Said(), StopRequest()
 
     def take(event: Event) -> None:
         said.events.append(event)
@@ -110,7 +110,7 @@ def watched(min_workers: int, statuses: tuple[int, int], *, stopped: bool = Fals
     ranks.children = [leader, first, second]
     watch = Watch(ranks, stop, take, SimpleNamespace(is_possible=False, check=lambda resume: None))  # type: ignore[arg-type]
     if stopped:
-        stop.wish()
+        stop.request()
     of_first.close()
     watch._hear(first)
     watch._deal_with_failures(store := rendezvous.host_store())

@@ -19,19 +19,19 @@ class Mean:
     Attributes:
         vector: `(size,)`, in memory of its own; this member's own model if nobody's counts.
         weight: how many models count.
-        wished: whether any member wants to stop.
+        stop_requested: whether any member was asked to stop.
     """
 
     vector: Tensor
     weight: float
-    wished: bool
+    stop_requested: bool
 
 
 class ModelMean:
     """Averages the members' flat vectors: every model that counts does so equally, whatever its batches were.
 
     A mean is taken in memory of its own, so one that breaks changes nobody's model, and can be taken again by those
-    who are left. The vector's tail tells how many models count and of wishes to stop, so all members hear of one at
+    who are left. The vector's tail tells how many models count and of requests to stop, so all members hear of one at
     the same step.
 
     Args:
@@ -54,27 +54,27 @@ class ModelMean:
         if self.size > 1:
             self._sum.prepare()
 
-    def take(self, wish: bool, weight: float = 1.0) -> Mean:
+    def take(self, stop: bool, weight: float = 1.0) -> Mean:
         """Gives the mean of all models as they are, which stay as they are.
 
         Args:
-            wish: whether this member wants to stop.
+            stop: whether this member wants to stop.
             weight: 0 if this member's model is somebody else's, else 1.
         """
         whole, size = self._flat.vector_and_tail.clone(), self._flat.size
         vector, tail = whole[:size], whole[size:]
         if self.size == 1:
-            return Mean(vector, weight, wish)
+            return Mean(vector, weight, stop)
         if weight != 1.0:
             vector.mul_(weight)
-        tail.copy_(tail.new_tensor([weight, float(wish)]))
+        tail.copy_(tail.new_tensor([weight, float(stop)]))
         self._sum.run(whole)
-        total, wishes = tail.tolist()
+        total, stops = tail.tolist()
         if total > 0:
             vector.div_(total)
         else:
             vector.copy_(self._flat.vector)
-        return Mean(vector, total, wishes > 0)
+        return Mean(vector, total, stops > 0)
 
     def average(self, tensor: Tensor, weight: float, total: float) -> None:
         """Overwrites a tensor of the same shape on all members with its mean.

@@ -55,7 +55,7 @@ class RoundsWorker(WorkerPart):
         self._beginning: Tensor | None = None
         self._done = 0
         self._updated = _NEVER
-        self._wish = False
+        self._stop_requested = False
         self._heard = False
         self._rate = 0.0
         self._resumed: Tensor | None = None
@@ -82,13 +82,13 @@ class RoundsWorker(WorkerPart):
             self.update(step.weight, learning_rate)
             self._updated = step.number
         self._rate = learning_rate
-        self._wish |= step.stop
+        self._stop_requested |= step.stop
         if self._rounds.ends(step.number):
             self._end_round()
         elif self._places.meets_group(step.number):
             self._meet_group(step.number)
         self._done = step.number + 1
-        return self._heard or (self._wish and self._places.all.size == 1)
+        return self._heard or (self._stop_requested and self._places.all.size == 1)
 
     def update(self, weight: float, learning_rate: float) -> None:
         """Takes a step with the flat gradients, unless they weigh nothing (an empty batch)."""
@@ -190,8 +190,8 @@ class RoundsWorker(WorkerPart):
         self._apart = True
 
     def _mean_of_all(self) -> Mean:
-        mean = self._places.all.take(self._wish, self._weight)
-        self._heard |= mean.wished
+        mean = self._places.all.take(self._stop_requested, self._weight)
+        self._heard |= mean.stop_requested
         return mean
 
     def _end_round(self) -> None:
@@ -205,7 +205,7 @@ class RoundsWorker(WorkerPart):
 
     def _meet_group(self, step: int) -> None:
         assert self._places.group is not None, "a group that meets is there"
-        mean = self._places.group.take(wish=False, weight=self._weight)
+        mean = self._places.group.take(stop=False, weight=self._weight)
         self._flat.vector.copy_(mean.vector)
         if mean.weight > 0:
             self._weight = 1.0

@@ -1,12 +1,12 @@
-"""How a wish to stop travels where no round joins all: as the number of the last step.
+"""How a request to stop travels where no round joins all: as the number of the last step.
 
     step         4        5        6        7
-    worker 0   wishes: "stop after 6" ─▶ neighbours
+    worker 0   asked: "stop after 6" ─▶ neighbours
     worker 1              knows ─▶ neighbours
     worker 2                       knows      all stop after step 6, when three turns have told everybody
 
-Whoever wishes names a step so late that everybody will have heard by then. Of several wishes the earliest step counts;
-the word of it, too, is everywhere before that step is over.
+A worker that is asked to stop names a step so late that all will know of it by then. Of several requests the earliest
+step counts; that number, too, has reached everybody before the step is over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ending:
         self._turns_to_all = turns_to_all
         self.last = last
 
-    def wish(self, step: int) -> None:
+    def request_stop(self, step: int) -> None:
         """This worker was asked to stop before its message of a step left."""
         self._agree(step + max(1, self._turns_to_all()) - 1)
 

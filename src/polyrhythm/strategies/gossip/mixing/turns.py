@@ -33,7 +33,7 @@ class Turns:
         return self._shares[step % len(self._shares)]
 
     def ending(self, delay: int = 0, last: int | None = None) -> Ending:
-        """Makes what carries wishes to stop.
+        """Makes what carries requests to stop.
 
         Args:
             delay: steps after which a message counts.

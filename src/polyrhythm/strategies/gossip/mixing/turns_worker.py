@@ -116,10 +116,10 @@ class TurnsWorker(WorkerPart):
         """Whether this worker mixes in a step, where all are."""
         return step >= self._mixes_from
 
-    def _wish(self, step: Step) -> None:
-        """Passes a wish to stop on."""
+    def _pass_stop_on(self, step: Step) -> None:
+        """Passes a request to stop on."""
         if step.stop:
-            self._ending.wish(max(step.number, self._mixes_from))
+            self._ending.request_stop(max(step.number, self._mixes_from))
 
     def _learn(self, step: Step, update: Callable[[], None]) -> None:
         """Applies a step's gradients, once and if they weigh anything."""

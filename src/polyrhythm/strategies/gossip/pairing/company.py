@@ -36,7 +36,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.gossip.pairing.keeper import Reply
 
 KINDS = (Kind.JOIN, Kind.PARAMETERS, Kind.LEAVE, Kind.EVENT, Kind.LEAD)
-"""What these messages are; all others are about parameters. `EVENT` passes on a wish to stop."""
+"""What these messages are; all others are about parameters. `EVENT` passes on a request to stop."""
 
 
 class Standing(IntEnum):

@@ -29,7 +29,7 @@ class Host:
         self._total = keeper.values
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Lets workers in, passes a wish to stop on, and collects models."""
+        """Lets workers in, passes a request to stop on, and collects models."""
         if message.kind is Kind.EVENT:
             return self._stop()
         if message.kind is Kind.JOIN:

@@ -41,7 +41,7 @@ class Member:
         self._succeeds = succeeds
         self._joins: Message | None = None
         """What its own worker began with, as long as worker 0 has not answered."""
-        self._came = self._wishes = self._left = self._released = False
+        self._came = self._stop_requested = self._left = self._released = False
         self._step = 0
         self._asked: set[int] = set()
         self._found: list[Tensor] = []
@@ -84,7 +84,7 @@ class Member:
             return []
         if message.kind is Kind.JOIN:
             self._joins, self._came = message, True
-        self._wishes |= message.kind is Kind.EVENT
+        self._stop_requested |= message.kind is Kind.EVENT
         self._left |= message.kind is Kind.LEAVE
         return self._tell() + ([] if self._away else [(self._leader, message)])
 
@@ -116,7 +116,7 @@ class Member:
             Kind.LEAD,
             version=self._standing,
             step=keeper.heard.get(self._leader, 0),
-            stop=keeper.stop or self._wishes,
+            stop=keeper.stop or self._stop_requested,
         )
         words = [here] if self._joins is None else [here, self._joins]
         if self._left:

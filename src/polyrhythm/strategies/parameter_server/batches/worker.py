@@ -41,7 +41,7 @@ class BatchWorker(WorkerPart):
         self._weight = 0.0
         self._pushed = 0
         self._last: tuple[Step, float] | None = None
-        self._wish = False
+        self._stop_requested = False
         self._restored = False
 
     def start(self, step: int) -> int:
@@ -61,7 +61,7 @@ class BatchWorker(WorkerPart):
         if self._sum is not None and step.weight > 0 and not self._still:
             self._sum.add_(self._flat.gradients, alpha=step.weight)
         self._weight += step.weight
-        self._wish |= step.stop
+        self._stop_requested |= step.stop
         self._last = step, learning_rate
         return self._push() if (step.number + 1) % self._portions == 0 else False
 
@@ -103,9 +103,9 @@ class BatchWorker(WorkerPart):
             if self._weight > 0:
                 torch.div(self._sum, self._weight, out=self._flat.gradients)
             self._sum.zero_()
-        wish, weight = self._wish, self._weight
+        stop, weight = self._stop_requested, self._weight
         self._weight, self._pushed = 0.0, step.number + 1
-        return self._servers.push_and_pull(replace(step, stop=wish), weight, learning_rate)
+        return self._servers.push_and_pull(replace(step, stop=stop), weight, learning_rate)
 
 
 def without_momentum(plan: OptimizerPlan) -> OptimizerPlan:

@@ -49,8 +49,8 @@ class Gradients:
 
     def contribute(self, step: Step, learning_rate: float) -> Contribution:
         """Averages what is left."""
-        weight, wish = self._mean.finish(step)
-        return Contribution(Step(step.number, weight, wish), learning_rate)
+        weight, stop = self._mean.finish(step)
+        return Contribution(Step(step.number, weight, stop), learning_rate)
 
     def refresh(self) -> None:
         """Nothing to do."""

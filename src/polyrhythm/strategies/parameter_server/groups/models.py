@@ -49,7 +49,7 @@ class Models:
         self._part = inside.worker(replace(setting, workers=group))
         self._read = torch.zeros_like(setting.flat.vector)
         self._done = 0
-        self._wish = False
+        self._stop_requested = False
         self._saved: State | None = None
 
     def start(self, step: int) -> None:
@@ -82,7 +82,7 @@ class Models:
 
     def contribute(self, step: Step, learning_rate: float) -> Contribution | None:
         """Takes a step; at the end of a round all members hold the same, and the way back is in their gradients."""
-        self._wish |= self._part.gradients_ready(step, learning_rate) or step.stop
+        self._stop_requested |= self._part.gradients_ready(step, learning_rate) or step.stop
         self._done, self.apart = step.number + 1, True
         return None if self._done % self.steps else self._way_back()
 
@@ -141,5 +141,5 @@ class Models:
     def _way_back(self) -> Contribution:
         torch.sub(self._read, self._flat.vector, out=self._flat.gradients)
         number = (self._done - 1) // self.steps
-        wish, self._wish = self._wish, False
-        return Contribution(Step(number, float(self._group.size), wish), 1.0)
+        stop, self._stop_requested = self._stop_requested, False
+        return Contribution(Step(number, float(self._group.size), stop), 1.0)

@@ -33,7 +33,7 @@ def stopped_at(topology: Topology, peers: int, wishes: dict[int, int], delay: in
 
     for step in range(STEPS):
         for worker in (worker for worker, at in wishes.items() if at == step):
-            endings[worker].wish(step)
+            endings[worker].request_stop(step)
         if delay and step:
             hear(step - 1)
         sent.append([ending.tell(Message(Kind.VECTOR, step=step)) for ending in endings])
@@ -66,7 +66,7 @@ def test_all_stop_after_the_same_step(spec: str, delay: int) -> None:
 def test_alone_it_stops_after_the_step_of_the_wish() -> None:
     ending = Ending(lambda: 0)
     assert not ending.after(3)
-    ending.wish(4)
+    ending.request_stop(4)
     assert not ending.after(3)
     assert ending.after(4)
 
