@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from polyrhythm.api.export import export
     from polyrhythm.api.join import join
     from polyrhythm.api.loop.group import Group
+    from polyrhythm.api.observed_run import Run
     from polyrhythm.api.predict import predict
     from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
     from polyrhythm.api.robustness import robustness
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
-    from polyrhythm.api.told import Run
     from polyrhythm.api.train import train
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
 
@@ -62,7 +62,7 @@ _HOMES = {
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",
-    "Run": "polyrhythm.api.told",
+    "Run": "polyrhythm.api.observed_run",
     "PolyrhythmError": "polyrhythm.errors",
     "RequestError": "polyrhythm.errors",
     "RunError": "polyrhythm.errors",

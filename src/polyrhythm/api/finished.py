@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from polyrhythm.api.told import Run, run_of
+from polyrhythm.api.observed_run import Run, run_of
 from polyrhythm.events import Restarted, RunEnded, RunStarted
 from polyrhythm.reporting.counting.figures import RunFigures
 from polyrhythm.reporting.event_log import LOG_FILE, read_events

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyrhythm.api.finished import finished_run
-from polyrhythm.api.told import Run
+from polyrhythm.api.observed_run import Run
 from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError

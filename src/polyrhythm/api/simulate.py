@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from polyrhythm.api import run_folder
 from polyrhythm.api.cluster_figures import ClusterFigures, watched_ranks
-from polyrhythm.api.told import Run, Told, told_in, told_run
+from polyrhythm.api.observed_run import ObservedRun, Run, observed_run, observed_run_in
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.model import name_of
 from polyrhythm.config.options import RunOptions, refuse_real_only
@@ -70,7 +70,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
         check: with `gradients="none"` only: watches the strategy's invariants, with gradients of whole numbers and full
             batches; one that is broken ends the run.
         out: the run folder, new or empty; None makes one under `runs/`.
-        observers: are told every event.
+        observers: get every event.
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
@@ -118,14 +118,14 @@ def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers:
     folder = _folder(out, job, config, where)
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
 
-    with computing_with(config.threads or 1), told_run(job, config, observers) as told:
-        claimed = told.claimed(job)
+    with computing_with(config.threads or 1), observed_run(job, config, observers) as observed:
+        claimed = observed.claimed(job)
 
         def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
-        _played(layout, folder, told, play, {"gradients": "real"})
-    return told.run()
+        _played(layout, folder, observed, play, {"gradients": "real"})
+    return observed.run()
 
 
 def _rehearse(
@@ -150,9 +150,9 @@ def _rehearse(
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
     claim = run_folder.create_for(folder, config, "none")
-    with computing_with(1), told_in(folder, config, observers, claim) as told:
-        _played(layout, folder, told, play, known)
-    return told.run()
+    with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
+        _played(layout, folder, observed, play, known)
+    return observed.run()
 
 
 def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
@@ -183,7 +183,7 @@ def _folder(out: str | Path | None, what: Job | Rehearsal, config: RunConfig, wh
 def _played(
     layout: Layout,
     folder: Path,
-    told: Told,
+    observed: ObservedRun,
     play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
 ) -> None:
@@ -191,7 +191,7 @@ def _played(
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
-        play(ClusterFigures(layout, known, timeline, told.on_event).on_event, stop, timeline)
+        play(ClusterFigures(layout, known, timeline, observed.on_event).on_event, stop, timeline)
     cast = layout.cast
     names = {rank: f"worker {index}" for index, rank in enumerate(cast.workers)}
     names |= {rank: f"server {index}" for index, rank in enumerate(cast.servers)}

@@ -17,7 +17,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.launch.torchrun.spokesman import started_by_torchrun
 
 if TYPE_CHECKING:
-    from polyrhythm.api.told import Run
+    from polyrhythm.api.observed_run import Run
     from polyrhythm.config.run_config import RunConfig
     from polyrhythm.events import Event
     from polyrhythm.reporting.observer import Observer

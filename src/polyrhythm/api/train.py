@@ -15,8 +15,8 @@ import torch
 
 from polyrhythm.api import resuming, run_folder
 from polyrhythm.api.entering import admission_of, entrance_of
+from polyrhythm.api.observed_run import ObservedRun, Run, observed_run
 from polyrhythm.api.thawing import train_thawing
-from polyrhythm.api.told import Run, Told, told_run
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.options import RunOptions
@@ -51,9 +51,9 @@ def train(
     Args:
         recipe: a YAML file of options.
         out: the run folder, new or empty; None makes one under `runs/`.
-        resume: the folder of a run to continue; `options` then change what it was told. `auto`: the one of `out` if
+        resume: the folder of a run to continue; `options` then change its configuration. `auto`: the one of `out` if
             there is a run in it, else a new one; of one that has nothing left to do, the figures are given once more.
-        observers: are told every event, in this process.
+        observers: get every event, in this process.
         start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
             data sets or of (images, labels) tensors, and a module.
@@ -89,8 +89,8 @@ def train(
             torchrun.take_leave(config.gather_s)
         return run
     if config.freeze_epochs is not None:
-        told = {"observers": observers, "start_method": start_method}
-        return train_thawing(train, config, job.learning.epochs, folder, **told)
+        common = {"observers": observers, "start_method": start_method}
+        return train_thawing(train, config, job.learning.epochs, folder, **common)
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)
@@ -144,7 +144,10 @@ def _check_port(port: int) -> None:
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
-    with _told(job, config, observers) as told, entrance_of(told.claimed(job), config) as entrance:
+    with (
+        _observed_with_trace(job, config, observers) as observed,
+        entrance_of(observed.claimed(job), config) as entrance,
+    ):
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 
@@ -159,19 +162,19 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
             )
 
         restarts = config.restarts if config.keep_checkpoints and entrance is None else 0
-        preempted = run_restarting(told.claimed(job), play, told.on_event, restarts)
-        told.hurries = preempted
-    run = told.run()
+        preempted = run_restarting(observed.claimed(job), play, observed.on_event, restarts)
+        observed.skips_report = preempted
+    run = observed.run()
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 
 
 @contextmanager
-def _told(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[Told]:
+def _observed_with_trace(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[ObservedRun]:
     assert job.keeping.folder is not None
-    with told_run(job, config, observers) as told:
+    with observed_run(job, config, observers) as observed:
         if config.timings:
-            told.tell(StepTrace(job.keeping.folder / TRACE_FILE, told.claim))
-        yield told
+            observed.add_observer(StepTrace(job.keeping.folder / TRACE_FILE, observed.claim))
+        yield observed
 
 
 def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig:
@@ -192,13 +195,16 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
         ):
             raise Preempted("the run was interrupted, since one of its hosts is taken away")
         return None
-    with _told(job, config, observers) as told, entrance_of(told.claimed(job), config) as entrance:
-        admission = admission_of(told.claimed(job), config, entrance)
+    with (
+        _observed_with_trace(job, config, observers) as observed,
+        entrance_of(observed.claimed(job), config) as entrance,
+    ):
+        admission = admission_of(observed.claimed(job), config, entrance)
         preempted = torchrun.run_under_torchrun(
-            told.claimed(job), told.on_event, config.threads, admission, config.gather_s
+            observed.claimed(job), observed.on_event, config.threads, admission, config.gather_s
         )
-        told.hurries = preempted
-    return dataclasses.replace(told.run(), preempted=preempted)
+        observed.skips_report = preempted
+    return dataclasses.replace(observed.run(), preempted=preempted)
 
 
 def _say_notices(event: Event) -> None:

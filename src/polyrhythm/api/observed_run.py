@@ -1,4 +1,4 @@
-"""A run being told to its observers, from its folder to its report."""
+"""A run's folder, its event log and its other observers, from its first event to its report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyrhythm.reporting.observer import Observer
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import Job
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,63 +46,63 @@ class Run:
 
 
 @contextmanager
-def told_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[Told]:
-    """Makes the run folder, and removes it again if the request proves wrong before anything has happened.
+def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[ObservedRun]:
+    """Makes the run folder, and the run in it; removes the folder if the request is refused before the first event.
 
     Args:
         job: with the folder to be.
         config: written into it.
-        observers: are told every event, besides the log.
+        observers: get every event, as the log does.
     """
     folder = job.keeping.folder
     assert folder is not None
     begun = (folder / LOG_FILE).exists()
     claim = run_folder.create(folder, config, job)
-    with told_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as told:
+    with observed_run_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as observed:
         if begun and not job.keeping.resume:
-            told.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
-        yield told
+            observed.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
+        yield observed
 
 
 @contextmanager
-def told_in(
+def observed_run_in(
     folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed, *, resumed: bool = False
-) -> Iterator[Told]:
-    """Tells a run whose folder is there; it is removed like that of `told_run`, unless the run is a resumed one."""
+) -> Iterator[ObservedRun]:
+    """Does what `observed_run` does in a folder that exists; the folder of a resumed run is never removed."""
     try:
-        told = _begun(folder, config, observers, claim)
+        observed = _begun(folder, config, observers, claim)
         try:
-            with told:
-                yield told
+            with observed:
+                yield observed
         except (RequestError, KeyboardInterrupt):
-            if not told.begun and not resumed and claim.holds():
+            if not observed.begun and not resumed and claim.holds():
                 run_folder.discard(folder)
             raise
     finally:
         claim.release()
 
 
-def _begun(folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed) -> Told:
+def _begun(folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed) -> ObservedRun:
     try:
-        return Told(folder, config, observers, claim)
+        return ObservedRun(folder, config, observers, claim)
     except OSError as error:
         raise RequestError(
             f"cannot write into {folder}: {error.strerror or error}; make room there"
         ) from None
 
 
-class Told:
-    """A run as its observers hear of it; at its end, however that is, the report is written.
+class ObservedRun:
+    """Passes a run's events to its observers, the event log first; when it ends or fails, writes the report.
 
     Args:
         folder: of the run.
         config: says whether TensorBoard is wanted.
-        observers: besides the log.
+        observers: those beside the log.
         claim: to the folder; the run ends when a later start has it.
 
     Attributes:
         claim: to the folder.
-        hurries: whether there is no time for a report.
+        skips_report: whether there is no time to write one.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Told:
     ) -> None:
         self._folder = folder
         self.claim = claim
-        self.hurries = False
-        self._looked_s = time.monotonic()
+        self.skips_report = False
+        self._checked_s = time.monotonic()
         self._last: Event | None = None
         self._figures = RunFigures()
         self._observers: list[Observer] = [EventLog(folder / LOG_FILE, claim), *observers]
@@ -124,8 +124,8 @@ class Told:
         """Gives a job that writes into the folder as this start of the run does."""
         return replace(job, keeping=replace(job.keeping, claim=self.claim))
 
-    def tell(self, observer: Observer) -> None:
-        """Tells one more observer, from now on."""
+    def add_observer(self, observer: Observer) -> None:
+        """Passes events to one more observer from now on."""
         self._observers.append(observer)
 
     @property
@@ -134,20 +134,20 @@ class Told:
         return self._last is not None
 
     def on_event(self, event: Event) -> None:
-        """Tells all observers.
+        """Passes an event to all observers.
 
         Raises:
             Superseded: a later start has the folder.
         """
-        if isinstance(event, WorkerProgress) and time.monotonic() - self._looked_s > _LOOK_EVERY_S:
-            self._looked_s = time.monotonic()
+        if isinstance(event, WorkerProgress) and time.monotonic() - self._checked_s > _CHECK_EVERY_S:
+            self._checked_s = time.monotonic()
             self.claim.check()
         self._last = event
         self._figures.add(event)
         for observer in self._observers:
             observer.on_event(event)
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> ObservedRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -157,7 +157,7 @@ class Told:
         with ExitStack() as stack:  # each is closed, even if another fails
             for observer in self._observers:
                 stack.callback(observer.close)
-        if self.begun and not self.hurries and not isinstance(error, Preempted) and self.claim.holds():
+        if self.begun and not self.skips_report and not isinstance(error, Preempted) and self.claim.holds():
             self._write_report()
 
     def _write_report(self) -> None:
@@ -172,25 +172,25 @@ class Told:
     def run(self) -> Run:
         """Gives the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
-        again = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
-        if again:  # what was done twice counts once
+        restarts = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
+        if restarts:  # what was done twice counts once
             self._figures = RunFigures.of(read_events(self._folder / LOG_FILE))
-        return run_of(self._folder, self._last, self._figures, again)
+        return run_of(self._folder, self._last, self._figures, restarts)
 
 
-def run_of(folder: Path, end: RunEnded, seen: RunFigures, again: Sequence[Restarted]) -> Run:
+def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Restarted]) -> Run:
     """Gives a run that is over, with what its leader knew of it and what its events add up to.
 
     Args:
         folder: of the run.
         end: of the run, in the leader's words.
         seen: all events.
-        again: each time that it was started again.
+        restarts: every time that it was started again.
     """
     found = held_back(seen)
     figures = end.result | {"held_back": found.to_json() if found is not None else None}
-    figures["restarts"] = len(again)
-    figures["updates_lost"] = sum(notice.updates_lost for notice in again)
+    figures["restarts"] = len(restarts)
+    figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}
     if seen.cache:
         figures["cache"] = seen.cache.to_json()
