@@ -1,14 +1,14 @@
-"""Whose run folder it is: of several starts of one run, the latest alone writes into it.
+"""Which start of a run owns its folder: of several, only the latest writes into it.
 
-Every start makes its files in a folder of its own, its *desk*, and moves them to where they belong. A later start first
-takes the desks of all earlier ones away:
+Every start makes its files in a staging folder of its own and moves them to where they belong. A later start first
+takes the staging folders of all earlier ones away:
 
     start 1   .start-00000001-9f…/step-…  ── rename ─▶ checkpoints/step-…
     start 2      takes it away ─┐   .start-00000002-41…/
     start 1                     ✗ ── rename: there is no such file; nothing of start 1 arrives any more
 
 So the file system itself decides between a late writer and its successor, whole or not at all, and nothing can be left
-behind that would hold anybody up: a desk of a process that was killed is taken away like any other.
+behind that would block a later start: the staging folder of a killed process is taken away like any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from polyrhythm.errors import RunError
 
-_DESK = re.compile(r"\.start-(\d{8})-[0-9a-f]{8}")
+_STAGING = re.compile(r"\.start-(\d{8})-[0-9a-f]{8}")
 _TAKEN = ".taken-"
 _NONCE_BYTES = 4
 _TRIES = 100
@@ -86,8 +86,8 @@ class Claim(Unclaimed):
 
     Attributes:
         folder: of the run.
-        name: of the desk.
-        inside: names of the folders in there that have a desk of their own, since they may lie on other disks.
+        name: of its staging folders.
+        inside: names of folders in there with a staging folder of their own, since they may lie on other disks.
     """
 
     folder: Path
@@ -103,23 +103,23 @@ class Claim(Unclaimed):
         self._move(self.draft(path), path)
 
     def remove(self, path: Path) -> None:
-        """Moves a file to the desk, and removes it there: from anywhere else it could be a later start's."""
+        """Moves a file to the staging folder, and removes it there: from anywhere else it could be a later start's."""
         gone = self.draft(path)
-        # There is no such file; or no desk, and then somebody else has the folder.
+        # There is no such file; or no staging folder, and then a later start has the run folder.
         with suppress(FileNotFoundError):
             path.replace(gone)
             gone.unlink()
         self.check()
 
     def check(self) -> None:
-        """Checks that the desk is there."""
+        """Checks that the staging folder is there."""
         if not (self.folder / self.name).is_dir():
             raise Superseded(
                 f"{self.folder} is another's by now: a later start of this run has taken it over, and this one ends"
             )
 
     def release(self) -> None:
-        """Removes the desks, and folders that nothing was written into."""
+        """Removes the staging folders, and folders that nothing was written into."""
         for place in self.places:
             shutil.rmtree(place / self.name, ignore_errors=True)
         for name in self.inside:
@@ -128,7 +128,7 @@ class Claim(Unclaimed):
 
     @property
     def places(self) -> list[Path]:
-        """The folders that have a desk."""
+        """The folders that have a staging folder."""
         return [self.folder, *(self.folder / name for name in self.inside)]
 
     def _move(self, source: Path, target: Path) -> None:
@@ -154,30 +154,30 @@ def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:
     places = [folder, *(folder / name for name in wanted)]
     for place in places:
         place.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((_number(desk) for place in places for desk in _desks(place)), default=0)
+    number = 1 + max((_number(staging) for place in places for staging in _staging_folders(place)), default=0)
     own = Claim(folder, f".start-{number:08d}-{secrets.token_hex(_NONCE_BYTES)}", wanted)
     for place in places:
         (place / own.name).mkdir(parents=True)  # the one before may have removed a folder that it left empty
-    # Each of two that claim it at once makes its desk before it looks at the others': at least one sees both.
+    # Each of two that claim it at once makes its staging folder before it looks at the others': at least one sees both.
     for place in places:
         _clear(place, own.name)
-    if any(desk.name > own.name for desk in _desks(folder)) or not own.holds():
+    if any(staging.name > own.name for staging in _staging_folders(folder)) or not own.holds():
         own.release()
         raise Superseded(f"{folder} is another's: a later start of this run has it, and this one ends")
     return own
 
 
-def is_desk(path: Path) -> bool:
-    """Whether a folder is the desk of a start, and no part of what a run leaves."""
-    return _DESK.fullmatch(path.name) is not None or path.name.startswith(_TAKEN)
+def is_staging(path: Path) -> bool:
+    """Whether a folder is the staging folder of a start, and no part of what a run leaves."""
+    return _STAGING.fullmatch(path.name) is not None or path.name.startswith(_TAKEN)
 
 
 def _clear(place: Path, name: str) -> None:
-    """Takes the desks of earlier starts away; a folder is first renamed, so that nothing new is put into it."""
-    for desk in _desks(place):
-        if desk.name < name:
+    """Removes the staging folders of earlier starts; each is first renamed, so that nothing new is put into it."""
+    for staging in _staging_folders(place):
+        if staging.name < name:
             with suppress(FileNotFoundError):  # it has been given up, or taken
-                desk.rename(desk.with_name(f"{_TAKEN}{secrets.token_hex(_NONCE_BYTES)}"))
+                staging.rename(staging.with_name(f"{_TAKEN}{secrets.token_hex(_NONCE_BYTES)}"))
     for taken in place.glob(f"{_TAKEN}*"):
         for _ in range(_TRIES):  # its owner may still be putting something there
             shutil.rmtree(taken, ignore_errors=True)
@@ -185,11 +185,11 @@ def _clear(place: Path, name: str) -> None:
                 break
 
 
-def _desks(place: Path) -> list[Path]:
-    return [path for path in place.glob(".start-*") if _DESK.fullmatch(path.name)]
+def _staging_folders(place: Path) -> list[Path]:
+    return [path for path in place.glob(".start-*") if _STAGING.fullmatch(path.name)]
 
 
-def _number(desk: Path) -> int:
-    found = _DESK.fullmatch(desk.name)
+def _number(staging: Path) -> int:
+    found = _STAGING.fullmatch(staging.name)
     assert found is not None
     return int(found[1])

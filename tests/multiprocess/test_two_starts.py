@@ -12,7 +12,7 @@ import pytest
 from multiprocess.commands import Started, wait_for
 from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
-from polyrhythm.claim import is_desk
+from polyrhythm.claim import is_staging
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.training.saving.checkpoint import checkpoints, load_checkpoint
@@ -71,4 +71,4 @@ def test_a_start_that_comes_back_finds_a_later_one_and_ends(starts: list[Started
     assert steps == sorted(steps)
     newest, *_ = checkpoints(tmp_path / "run" / "checkpoints")
     assert load_checkpoint(newest)[1]["step"] == steps[-1]
-    assert not [path for path in (tmp_path / "run").rglob("*") if is_desk(path)]
+    assert not [path for path in (tmp_path / "run").rglob("*") if is_staging(path)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyrhythm.api.run_folder import choose
-from polyrhythm.claim import UNCLAIMED, Superseded, claim, is_desk
+from polyrhythm.claim import UNCLAIMED, Superseded, claim, is_staging
 from polyrhythm.events import Notice
 from polyrhythm.reporting.event_log import EventLog, read_events
 from polyrhythm.training.saving import checkpoint
@@ -27,11 +27,11 @@ OURS, THEIRS = {"w": torch.zeros(4)}, {"w": torch.ones(4)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder but those on desks."""
+    """All files below a folder but those in staging folders."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and not any(is_desk(part) for part in (path, *path.parents))
+        if path.is_file() and not any(is_staging(part) for part in (path, *path.parents))
     }
 
 
@@ -120,7 +120,7 @@ def test_of_two_that_claim_it_at_once_one_has_it(tmp_path: Path, monkeypatch: py
 
     def between(self: Path, *given: object, **named: object) -> None:
         mkdir(self, *given, **named)  # type: ignore[arg-type]
-        if is_desk(self):
+        if is_staging(self):
             monkeypatch.setattr(Path, "mkdir", mkdir)
             # a second one comes here, that has numbered itself alike and drawn a higher name
             other = tmp_path / f"{self.name[:-8]}ffffffff"
@@ -133,10 +133,10 @@ def test_of_two_that_claim_it_at_once_one_has_it(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == others
 
 
-def test_a_desk_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_staging_folder_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     killed = claim(tmp_path / "run", ["checkpoints"])
     killed.draft(tmp_path / "run" / "config.yaml").write_text("half")
-    assert choose(tmp_path / "run", "run") == tmp_path / "run"  # though there are desks in it
+    assert choose(tmp_path / "run", "run") == tmp_path / "run"  # though there are staging folders in it
     own = claim(tmp_path / "run", ["checkpoints"])
     assert own.name > killed.name
     assert own.holds()
@@ -145,7 +145,7 @@ def test_a_desk_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_folder_on_another_disk_has_its_own_desk(tmp_path: Path) -> None:
+def test_a_folder_on_another_disk_has_its_own_staging_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "disk").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.claim import Claim, claim, is_desk
+from polyrhythm.claim import Claim, claim, is_staging
 from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
@@ -57,7 +57,7 @@ def choose(out: str | Path | None, name: str) -> Path:
 def _is_bare(folder: Path) -> bool:
     """Whether nothing is there, or what a start has left that was killed before it wrote anything."""
     return all(
-        is_desk(path) or (path.name == FOLDER and path.is_dir() and all(map(is_desk, path.iterdir())))
+        is_staging(path) or (path.name == FOLDER and path.is_dir() and all(map(is_staging, path.iterdir())))
         for path in folder.iterdir()
     )
 
