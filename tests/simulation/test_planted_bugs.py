@@ -12,6 +12,7 @@ from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -21,30 +22,36 @@ SEEDS = range(300)
 
 
 class OneWayServer(ShardServer):
-    """Applies a gradient that comes alone as it does several, so that what is planted there is met by all."""
+    """Applies a gradient that comes alone as it does several, so that what is planted in `planted` is met by all."""
 
-    def _apply_alone(self, entry: Pushed) -> None:
-        self._apply([entry], None)
+    def __init__(self, pushers: tuple[int, ...], consistency: Consistency) -> None:
+        super().__init__(pushers, consistency)
+        self.apply = self._executor.apply
+        self._executor.apply = self.planted  # type: ignore[method-assign]
+        self._executor.apply_alone = lambda entry: self.planted([entry], None)  # type: ignore[method-assign]
+
+    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+        raise NotImplementedError
 
 
 class LosingServer(OneWayServer):
     """Forgets the last number of its shard when others have updated four times since the pusher read."""
 
-    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
         if any(self.version - entry.message.version > 4 for entry in gradients):
             kept = float(self.values[-1])
-            super()._apply(gradients, distances)
+            self.apply(gradients, distances)
             self.values[-1] = kept
         else:
-            super()._apply(gradients, distances)
+            self.apply(gradients, distances)
 
 
 class MiscountingServer(OneWayServer):
     """Counts the update itself among those that a gradient is behind."""
 
-    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
         self._updates.version += 1
-        super()._apply(gradients, distances)
+        self.apply(gradients, distances)
         self._updates.version -= 1
 
 

@@ -26,6 +26,7 @@ from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import
 )
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync, SoftsyncGate
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from simulation.trying import trial
@@ -39,18 +40,18 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int]]:
     """Gives a list that fills with every update: virtual time, version, step of the pushes."""
     found: list[tuple[float, int, int]] = []
     clocks: dict[str, Any] = {}
-    draw, apply = DrawnPace.forward, ShardServer._apply
+    draw, apply = DrawnPace.forward, DecisionExecutor.apply
 
     def forward(self: DrawnPace, shares: Any, use: Any, work: float = 1.0) -> None:
         clocks["now"] = self.clock.now
         draw(self, shares, use, work)
 
-    def noted(self: ShardServer, gradients: Any, distances: Any) -> None:
+    def noted(self: DecisionExecutor, gradients: Any, distances: Any) -> None:
         apply(self, gradients, distances)
-        found.append((clocks["now"](), self.version, gradients[0].message.step))
+        found.append((clocks["now"](), self._updates.version, gradients[0].message.step))
 
     monkeypatch.setattr(DrawnPace, "forward", forward)
-    monkeypatch.setattr(ShardServer, "_apply", noted)
+    monkeypatch.setattr(DecisionExecutor, "apply", noted)
     return found
 
 

@@ -15,7 +15,7 @@ from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.simulation.rehearse import rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.specs import build
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
 from polyrhythm.training.model_sizes import ModelSizes
 
 SIZES = ModelSizes((6_000_000, 4_000_000), (0.25, 0.75))
@@ -70,13 +70,15 @@ def test_many_workers_have_few_events() -> None:
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers and a rate of 1: the servers hold minus the sum of all that was pushed."""
     values: dict[int, Tensor] = {}
-    finish = ShardServer._answer_final
+    finish = DecisionExecutor.answer_final
 
-    def kept(self: ShardServer) -> Any:
-        values[id(self)] = self.values
+    def kept(self: DecisionExecutor) -> Any:
+        shard = self._updates.shard
+        if shard is not None:
+            values[id(self)] = shard.values
         return finish(self)
 
-    monkeypatch.setattr(ShardServer, "_answer_final", kept)
+    monkeypatch.setattr(DecisionExecutor, "answer_final", kept)
 
     def gradient(worker: int, step: int, gradients: Tensor) -> None:
         gradients.fill_(worker + 10 * step)

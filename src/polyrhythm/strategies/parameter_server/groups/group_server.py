@@ -135,7 +135,7 @@ class GroupServer(ShardServer):
             self._contributions = max(0, message.step)
         before = kind is _LEAVE and not self._presence.is_there(name)
         replies = [] if before and self._presence.final != name else super().on_message(name, message)
-        if self._stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
+        if self._executor.stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
             self._through.update(to for to, reply in replies if reply.stop)
         if kind is _LEAVE:
             self._through.add(name)
@@ -169,7 +169,7 @@ class GroupServer(ShardServer):
         self._readings.forget(number)
         if name in self._presence.asking:
             self._presence.asking.remove(name)
-        return self._carry_out(self._gate.leave(number))
+        return self._executor.carry_out(self._gate.leave(number))
 
     def _told_the_first(self, name: int) -> list[Reply]:
         """Tells the first server how many steps of a group are here."""
@@ -191,7 +191,7 @@ class GroupServer(ShardServer):
             self._losses.lose(name)
             self._losses.check()
         self._presence.leave(name)
-        return self._let_go_on_without(name)
+        return self._go_on_without(name)
 
     def _begin_to_speak(self, name: int, source: int) -> list[Reply]:
         """Another member pulls, and goes on after what had been taken of its group."""
@@ -208,7 +208,7 @@ class GroupServer(ShardServer):
     def _let_in_late(self, name: int) -> list[Reply]:
         """Another shard wants a step of a group that is through here; where groups go in step, in a round."""
         if self._rounds is None:
-            return [self._answer(name)]
+            return [self._executor.answer(name)]
         self._gate.join(self._numbers[name])
         return self._entrance.invited(name)
 

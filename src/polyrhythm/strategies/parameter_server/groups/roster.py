@@ -42,7 +42,7 @@ class Formation:
 
 
 class Roster:
-    """One group's.
+    """Keeps track of one group's members, from formation to formation.
 
     Args:
         ranks: of the members that it begins with; the first speaks for it.

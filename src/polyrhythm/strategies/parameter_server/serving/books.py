@@ -1,4 +1,4 @@
-"""A server's books: all that it knows of its pushers."""
+"""All that a server knows of its pushers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyrhythm.strategies.state import State
 
 
 class Books:
-    """One server's.
+    """The gate of one server, with what it and the server know of each pusher.
 
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.

@@ -1,4 +1,4 @@
-"""Who comes to a server and who goes: what each of its books must know of that, and what a pusher is told at the door.
+"""Pushers that join and leave a server: what its books must know of that, and what a pusher is answered.
 
 PULL ─▶ late: LEAVE ─▶ in step with others: JOIN, at which round? ─▶ wait for the parameters, or ask the gate
 """
@@ -14,10 +14,10 @@ Reply = tuple[int, Message]
 
 
 class Entrance:
-    """One server's.
+    """Lets pushers in and out of one server, and keeps its books of them consistent.
 
     Args:
-        books: of its pushers, which are kept here as far as they tell who is there.
+        books: of its pushers; those about who is there are kept here.
     """
 
     def __init__(self, books: Books) -> None:

@@ -14,7 +14,7 @@ from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 
 
 class Held:
-    """One server's. Pushers are numbered from 0.
+    """The gradients that one server holds. Pushers are numbered from 0.
 
     Args:
         pushers: how many there are.

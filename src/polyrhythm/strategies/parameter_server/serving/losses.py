@@ -6,7 +6,7 @@ from polyrhythm.errors import RunError
 
 
 class Losses:
-    """One server's.
+    """Counts one server's lost pushers against how many may be lost.
 
     Args:
         spares: how many may be lost at once; 0: the run decides.

@@ -11,7 +11,7 @@ from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 
 
 class Readings:
-    """One server's. Pushers are numbered from 0.
+    """The version that each pusher of one server has read last. Pushers are numbered from 0.
 
     Args:
         pushers: how many there are.

@@ -20,7 +20,7 @@ _MOST_APART = 1000
 
 
 class Rounds:
-    """One server's. Workers are numbered from 0.
+    """One server's count of rounds, and who is to come in at which. Workers are numbered from 0.
 
     Args:
         workers: how many there are.

@@ -3,12 +3,13 @@
     pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: merge, aggregate, optimiser step, version + 1
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
-A message comes in and replies go out; there is no network here. What nobody of ours would send is refused before
-anything is changed. A push whose step has been applied already (a resumed worker repeats itself) is answered and not
-applied again; where pushers go in step, it is an empty batch.
+A message comes in and replies go out; there is no network here. A message that no pusher sends in this state is refused
+before anything is changed. A push whose step has been applied already (a resumed worker repeats itself) is answered
+and not applied again; where pushers go in step, it counts as an empty batch.
 
-What is applied, and what a resumed run needs of it, is in `updates.py`; who comes and goes, in `entrance.py`; how the
-run ends, in `presence.py`; gradients that all servers must compare first, in `comparison.py`.
+This file checks messages and asks the gate. What follows from its decision is in `decision_executor.py`, the parameters
+and their updates in `updates.py`, who joins and leaves in `entrance.py`, how the run ends in `presence.py`, gradients
+that all servers must compare first in `comparison.py`.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.books import Books
 from polyrhythm.strategies.parameter_server.serving.comparison import Comparison
+from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
 from polyrhythm.strategies.parameter_server.serving.entrance import Entrance
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate, let_through
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, pushed_of
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, RoundGate, let_through
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, pushed_of
 from polyrhythm.strategies.parameter_server.serving.updates import Updates
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
-_PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
+_PUSH = Kind.PUSH  # an enum is slow to ask for its members
 
 
 class ShardServer:
     """One server; see `ServerPart`.
+
+    A *pusher* is a rank that pushes gradients: a worker, or what stands for a group of workers.
 
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.
@@ -58,12 +62,12 @@ class ShardServer:
         self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
         self._numbers = self._presence.numbers
         self._entrance = Entrance(books)
-        self._screens = not (consistency.in_step() or self._handling.aggregator.robust)
-        self._looks = self._screens and self._not_finite.looks
+        self._leaves_out = not (consistency.in_step() or self._handling.aggregator.robust)
+        self._checks_finite = self._leaves_out and self._not_finite.looks
         self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
-        whole = self._handling.aggregator.whole
-        self._comparison = Comparison(servers, index, len(pushers)) if whole else None
-        self._stop = False
+        aggregator = self._handling.aggregator
+        self._comparison = Comparison(servers, index, len(pushers)) if aggregator.whole else None
+        self._executor = DecisionExecutor(books, self._updates, self._comparison, robust=aggregator.robust)
 
     @property
     def values(self) -> Tensor:
@@ -123,7 +127,7 @@ class ShardServer:
             RefusedMessage: a message that no pusher of ours sends now.
         """
         if source not in self._numbers:
-            return self._hear_server(source, message)
+            return self._on_server_message(source, message)
         if message.kind is _PUSH:
             return self._push(source, message)
         if message.kind is Kind.PULL:
@@ -132,7 +136,7 @@ class ShardServer:
             admit_bare(message)
             return self._leave(source)
         if message.kind is Kind.JOIN:
-            return self._come_in(source, message)
+            return self._enter(source, message)
         return self._begin(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
@@ -143,12 +147,12 @@ class ShardServer:
         """
         if rank not in self._numbers:
             return []
-        return self._let_go_on_without(rank) if self._entrance.lose(rank) else []
+        return self._go_on_without(rank) if self._entrance.lose(rank) else []
 
     def answer_again(self, source: int) -> list[Reply]:
         """Answers a pusher whose last answer was lost with a server: with the parameters as they are now."""
-        told = self._entrance.shown_out(source) or self._entrance.invited(source)
-        return told or [self._answer(source)]
+        refused = self._entrance.shown_out(source) or self._entrance.invited(source)
+        return refused or [self._executor.answer(source)]
 
     def state(self) -> State:
         """Gives all that a resumed server needs, parameters included."""
@@ -172,7 +176,7 @@ class ShardServer:
             **facts,
             "books": book_facts,
             **self._updates.counts(),
-            "stop": self._stop,
+            "stop": self._executor.stop,
         }
 
     def load_exact_state(self, state: State) -> None:
@@ -180,7 +184,7 @@ class ShardServer:
         tensors, facts = state
         self._updates.load_exact_state(state)
         self._books.load_exact_state((tensors, facts["books"]))
-        self._stop = facts["stop"]
+        self._executor.stop = facts["stop"]
 
     def _begin(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.CONFIGURE:
@@ -198,9 +202,9 @@ class ShardServer:
         admit_bare(message)
         if message.stop:
             self._entrance.ask_for_end(source)
-            return self._answer_final()
-        if told := self._entrance.let_in(source):
-            return told
+            return self._executor.answer_final()
+        if replies := self._entrance.let_in(source):
+            return replies
         if self._rounds is not None:
             self._rounds.check_inside(self._numbers[source])
         if self._updates.shard is None:
@@ -208,15 +212,15 @@ class ShardServer:
             return []
         return self._ask(self._numbers[source])
 
-    def _come_in(self, source: int, message: Message) -> list[Reply]:
+    def _enter(self, source: int, message: Message) -> list[Reply]:
         decision = self._entrance.come_in(source, message)
         if self._updates.shard is None:
             self._entrance.wait(source)
             return []
-        return self._carry_out(decision)
+        return self._executor.carry_out(decision)
 
     def _ask(self, pusher: int) -> list[Reply]:
-        return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
+        return self._executor.carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
 
     def _push(self, source: int, message: Message) -> list[Reply]:
         pusher, shard = self._numbers[source], self._updates.shard
@@ -228,114 +232,49 @@ class ShardServer:
             self._check_takes_part(source)
         due = self._held.steps[pusher]
         admit_push(message, shard.values, self._updates.version, due)
-        self._stop |= message.stop
+        self._executor.stop |= message.stop
         number = message.step
-        if number < due:
+        if number < due:  # it is repeated
             if self._rounds is None or not self._rounds.is_next(pusher, number):
                 return self._ask(pusher)
             message = message._replace(weight=0.0)
-        if self._looks:
+        if self._checks_finite:
             message = self._not_finite.screened(pusher, message)
             if self._not_finite.is_spent(pusher):
                 return self._eject(source)
-        if self._screens and message.weight == 0:
+        if self._leaves_out and message.weight == 0:
             self._held.left_out.add(pusher, due, due + 1)
         decision = self._gate.arrive(pusher, number)
         entry = pushed_of((pusher, message, self._readings.values[pusher]))
         # The same object, since to compare two takes longer; what is equal is only held and taken.
         if decision is let_through(pusher) and self._comparison is None and not self._held.of(pusher):
             self._held.steps[pusher] = max(due, number + 1)  # as if it had been held and taken
-            self._apply_alone(entry)
-            return [self._answer(source)]
+            self._executor.apply_alone(entry)
+            return [self._executor.answer(source)]
         self._held.hold(entry)
-        return self._carry_out(decision)
+        return self._executor.carry_out(decision)
 
     def _check_takes_part(self, source: int) -> None:
-        """Refuses a part in rounds of who has left, or has not come in: it would count beside what is held of it."""
+        """Refuses a push to a round by a pusher that has left, or not come in: its gradient would count twice."""
         assert self._rounds is not None, "asked only where there are rounds"
         if not self._presence.is_there(source):
             raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
         self._rounds.check_inside(self._numbers[source])
 
     def _leave(self, rank: int) -> list[Reply]:
-        return self._let_go_on_without(rank) if self._presence.leave(rank) else []
+        return self._go_on_without(rank) if self._presence.leave(rank) else []
 
-    def _let_go_on_without(self, rank: int) -> list[Reply]:
+    def _go_on_without(self, rank: int) -> list[Reply]:
         if self._comparison is not None:
             self._comparison.forget(self._numbers[rank])
-        return self._carry_out(self._entrance.leave(rank)) + self._answer_final()
+        return self._executor.carry_out(self._entrance.leave(rank)) + self._executor.answer_final()
 
     def _eject(self, rank: int) -> list[Reply]:
         """Lets a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
         self._losses.let_go(rank)
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
-    def _carry_out(self, decision: Decision) -> list[Reply]:
-        for pusher in decision.drop:
-            self._held.take(pusher)
-            self._updates.dropped += 1
-        taken = [self._held.take(pusher) for pusher in decision.apply]
-        if self._comparison is None:
-            return self._apply_and_answer(taken, decision, None)
-        return self._comparison.take(taken, decision, self._rounds) + self._decide()
-
-    def _decide(self) -> list[Reply]:
-        """Makes the updates of which the other servers have said all."""
-        replies: list[Reply] = []
-        while self._comparison is not None and (agreed := self._comparison.next()) is not None:
-            replies += self._apply_and_answer(*agreed)
-            if agreed.taken:
-                replies += self._answer_final()
-        return replies
-
-    def _apply_and_answer(
-        self, taken: list[Pushed], decision: Decision, distances: Tensor | None
-    ) -> list[Reply]:
-        self._held.count(taken)
-        for pusher in decision.answer + decision.acknowledge:
-            self._held.settle(pusher, decision.step)
-        if taken:
-            self._apply(taken, distances)
-        pushers = self._presence.pushers
-        answers = [self._answer(pushers[pusher]) for pusher in decision.answer]
-        answers += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
-        return answers
-
-    def _apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        if self._updates.make(gradients, distances):
-            self._readings.count(gradients)
-        elif self._handling.aggregator.robust:  # they were too few
-            for entry in gradients:
-                first = entry.message.step
-                self._held.left_out.add(entry.pusher, first, first + (entry.message.weight > 0))
-
-    def _apply_alone(self, entry: Pushed) -> None:
-        """Does what `_apply` does with one gradient, with less ado if it makes an update, as it mostly does."""
-        if self._updates.make_of_one(entry):
-            self._readings.versions[entry.pusher] += 1
-        else:
-            self._apply([entry], None)
-
-    def _answer_final(self) -> list[Reply]:
-        final = self._presence.ready_to_end
-        waits = self._comparison is not None and self._comparison.busy
-        return [] if final is None or self._updates.shard is None or waits else [self._answer(final)]
-
-    def _answer(self, source: int) -> Reply:
-        updates, number = self._updates, self._numbers[source]
-        assert updates.shard is not None, "nobody is answered before there are parameters"
-        shown, version = updates.shard.shown(), updates.version
-        self._readings.note(number, version, shown)
-        step = self._held.steps[number]
-        return source, message_of((_PARAMETERS, shown, version, step, 1.0, 0.0, self._stop, 0))
-
-    def _acknowledgement(self, pusher: int) -> Reply:
-        """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
-        version, step = self._readings.versions[pusher], self._held.steps[pusher]
-        message = Message(Kind.PARAMETERS, version=version, step=step, stop=self._stop)
-        return self._presence.pushers[pusher], message
-
-    def _hear_server(self, source: int, message: Message) -> list[Reply]:
+    def _on_server_message(self, source: int, message: Message) -> list[Reply]:
         comparison = self._comparison
         if comparison is None or message.kind is not Kind.VECTOR or not comparison.knows(source):
             raise RefusedMessage(
@@ -343,4 +282,4 @@ class ShardServer:
                 f"a server heard {message.kind.name} from rank {source}, which pushes nothing here",
             )
         comparison.hear(source, message)
-        return self._decide()
+        return self._executor.carry_out_agreed()

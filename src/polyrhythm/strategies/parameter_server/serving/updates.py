@@ -18,7 +18,7 @@ _NO_PARAMETERS = "nobody pushes before having pulled"
 
 
 class Updates:
-    """One server's.
+    """One server's shard, its optimiser, and counts of what was applied.
 
     Args:
         handling: of gradients.
