@@ -17,20 +17,20 @@ from polyrhythm.communication.message import Message
 
 
 class Handle(Protocol):
-    """Something under way."""
+    """An operation under way."""
 
     def done(self) -> bool:
         """Tells whether `wait` would return at once."""
 
     def wait(self) -> Any:
-        """Blocks until it is done and gives its result; raises what it raised."""
+        """Blocks until it is done; gives its result, or raises its error."""
 
 
 class Communicator(Protocol):
     """One rank's end of a group of ranks.
 
-    Every method names peers by their rank in this communicator. Whatever talks to a peer that is gone raises
-    `PeerLost`, whose `rank` counts among all ranks of the run.
+    Every method names peers by their rank in this communicator. Sending to, or waiting for, a peer that is lost raises
+    `PeerLost`, whose `rank` is that among all ranks of the run.
     """
 
     @property
@@ -43,17 +43,17 @@ class Communicator(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clock that goes with this network."""
+        """The clock of this network: real or virtual time."""
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent through any communicator since it started.
 
-        Collectives of a library, whose messages nobody sees, count by their formula.
+        Collectives of a library, whose messages cannot be seen, count by the formula of their algorithm.
         """
 
     def send(self, to: int, message: Message) -> None:
-        """Sends; returns when the message's tensor may be changed again."""
+        """Sends a message; returns when its tensor may be changed again, be it received or not."""
 
     def start_send(self, to: int, message: Message) -> Handle:
         """Starts to send; the message's tensor must not change until the handle is done."""
@@ -80,20 +80,20 @@ class Communicator(Protocol):
         """Returns when all ranks have called it."""
 
     def revoke(self) -> None:
-        """Ends the use of this communicator and of its parts: whoever waits on them gets `CollectiveBroken`.
+        """Ends the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
 
-        Rank 0 tells all others; any other rank tells rank 0, which finds it broken and is to do the same. So
-        nobody waits for those who have given a collective up. Has no meaning for the communicator over all ranks.
+        Rank 0 tells all others. Any other rank tells rank 0, whose wait then raises, and which must revoke in turn. So
+        nobody waits for a rank that has given a collective up. Not for the communicator over all ranks.
         """
 
     def revoke_here(self) -> None:
         """As `revoke`, on this rank alone: nobody is told."""
 
     def revoke_without(self, rank: int) -> None:
-        """Has this communicator revoked, on this rank alone, once a member is lost: now, if it is already.
+        """Revokes this communicator, on this rank alone, once a member is known to be lost: now, if it is already.
 
-        So ends who waits for another that has heard of that loss earlier, and given a collective up; rank 0 can be
-        lost without anybody left to tell all.
+        For the loss of rank 0, which can tell nobody: without this, a rank would wait for one that knew of the loss
+        earlier and gave the collective up.
 
         Args:
             rank: of the member, in this communicator.
@@ -111,27 +111,27 @@ class Communicator(Protocol):
         """
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
-        """Makes a vector of zeros of this rank's own, which `all_reduce` adds up where it lies. All ranks must call it.
+        """Makes a vector of zeros of this rank's own for `all_reduce` to add up in place. All ranks must call it.
 
-        Ranks of one host see each other's, so it and slices of it, the same on all ranks, are not copied on the way.
+        Ranks of one host map each other's, so sums of it, or of a slice that is the same on all ranks, need no copy.
 
         Args:
             name: tells it apart from other vectors of this communicator; used once.
             like: gives size and dtype, the same on all ranks.
 
         Returns:
-            None, on all ranks alike, where any other memory serves as well.
+            `(n,)`, like `like`; None, on all ranks alike, where this gains nothing over ordinary memory.
         """
 
     def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
-        """Makes a `subgroup` of those who are there now, successors of lost ranks among them.
+        """Makes a `subgroup` of ranks as they are now, successors of lost ones among them.
 
-        Who came before them is gone, also if nobody has told this rank so; that is no news on the new communicator.
+        Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
 
         Args:
             name: as in `subgroup`.
             ranks: as in `subgroup`.
-            incarnations: how many have had each one's number before it.
+            incarnations: for each, how many predecessors it has had.
         """
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:

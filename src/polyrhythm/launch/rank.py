@@ -15,7 +15,7 @@ from polyrhythm.communication.transports.torch_distributed.transport import conn
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.cores import use_threads
 from polyrhythm.launch.kept_memory import keep_freed_memory
-from polyrhythm.launch.watchdog import LOST_AFTER, Post, Watchdog
+from polyrhythm.launch.watchdog import LOST_AFTER, Watchdog, WatchdogSetting
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
@@ -68,7 +68,7 @@ def run_rank(job: Job, cast: Cast, rendezvous: Rendezvous, threads: int, around:
         leader_returns=job.losses.restarts > 0,
         ledger=_on_clock(around.ledger, home),
     )
-    with Watchdog(_post(job, cast, home, emit)):
+    with Watchdog(_setting(job, cast, home, emit)):
         if world.is_worker:
             use_threads(threads)
             keep_freed_memory()
@@ -86,7 +86,7 @@ def _on_clock(ledger: Ledger | None, home: Rank) -> Ledger | None:
     return replace(ledger, began_at_s=ledger.began_at_s + home.clock.now() - time.perf_counter())
 
 
-def _post(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> Post:
+def _setting(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> WatchdogSetting:
     roles = {rank: f"worker {number}" for number, rank in enumerate(cast.workers)}
     roles |= {rank: f"server {number}" for number, rank in enumerate(cast.servers)}
     folder = job.keeping.folder
@@ -96,7 +96,7 @@ def _post(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> Po
             return "the run goes on without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 
-    return Post(
+    return WatchdogSetting(
         rendezvous=home.rendezvous,
         roles=[roles[rank] for rank in range(cast.size)],
         host=Introduction.own(home.rendezvous.address, shares=True).host,

@@ -8,7 +8,8 @@
 
 Limits come from what is measured. A rank is silent for too long after GAPS times the median gap between its pulses,
 a wait lasts too long after STEPS times the median step of the one who waits, both never sooner than a floor.
-Whoever has lost the store for as long as others take to give it up ends itself, so nobody lives on who was given up.
+A rank that cannot reach the store for as long as others take to declare it lost ends itself, so that none lives on that
+others do without.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _ALARM = "watchdog/alarm"
 
 
 @dataclass(frozen=True)
-class Post:
-    """Where a watchdog stands.
+class WatchdogSetting:
+    """What a watchdog works with.
 
     Attributes:
         rendezvous: of the rank.
@@ -77,7 +78,7 @@ class Post:
 
 
 @dataclass
-class _Sight:
+class _PeerStatus:
     """What has been seen of another rank, and done about it.
 
     Attributes:
@@ -85,7 +86,7 @@ class _Sight:
         seen_s: when that was new.
         gaps_s: between its pulses.
         diagnosed: whether somebody has said that it is silent.
-        sentenced: whether this rank has said that it is taken for lost, and ended it if it could.
+        declared_lost: whether this rank has declared it lost, and ended it if it could.
         given_up: whether all have been told, or are being told by another.
     """
 
@@ -93,32 +94,32 @@ class _Sight:
     seen_s: float
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS_KEPT))
     diagnosed: bool = False
-    sentenced: bool = False
+    declared_lost: bool = False
     given_up: bool = False
 
 
 class Watchdog:
-    """One rank's.
+    """Publishes one rank's pulse, and watches the ranks after it.
 
     Args:
-        post: where it stands.
+        setting: what it works with.
     """
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
-        self._own = post.rendezvous.own
-        size = post.rendezvous.size
+    def __init__(self, setting: WatchdogSetting) -> None:
+        self._setting = setting
+        self._own = setting.rendezvous.own
+        size = setting.rendezvous.size
         self._watched = [(self._own.rank + ahead) % size for ahead in range(1, min(size - 1, _WATCHED) + 1)]
-        self._beat_s = min(_SLOWEST_BEAT_S, max(_FASTEST_BEAT_S, post.floor_s / _BEATS_A_FLOOR))
-        self._sights: dict[int, _Sight] = {}
+        self._beat_s = min(_SLOWEST_BEAT_S, max(_FASTEST_BEAT_S, setting.floor_s / _BEATS_A_FLOOR))
+        self._peers: dict[int, _PeerStatus] = {}
         self._complained_of: float | None = None
         self._alarms = 0
         self._beat = 0
         self._reached = False
         self._clock = LivedClock(self._beat_s)
         self._over = threading.Event()
-        self._store = post.rendezvous.store.clone()
-        self._store.set_timeout(timedelta(seconds=post.floor_s))
+        self._store = setting.rendezvous.store.clone()
+        self._store.set_timeout(timedelta(seconds=setting.floor_s))
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._fence = threading.Thread(target=self._leave_if_cut_off, name="watchdog's fence", daemon=True)
 
@@ -131,14 +132,14 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
-        self._thread.join(self._post.floor_s)
+        self._thread.join(self._setting.floor_s)
         if kind is None:
             with suppress(RuntimeError):  # the store may be gone before its last guest
-                publish(self._store, Pulse(*self._own, role=self._post.roles[self._own.rank], left=True))
+                publish(self._store, Pulse(*self._own, role=self._setting.roles[self._own.rank], left=True))
 
     def limit_s(self, gaps_s: list[float]) -> float:
         """Gives how long a rank may be silent whose pulses had such gaps."""
-        return max(self._post.floor_s, GAPS * median(gaps_s)) if gaps_s else self._post.floor_s
+        return max(self._setting.floor_s, GAPS * median(gaps_s)) if gaps_s else self._setting.floor_s
 
     def _watch(self) -> None:
         while not self._over.wait(self._beat_s):
@@ -158,77 +159,77 @@ class Watchdog:
             self._write_stacks()
         for rank, pulse in read(self._store, self._watched).items():
             self._see(rank, pulse)
-        for sight in self._sights.values():
-            self._judge(sight)
+        for peer in self._peers.values():
+            self._judge(peer)
         self._judge_own_wait()
 
     def _publish(self) -> None:
-        post = self._post
-        role = post.roles[self._own.rank]
-        publish(self._store, Pulse.of(post.activity, self._own, role, post.host, self._beat))
+        setting = self._setting
+        role = setting.roles[self._own.rank]
+        publish(self._store, Pulse.of(setting.activity, self._own, role, setting.host, self._beat))
 
     def _see(self, rank: int, pulse: Pulse) -> None:
         now_s = self._clock.now_s
-        sight = self._sights.get(rank)
-        if sight is None or sight.pulse.incarnation != pulse.incarnation:
-            self._sights[rank] = _Sight(pulse, now_s)
-        elif (sight.pulse.beat, sight.pulse.left) != (pulse.beat, pulse.left):
-            if sight.diagnosed:
-                self._post.say(
-                    f"{pulse.role} (rank {rank}) is back after {now_s - sight.seen_s:.1f} s; all goes on"
+        peer = self._peers.get(rank)
+        if peer is None or peer.pulse.incarnation != pulse.incarnation:
+            self._peers[rank] = _PeerStatus(pulse, now_s)
+        elif (peer.pulse.beat, peer.pulse.left) != (pulse.beat, pulse.left):
+            if peer.diagnosed:
+                self._setting.say(
+                    f"{pulse.role} (rank {rank}) is back after {now_s - peer.seen_s:.1f} s; all goes on"
                 )
             else:
-                sight.gaps_s.append(now_s - sight.seen_s)
-            sight.pulse, sight.seen_s, sight.diagnosed = pulse, now_s, False
+                peer.gaps_s.append(now_s - peer.seen_s)
+            peer.pulse, peer.seen_s, peer.diagnosed = pulse, now_s, False
 
-    def _judge(self, sight: _Sight) -> None:
-        pulse, silent_s = sight.pulse, self._clock.now_s - sight.seen_s
+    def _judge(self, peer: _PeerStatus) -> None:
+        pulse, silent_s = peer.pulse, self._clock.now_s - peer.seen_s
         lost = (
-            self._post.is_lost(pulse.rank) and not sight.sentenced
+            self._setting.is_lost(pulse.rank) and not peer.declared_lost
         )  # else some may not have heard it from this rank
-        if pulse.left or sight.given_up or lost:
+        if pulse.left or peer.given_up or lost:
             return
-        limit_s = self.limit_s(list(sight.gaps_s))
-        if silent_s > limit_s and not sight.diagnosed:
+        limit_s = self.limit_s(list(peer.gaps_s))
+        if silent_s > limit_s and not peer.diagnosed:
             if self._is_first("diagnosis", pulse):
                 self._diagnose(pulse, silent_s, limit_s)
-            sight.diagnosed = True
+            peer.diagnosed = True
         if silent_s > LOST_AFTER * limit_s:
             if self._is_first("end", pulse):
-                self._give_up(sight, silent_s)
-            sight.given_up = True
+                self._give_up(peer, silent_s)
+            peer.given_up = True
 
     def _diagnose(self, pulse: Pulse, silent_s: float, limit_s: float) -> None:
-        others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
+        others = [rank for rank in range(self._setting.rendezvous.size) if rank != pulse.rank]
         doing = "; ".join(other.text for other in read(self._store, others).values() if not other.left)
         self._store.add(_ALARM, 1)  # words come last: if the store does not answer, all this is done again
-        self._post.say(
+        self._setting.say(
             f"{pulse.role} (rank {pulse.rank}) has said nothing for {silent_s:.1f} s: it is stopped, or cut off; last, "
             f"at step {pulse.step}, it was {pulse.doing}. Meanwhile: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
-            f"taken for lost, and {self._post.what_then(pulse.rank)}"
+            f"taken for lost, and {self._setting.what_then(pulse.rank)}"
         )
 
-    def _give_up(self, sight: _Sight, silent_s: float) -> None:
+    def _give_up(self, peer: _PeerStatus, silent_s: float) -> None:
         """Takes a rank for lost; called again at the next beat if the store stops answering on the way."""
-        pulse = sight.pulse
-        if not sight.sentenced:
+        pulse = peer.pulse
+        if not peer.declared_lost:
             leave_cause(
                 self._store, pulse.peer, f"had said nothing for {silent_s:.0f} s, and was taken for lost"
             )
-            sight.sentenced = True
-            self._post.say(
+            peer.declared_lost = True
+            self._setting.say(
                 f"{pulse.role} (rank {pulse.rank}) is taken for lost after {silent_s:.1f} s of silence"
             )
-            if pulse.process and pulse.host == self._post.host:
+            if pulse.process and pulse.host == self._setting.host:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pulse.process, signal.SIGKILL)
-        others = [rank for rank in range(self._post.rendezvous.size) if rank != pulse.rank]
+        others = [rank for rank in range(self._setting.rendezvous.size) if rank != pulse.rank]
         for other in read(self._store, others).values():
             tell_of_loss(self._store, pulse.peer, other.peer)
 
     def _judge_own_wait(self) -> None:
         """Says where this rank waits if that takes much longer than its steps do; nothing is done about it."""
-        activity = self._post.activity
+        activity = self._setting.activity
         doing, step_s = activity.now(), activity.median_step_s()
         waited_s = time.monotonic() - doing.since_s
         if (
@@ -238,20 +239,22 @@ class Watchdog:
             or doing.since_s == self._complained_of
         ):
             return
-        silence_s = max((self.limit_s(list(sight.gaps_s)) for sight in self._sights.values()), default=0.0)
-        if waited_s < max(self._post.floor_s, STEPS * step_s) + 2 * silence_s:  # who is silent is seen before
+        silence_s = max((self.limit_s(list(peer.gaps_s)) for peer in self._peers.values()), default=0.0)
+        if (
+            waited_s < max(self._setting.floor_s, STEPS * step_s) + 2 * silence_s
+        ):  # who is silent is seen before
             return
-        others = [rank for rank in range(self._post.rendezvous.size) if rank != self._own.rank]
+        others = [rank for rank in range(self._setting.rendezvous.size) if rank != self._own.rank]
         pulses = [pulse for pulse in read(self._store, others).values() if not pulse.left]
         explained = any(pulse.takes_long for pulse in pulses)
-        if explained or any(sight.diagnosed for sight in self._sights.values()):
+        if explained or any(peer.diagnosed for peer in self._peers.values()):
             return
         self._complained_of = doing.since_s
         if self._store.add(f"watchdog/wait/{activity.step}", 1) > 1:
             return
-        own = Pulse.of(activity, self._own, self._post.roles[self._own.rank], "", 0)
+        own = Pulse.of(activity, self._own, self._setting.roles[self._own.rank], "", 0)
         doing_elsewhere = "; ".join(pulse.text for pulse in pulses)
-        self._post.say(
+        self._setting.say(
             f"{own.text}, where a step takes {step_s:.3g} s. Meanwhile: {doing_elsewhere}. It goes on waiting, since "
             "all of them live"
         )
@@ -264,14 +267,14 @@ class Watchdog:
         return bool(self._store.compare_set(key, "", own) == own.encode())
 
     def _write_stacks(self) -> None:
-        if self._post.folder is None:
+        if self._setting.folder is None:
             return
-        folder = self._post.folder / "stacks"
+        folder = self._setting.folder / "stacks"
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
             with (folder / f"rank-{self._own.rank}.txt").open("a") as file:
-                role = self._post.roles[self._own.rank]
-                file.write(Pulse.of(self._post.activity, self._own, role, "", 0).text + "\n")
+                role = self._setting.roles[self._own.rank]
+                file.write(Pulse.of(self._setting.activity, self._own, role, "", 0).text + "\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
 
@@ -287,5 +290,5 @@ class Watchdog:
                 self._leave(f"has not reached the others for {silent_s:.0f} s, who take it for lost")
 
     def _leave(self, why: str) -> None:
-        self._post.say(f"{self._post.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
+        self._setting.say(f"{self._setting.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
         os._exit(1)

@@ -92,7 +92,7 @@ class Keeping:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """How a run bears the loss of workers, where its strategy goes on without them.
+    """How a run handles the loss of workers, where its strategy goes on without them.
 
     Attributes:
         min_workers: with fewer than this it ends, with a checkpoint.
@@ -124,7 +124,7 @@ class Job:
         model_name: for people.
         learning: how a replica learns.
         keeping: what stays.
-        losses: of workers, and how they are borne.
+        losses: how the loss of workers is handled.
         device: where replicas live, such as `cpu` or `cuda`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.

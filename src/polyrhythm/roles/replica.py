@@ -35,7 +35,7 @@ class Replica:
         plan: of the optimiser.
         part: the strategy's side of this worker.
         bytes_sent: by the strategy in its steps, since the replica was made.
-        bear: does what a hook has to do, so that whoever owns the replica may go on when that breaks.
+        run_hook: runs what a hook of the model has to do; replaced by an owner that recovers when it raises `PeerLost`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Replica:
         )
         self.part = strategy.worker(setting)
         self.bytes_sent = 0
-        self.bear: Callable[[Callable[[], object]], object] = lambda act: act()
+        self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
         self._network = world.network
         self._sent_before = 0
         self._step = Step(0)
@@ -176,7 +176,7 @@ class Replica:
 
             def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
                 for bucket in used:
-                    self.bear(partial(self.part.before_use, bucket))
+                    self.run_hook(partial(self.part.before_use, bucket))
 
             module.register_forward_pre_hook(before)
-        self.model.register_state_dict_pre_hook(lambda *_: self.bear(self.settle))
+        self.model.register_state_dict_pre_hook(lambda *_: self.run_hook(self.settle))

@@ -10,7 +10,7 @@ from typing import Any
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.serving.entry import Entry
 from polyrhythm.roles.serving.outbox import Outbox
 from polyrhythm.roles.serving.refusals import Refusals
@@ -43,13 +43,13 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     servers = world.cast.servers
     index = servers.index(network.rank)
     part = strategy.server(ServerSetting(index, world.cast, finite))
-    line = Line(world, strategy)
-    states = States(part, index, line)
+    channel = LeaderChannel(world, strategy)
+    states = States(part, index, channel)
     states.resume(strategy.holds(index) if resume and not world.rejoins else [])
     reporter = Reporter(index, part, world)
     outbox = Outbox(strategy, world)
     entry = Entry(part, world, outbox)
-    refusals = Refusals(index, world, line)
+    refusals = Refusals(index, world, channel)
     bytes_sent = 0
     while not part.done:
         looked_at = now()
@@ -58,13 +58,13 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         except PeerLost as loss:
             if not world.goes_on_without(loss.rank, strategy):
                 raise
-            outbox.send(_bear(part, line, loss))
+            outbox.send(_handle_loss(part, channel, loss))
             continue
-        line.look_if_away()
+        channel.check_if_leader_lost()
         kind = message.kind
         if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):
-                states.heed(source, message)
+                states.on_message(source, message)
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
         before, began = network.bytes_sent, now()
@@ -79,17 +79,17 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         if of_a_step:
             bytes_sent += network.bytes_sent - before
         if now() - reporter.said_at_s >= REPORT_EVERY_S:
-            reporter.tell(line)
+            reporter.tell(channel)
         if entry.due:
-            entry.tell(line)
+            entry.tell(channel)
     outbox.flush()
-    reporter.tell_the_rest(line)
+    reporter.tell_the_rest(channel)
     counts = {"bytes_sent": bytes_sent, "refused": dict(refusals.counted + world.refused)}
-    line.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
+    channel.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
 
 
-def _bear(part: ServerPart, line: Line, loss: PeerLost) -> list[tuple[int, Message]]:
-    line.hear_of(loss)
+def _handle_loss(part: ServerPart, channel: LeaderChannel, loss: PeerLost) -> list[tuple[int, Message]]:
+    channel.note_loss(loss)
     if isinstance(part, KeepingPart):
         return part.on_losses(loss.rank, loss.losses)
     return part.on_loss(loss.rank)

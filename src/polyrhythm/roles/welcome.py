@@ -18,7 +18,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
 from polyrhythm.data.dealing.begun import Begun
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 
@@ -63,17 +63,17 @@ class Welcome:
             value.copy_(self.untrained[name])
 
 
-def join(world: World, replica: Replica, line: Line) -> Welcome:
+def join(world: World, replica: Replica, channel: LeaderChannel) -> Welcome:
     """Asks the leader, or the next one, to let this rank, a successor, take part; gives what it was told."""
     while True:
         try:
-            line.control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
-            welcome = Welcome.of(line.receive(_TAG))
+            channel.control.send(LEADER, Message(Kind.JOIN, version=world.incarnation))
+            welcome = Welcome.of(channel.receive(_TAG))
         except PeerLost:
-            if not line.bears:
+            if not channel.survives_leader:
                 raise
-            line.lose()
-            line.await_leader()
+            channel.mark_leader_lost()
+            channel.await_leader()
             continue
         welcome.give(replica)
         return welcome

@@ -14,66 +14,75 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.learner import Learner
-from polyrhythm.roles.mail import Mail
-from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import Member, Regroup, Side
+from polyrhythm.roles.regrouping.regroup import FormationSource, Member, Regroup
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
+from polyrhythm.roles.remote_leader import RemoteLeader
 from polyrhythm.roles.step_timer import finish_work
 from polyrhythm.roles.tally import Tally
 from polyrhythm.roles.welcome import share_untrained
 from polyrhythm.roles.world import World
 
 
-class Desk(Protocol):
-    """Where a worker reports: at the leader's own desk, or by message."""
+class Coordinator(Protocol):
+    """What a worker asks of the leader and reports to it.
+
+    Rank 0 has the leader itself (`Leader`), every other worker a stand-in that talks to it (`RemoteLeader`).
+    """
 
     @property
     def job(self) -> Job:
-        """What is learned; once this worker has been restored or let in, with what others did of it."""
+        """The job; after `restore` or `rejoin` it includes which part of the data earlier workers have used."""
 
     @property
-    def side(self) -> Side:
-        """How this worker comes to the next formation."""
+    def formations(self) -> FormationSource:
+        """How this worker gets the next formation."""
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Lets workers regroup while this one waits for others here."""
+        """Sets what regroups all workers while this one waits here for others."""
 
     def wait_among(self, group: GroupRegroup) -> None:
-        """Lets this worker's group regroup while it waits for others here."""
+        """Sets what regroups this worker's group while it waits here for others."""
 
-    def bears(self, loss: PeerLost) -> bool:
-        """Waits until another leads, if it is the leader that is lost, and that is borne; gives whether it is."""
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Waits for a new leader, if the lost rank led and the run survives that; gives whether it does."""
 
     def restore(self) -> WorkerState | None:
-        """Gives the state to resume from, if the run is resumed."""
+        """Gives the state to resume from; None if the run is not resumed."""
 
     def rejoin(self) -> float:
-        """Comes in as a successor among the others, who are under way; gives the seconds since training started."""
+        """Joins a run under way as the successor of a lost worker; gives the seconds since training started."""
 
     def begin(self, epoch: int) -> None:
-        """All replicas are equal and training starts, in this epoch."""
+        """Called when all replicas are equal and training starts, in this epoch."""
 
     def entered(self, state: WorkerState) -> None:
-        """This worker, a successor, leads, or has been let in among those who go in step; or was through when saved."""
+        """Called after `begin` by a successor that leads or was let in, and where a checkpoint is of the run's end."""
 
     def step_done(self) -> None:
-        """A step has been done."""
+        """Called after every step."""
 
     def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
-        """Takes what the worker has done lately."""
+        """Passes a report of the latest steps on."""
 
     def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
-        """An epoch is over; what is presented is the model to be tested, where it is not this worker's own."""
+        """Called after an epoch.
+
+        Args:
+            epoch: its number.
+            state: of this worker.
+            presented: `(size,)`, the model to be tested, where it is not this worker's own.
+        """
 
     def interrupted(self, state: WorkerState) -> None:
-        """This worker stops because someone was asked to."""
+        """Called when this worker stops early because a rank was asked to."""
 
     def end(self, state: WorkerState) -> None:
-        """This worker has left."""
+        """Called last, when this worker has left the others."""
 
 
 def work(job: Job, world: World) -> None:
-    """Trains until all epochs are done or someone wants to stop.
+    """Trains until all epochs are done or a rank is asked to stop.
 
     Args:
         job: what to learn.
@@ -82,33 +91,35 @@ def work(job: Job, world: World) -> None:
     if job.timings:
         world = world.timed(partial(finish_work, job.device))
     learner = Learner(job, world)
-    make = Leader if world.leads else Mail
-    desk: Desk = make(job, world, learner.replica)
-    start, elapsed_s = (0, desk.rejoin()) if world.rejoins else _begin(job, world, learner, desk)
-    job = desk.job
+    make = Leader if world.leads else RemoteLeader
+    coordinator: Coordinator = make(job, world, learner.replica)
+    start, elapsed_s = (
+        (0, coordinator.rejoin()) if world.rejoins else _begin(job, world, learner, coordinator)
+    )
+    job = coordinator.job
     learner.go_on(job)
     replica = learner.replica
     member = Member(learner.worker, replica.part, replica.flat, learner.deal, learner.stand_in)
-    company = Company(world, job.strategy, replica.workers, member, desk)
-    if company.apart is not None:
-        desk.wait_among(company.apart)
-    shift = _Shift(job, world, learner, desk, company)
-    step, stopped = shift.run(company.start(start), elapsed_s)
+    group = WorkerGroup(world, job.strategy, replica.workers, member, coordinator)
+    if group.apart is not None:
+        coordinator.wait_among(group.apart)
+    loop = _TrainingLoop(job, world, learner, coordinator, group)
+    step, stopped = loop.run(group.start(start), elapsed_s)
     if stopped:
-        company.stop()
-        desk.interrupted(shift.state(step, stopped=True))
-    company.end()
-    desk.end(shift.state(step, stopped=stopped, final=True))
+        group.stop()
+        coordinator.interrupted(loop.state(step, stopped=True))
+    group.end()
+    coordinator.end(loop.state(step, stopped=stopped, final=True))
     replica.part.close()
 
 
-def _begin(job: Job, world: World, learner: Learner, desk: Desk) -> tuple[int, float]:
-    """Gets ready together with all others; gives the step to begin with, and the seconds since training started."""
+def _begin(job: Job, world: World, learner: Learner, coordinator: Coordinator) -> tuple[int, float]:
+    """Agrees with all ranks on where to begin; gives the step, and the seconds since training started."""
     if job.strategy.goes_on(job.workers):
         share_untrained(world, learner.replica)
     else:
         learner.replica.share_untrained()
-    restored = desk.restore()
+    restored = coordinator.restore()
     if restored is None:
         return 0, 0.0
     restored.give_back(learner.replica)
@@ -116,15 +127,17 @@ def _begin(job: Job, world: World, learner: Learner, desk: Desk) -> tuple[int, f
     return restored.account.step, 0.0
 
 
-class _Shift:
-    """One worker's run through the epochs."""
+class _TrainingLoop:
+    """Runs one worker through the epochs, step by step, and reports on the way."""
 
-    def __init__(self, job: Job, world: World, learner: Learner, desk: Desk, company: Company) -> None:
-        self._company = company
+    def __init__(
+        self, job: Job, world: World, learner: Learner, coordinator: Coordinator, group: WorkerGroup
+    ) -> None:
+        self._group = group
         self._takes_over = world.leads and world.rejoins
         self._job = job
         self._learner = learner
-        self._desk = desk
+        self._coordinator = coordinator
         self._arrivals = world.arrivals
         self._activity = world.activity
         self._timer = world.timer
@@ -138,14 +151,14 @@ class _Shift:
             elapsed_s: for how long the others have been training.
         """
         calendar = self._job.calendar
-        if self._company.over and not self._takes_over:  # it was let in when the others had stopped
+        if self._group.over and not self._takes_over:  # it was let in when the others had stopped
             return start, start < calendar.total_steps
         first = calendar.epoch_of(start)
-        self._desk.begin(first)
+        self._coordinator.begin(first)
         through = first == self._job.learning.epochs  # when the others were saved
-        if self._company.let_in or self._takes_over or through:
-            self._desk.entered(self.state(start))
-        if self._company.stops:
+        if self._group.let_in or self._takes_over or through:
+            self._coordinator.entered(self.state(start))
+        if self._group.stops:
             return start, start < calendar.total_steps
         self._tally.begin(elapsed_s)
         self._timer.start(elapsed_s)
@@ -156,11 +169,11 @@ class _Shift:
             if stopped:
                 return done, True
             last = epoch + 1 == self._job.learning.epochs
-            presented = None if last else self._company.bear(part.present)
-            self._desk.epoch_done(epoch, self.state(done), presented)
+            presented = None if last else self._group.run_or_regroup(part.present)
+            self._coordinator.epoch_done(epoch, self.state(done), presented)
             if not last:
-                self._company.bear(part.catch_up)
-                self._company.bear(partial(self._company.look, done))
+                self._group.run_or_regroup(part.catch_up)
+                self._group.run_or_regroup(partial(self._group.check, done))
         return max(done, calendar.total_steps), False
 
     def state(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
@@ -188,21 +201,21 @@ class _Shift:
         last = self._job.calendar.start(epoch + 1)
         stopped = False
         while step < last and not stopped:
-            taken = self._company.bear(partial(self._stretch, epoch, step, last))
-            step, stopped = taken or (self._company.step, self._company.stops)
+            taken = self._group.run_or_regroup(partial(self._stretch, epoch, step, last))
+            step, stopped = taken or (self._group.step, self._group.stops)
         return step, stopped and (step < last or epoch + 1 < self._job.learning.epochs)
 
     def _stretch(self, epoch: int, step: int, last: int) -> tuple[int, bool]:
-        """Takes steps of an epoch until it is over, steps are left out, or someone wants to stop."""
+        """Takes steps until the epoch is over, the part leaves steps out, or a rank was asked to stop."""
         self._timer.begin()
         for batch in self._learner.epoch(epoch, step - self._job.calendar.start(epoch)):
             self._timer.lap("data")
             outcome = self._learner.step(batch, step)
             step, expected = self._learner.replica.part.next_step(step), step + 1
             self._tally.add(outcome.images, outcome.loss, outcome.wait_s)
-            self._company.step = step
+            self._group.step = step
             self._activity.step_done(step)
-            self._desk.step_done()
+            self._coordinator.step_done()
             if step >= last or outcome.stop:
                 self._learner.replica.settle()
             self._timer.end_step(step)
@@ -211,14 +224,16 @@ class _Shift:
             if outcome.stop or step != expected:
                 break
             if step < last:  # else before the next epoch
-                self._company.look(step)
+                self._group.check(step)
             self._timer.begin()
         return step, outcome.stop
 
     def _report(self, epoch: int, step: int, learning_rate: float) -> None:
         progress = self._tally.say(epoch, step, learning_rate)
-        self._desk.progress(progress)
+        self._coordinator.progress(progress)
         if cached := self._learner.cache_use():
-            self._desk.progress(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
+            self._coordinator.progress(
+                CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached))
+            )
         if timings := self._timer.say(progress, in_step=self._job.strategy.in_step(self._job.workers)):
-            self._desk.progress(timings)
+            self._coordinator.progress(timings)

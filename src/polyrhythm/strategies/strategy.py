@@ -35,17 +35,17 @@ from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 
 class Strategy(Config):
-    """A strategy's configuration, and the maker of its parts.
+    """A strategy's configuration; makes its worker and server parts, and says what holds for its runs.
 
     Attributes:
-        paper: where it comes from.
-        facts: what the generated tables say of it.
+        paper: that it comes from.
+        facts: for the generated tables.
         plain_alone: whether one worker of it trains as without any strategy, bit for bit.
-        replayable: whether the order in which ranks hear each other decides all of a run.
+        replayable: whether the order in which each rank receives messages determines the run.
         one_host: whether all workers must be on one host.
-        sends_by_value: whether what is sent depends on the parameters' values, and not on their number alone.
+        sends_by_value: whether the bytes sent depend on the parameters' values, and not on their number alone.
         can_begin_anew: whether its workers, which go in step, can be set to a common point between two steps.
-        begins_again: whether workers that regroup may have to take a step again which was over for them.
+        begins_again: whether workers that regroup may have to repeat a step that they had completed.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
         cuts_network: whether workers share a network's last layers, and so compute together (`WorkerPart.compute`);
             what another worker trains of them comes at the end of an epoch.
@@ -66,7 +66,7 @@ class Strategy(Config):
 
     @property
     def family(self) -> str:
-        """The folder that it lives in."""
+        """The folder that it is defined in, such as `allreduce`."""
         return type(self).__module__.split(".")[-2]
 
     @property
@@ -76,11 +76,11 @@ class Strategy(Config):
 
     @property
     def shard_count(self) -> int:
-        """Into how many shards servers cut the parameters; that many of them count every gradient."""
+        """Into how many shards servers cut the parameters; each gradient counts once a shard."""
         return self.server_count
 
     def holders(self, shard: int) -> tuple[int, ...]:
-        """Gives the servers that hold a shard, by index: the one that workers ask, then who goes on with it."""
+        """Gives the indices of the servers that hold a shard: the one that workers ask first, then its replicas."""
         return (shard,)
 
     def holds(self, server: int) -> list[int]:
@@ -89,7 +89,7 @@ class Strategy(Config):
         return [server, *(shard for shard in others if server in self.holders(shard))]
 
     def goes_on_from(self, before: Strategy) -> bool:
-        """Whether a checkpoint of a run with another strategy serves, once `recut` has cut its servers' states."""
+        """Whether a run can resume from a checkpoint of another strategy, its servers' states converted by `recut`."""
         return self == before
 
     def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
@@ -105,28 +105,28 @@ class Strategy(Config):
         return list(states)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Gives how a run goes on with another number of workers than a checkpoint of it was written by.
+        """Gives how a checkpoint of `before` workers is converted for `after` workers.
 
         Args:
-            before: how many there were.
-            after: how many there are.
+            before: how many workers wrote it.
+            after: how many resume from it.
 
         Raises:
-            RequestError: it cannot.
+            RequestError: that is impossible with this strategy.
         """
         if self.server_count or not all(self.agrees(workers) for workers in (before, after)):
             raise self.needs_as_many(before)
         return SameForAll()
 
     def needs_as_many(self, before: int) -> RequestError:
-        """Gives the refusal of other workers than there were."""
+        """Makes the error that refuses another number of workers."""
         return RequestError(
             f"{self} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
             "the saved weights"
         )
 
     def spares_servers(self, lost: Collection[int]) -> bool:
-        """Whether all shards are still there when servers are lost, given by their indices."""
+        """Whether every shard is still held by a server when those of these indices are lost."""
         shards = range(self.server_count)
         return all(any(server not in lost for server in self.holders(shard)) for shard in shards)
 
@@ -136,7 +136,7 @@ class Strategy(Config):
         return Shared()
 
     def check(self, workers: int) -> None:
-        """Refuses what cannot be right.
+        """Refuses options that cannot work with so many workers.
 
         Raises:
             RequestError: with the reason and what would work.
@@ -145,7 +145,7 @@ class Strategy(Config):
             raise RequestError(f"workers must be at least 1 (given {workers})")
 
     def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
-        """Refuses an optimiser that workers cannot run as this strategy wants it; beside what servers cannot.
+        """Refuses an optimiser that this strategy's workers cannot run; what servers cannot run is refused elsewhere.
 
         Args:
             plan: of the user's optimiser.
@@ -156,7 +156,7 @@ class Strategy(Config):
         """
 
     def caution(self, workers: int, learning_rate: float) -> str:
-        """Says in one line what may go wrong though it is allowed; empty if nothing is known.
+        """Gives a warning of one line about a configuration that is allowed but may fail; empty if there is none.
 
         Args:
             workers: how many there are.
@@ -165,7 +165,7 @@ class Strategy(Config):
         return ""
 
     def remark(self, workers: int) -> str:
-        """Says in one line what is worth knowing of so many workers when a run starts; empty if nothing is."""
+        """Gives a remark of one line for the start of a run with so many workers; empty if there is none."""
         return ""
 
     def in_step(self, workers: int) -> bool:
@@ -181,17 +181,17 @@ class Strategy(Config):
         return 1
 
     def goes_on(self, workers: int) -> bool:
-        """Whether the others go on when a worker is lost, and a successor of it may join them.
+        """Whether the others go on when a worker other than 0 is lost, and its successor may join them.
 
-        Whether they bear the loss of worker 0 is another question; see `spares_leader`.
+        For worker 0 see `spares_leader`.
         """
         return False
 
     def spares_leader(self, workers: int) -> bool:
-        """Whether the others go on while worker 0 is away, until a successor of it takes up the lead.
+        """Whether the run survives the loss of worker 0, until its successor takes over the lead.
 
-        So it is where servers hold what a run has come to, and nobody waits for a worker; and where those who are left
-        regroup, since each of them holds it.
+        It does where servers hold the parameters and workers wait for no other worker, and where those who are left
+        regroup, since each of them holds the parameters.
         """
         if self.regroups(workers):
             return True
@@ -210,16 +210,16 @@ class Strategy(Config):
         return False
 
     def leaves_behind(self, workers: int) -> bool:
-        """Whether a successor stays steps behind the others, and needs theirs for its own.
+        """Whether a successor stays some steps behind the others and cannot take a step unless they take theirs.
 
-        So who waits for it elsewhere than in a step would wait for ever.
+        Waiting for it anywhere but in a step would then be a deadlock.
         """
         return self.in_step(workers) and not self.regroups(workers)
 
     def regroups_apart(self, workers: int) -> bool:
-        """Whether workers of a group go on by regrouping among themselves (`WorkerPart.reassemble`), apart from others.
+        """Whether a group of workers regroups by itself (`WorkerPart.reassemble`), without the other groups.
 
-        Such a strategy `goes_on`, and its servers say who is in a group.
+        Such a strategy `goes_on`, and its servers decide who is in a group.
         """
         return False
 
@@ -228,7 +228,7 @@ class Strategy(Config):
         return False
 
     def leaves_steps_out(self, workers: int) -> bool:
-        """Whether a worker that is late leaves steps out, to be where the others are (`WorkerPart.next_step`)."""
+        """Whether a late worker skips steps to catch up with the others (`WorkerPart.next_step`)."""
         return False
 
     def updates_per_step(self, workers: int) -> int:
@@ -236,7 +236,7 @@ class Strategy(Config):
         raise NotImplementedError
 
     def shares_rate(self, workers: int) -> int:
-        """Among how many updates the default learning rate is shared out."""
+        """By what the default learning rate is divided, so that the updates of a step together count as one."""
         return self.updates_per_step(workers)
 
     def gradients_per_step(self, workers: int) -> int:
@@ -252,9 +252,9 @@ class Strategy(Config):
         return {rank: (index,) for index, rank in enumerate(cast.workers)}
 
     def slices(self, workers: int) -> int:
-        """Into how many pieces its messages cut a bucket; 1 if no message holds a piece of one.
+        """Into how many pieces its messages cut a bucket; 1 if every message holds whole buckets.
 
-        Few numbers that stand for a model are chosen so that they can be cut as evenly as the model.
+        A rehearsal's few numbers, which stand for a model, are chosen so that they are cut as evenly as the model.
         """
         return 1
 
@@ -271,7 +271,7 @@ class Strategy(Config):
         return None
 
     def keeps_sums(self) -> bool:
-        """Whether sums of whole numbers travel without being rounded, so that invariants know them."""
+        """Whether sums of whole numbers are exact on the way, so that invariants can check them."""
         return True
 
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:

@@ -19,7 +19,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.launch import lived_clock, watchdog
 from polyrhythm.launch.causes_of_loss import cause_of_loss
 from polyrhythm.launch.pulse import Pulse, publish, read
-from polyrhythm.launch.watchdog import GAPS, Post, Watchdog
+from polyrhythm.launch.watchdog import GAPS, Watchdog, WatchdogSetting
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watchdog, "_leave_if_cut_off", lambda self: None)
 
 
-def post(
+def setting(
     store: object, rank: int, said: list[str], folder: Path | None = None, floor_s: float = 0.3, size: int = 2
-) -> Post:
-    return Post(
+) -> WatchdogSetting:
+    return WatchdogSetting(
         rendezvous=Rendezvous(store, rank, size, LOOPBACK),
         roles=[f"worker {worker}" for worker in range(size)],
         host=f"host {rank}",
@@ -55,7 +55,7 @@ def await_words(said: list[str], words: str) -> str:
 
 
 def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -> None:
-    dog = Watchdog(post(host_store(), 0, [], floor_s=3.0))
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
     assert dog.limit_s([]) == 3.0
     assert dog.limit_s([0.1, 0.2, 0.1]) == 3.0
     assert dog.limit_s([1.0, 2.0, 40.0]) == GAPS * 2.0
@@ -64,7 +64,7 @@ def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -
 def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_path: Path) -> None:
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
     publish(store, Pulse(1, 0, role="worker 1", beat=7, step=17, doing="adding up over ranks 0, 1"))
-    with Watchdog(post(store, 0, said, tmp_path)):
+    with Watchdog(setting(store, 0, said, tmp_path)):
         diagnosis = await_words(said, "has said nothing")
         await_words(said, "is taken for lost after")
     silence = re.match(r"worker 1 \(rank 1\) has said nothing for (\d+\.\d) s: ", diagnosis)
@@ -82,15 +82,15 @@ def test_who_is_cut_off_before_its_first_beat_is_missed_too(monkeypatch: pytest.
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
     with monkeypatch.context() as cut:
         cut.setattr(Watchdog, "_watch", lambda self: None)
-        Watchdog(post(store, 1, said, floor_s=20.0)).__enter__()
-    with Watchdog(post(store, 0, said)):
+        Watchdog(setting(store, 1, said, floor_s=20.0)).__enter__()
+    with Watchdog(setting(store, 0, said)):
         assert await_words(said, "is taken for lost after").startswith("worker 1 (rank 1)")
 
 
 def test_who_beats_or_has_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SLOWEST_BEAT_S", 0.02)
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
-    with Watchdog(post(store, 1, said, floor_s=20.0)), Watchdog(post(store, 0, said, floor_s=20.0)):
+    with Watchdog(setting(store, 1, said, floor_s=20.0)), Watchdog(setting(store, 0, said, floor_s=20.0)):
         begun = {rank: pulse.beat for rank, pulse in read(store, [0, 1]).items()}
         deadline = time.monotonic() + 20
         while not all(pulse.beat > begun.get(rank, 0) + 12 for rank, pulse in read(store, [0, 1]).items()):
@@ -165,7 +165,7 @@ def beats_until_lost(number: int, *, heard: bool) -> tuple[SilentOnce, list[str]
     inner, said = host_store(), []  # type: dist.TCPStore, list[str]
     store = SilentOnce(inner, number, heard=heard)
     publish(inner, Pulse(1, 0, role="worker 1", beat=7))
-    at = replace(post(inner, 0, said, size=3), is_lost=lambda rank: ("words/0/0", "1 0") in store.told)
+    at = replace(setting(inner, 0, said, size=3), is_lost=lambda rank: ("words/0/0", "1 0") in store.told)
     dog = Watchdog(at)
     dog._store = store
     for beat in range(8):

@@ -13,7 +13,7 @@ from polyrhythm.api.loop.shard import Shard
 
 
 class Course:
-    """One worker's.
+    """Counts how far one worker's loop has come.
 
     Attributes:
         averages: how many averages it has taken.

@@ -113,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
         """
-        self._steps.bear(self._replica.settle)
+        self._steps.run_or_retake(self._replica.settle)
 
     def start(self) -> bool:
         """Starts the replica if it has not started; gives whether it has done so now."""
@@ -127,7 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.start() or self.steps == self._epoch_began_at:
             return
         self.settle()
-        self._steps.bear(self._replica.part.catch_up)
+        self._steps.run_or_retake(self._replica.part.catch_up)
         self._epoch_began_at = self.steps
 
     def go_on_at(self, step: int) -> None:

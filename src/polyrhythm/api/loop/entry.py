@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.desk import LoopDesk
+from polyrhythm.api.loop.coordinator import LoopCoordinator
 from polyrhythm.api.loop.epochs import Begun
 from polyrhythm.api.loop.leader import LoopLeader
 from polyrhythm.api.loop.member import LoopMember
@@ -16,7 +16,7 @@ from polyrhythm.api.loop.progress import Progress
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.launch.script.meeting import begun_key
 from polyrhythm.launch.script.places import Place, Places
-from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.world import LEADER, World
@@ -24,15 +24,15 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class LoopEntry:
-    """One worker's; see `Entry`.
+    """Brings one worker into the loop of the others; see `Entry`.
 
     Args:
         world: where this rank is.
-        strategy: says how losses are borne.
+        strategy: says which losses the run survives.
         bulletin: where workers leave word.
         places: of the workers.
         progress: how far this worker has come in its loop.
-        desk: where it hears of others.
+        coordinator: the leader, or its stand-in here.
 
     Attributes:
         rejoins: whether this worker is a successor, and the others are under way.
@@ -46,7 +46,7 @@ class LoopEntry:
         bulletin: Bulletin,
         places: Places,
         progress: Progress,
-        desk: LoopDesk,
+        coordinator: LoopCoordinator,
     ) -> None:
         workers = len(world.cast.workers)
         self.rejoins = world.rejoins
@@ -58,29 +58,29 @@ class LoopEntry:
         self._places = places
         self._progress = progress
         self._course = progress.course
-        self._desk = desk
-        self._leader = desk if isinstance(desk, LoopLeader) else None
+        self._coordinator = coordinator
+        self._leader = coordinator if isinstance(coordinator, LoopLeader) else None
         self._position: Position | None = None
         self._worker = world.cast.workers.index(world.network.rank)
-        self._company: Company | None = None
+        self._group: WorkerGroup | None = None
 
-    def begin(self, replica: Replica, company: Company, step: int) -> int:
+    def begin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
         """Starts a replica with all others, or among them; gives the step to begin with.
 
         Args:
             replica: this worker's.
-            company: the others.
+            group: the others.
             step: where it would start.
         """
-        self._company = company
+        self._group = group
         if self.rejoins:
-            return self._rejoin(replica, company, step)
+            return self._rejoin(replica, group, step)
         if self._strategy.goes_on(len(self._world.cast.workers)):
             share_untrained(self._world, replica)
         else:
             replica.share_untrained()
-        self._desk.introduce(replica)
-        return company.start(step)
+        self._coordinator.introduce(replica)
+        return group.start(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
@@ -92,7 +92,7 @@ class LoopEntry:
         for worker in entering:
             self._bulletin.tell(_entered_key(worker), begun.to_text())
         if self._leader.admit(entering, lambda worker: self._places.of(worker) is not Place.WAITING):
-            self._desk.mend()
+            self._coordinator.reform()
 
     def present(self) -> tuple[list[int], list[int]]:
         """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
@@ -103,7 +103,7 @@ class LoopEntry:
         places = self._places.read()
         waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
         there = {worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)}
-        members = None if self._company is None else self._company.members
+        members = None if self._group is None else self._group.members
         if members is not None:
             there = {worker for worker in members if worker in there or worker == LEADER}
         return sorted({*there, *waiting}), waiting
@@ -136,7 +136,7 @@ class LoopEntry:
 
     def _come_to_position(self, begun: Begun) -> Begun:
         """Waits until one of those who go in step has said at which batch they are; gives the epoch of that."""
-        regroup, incarnation = self._desk.regroup, self._world.incarnation
+        regroup, incarnation = self._coordinator.regroup, self._world.incarnation
         assert regroup is not None, "who goes in step regroups"
         last = begun.loop, begun.epoch
         found = self._bulletin.await_found(
@@ -151,17 +151,17 @@ class LoopEntry:
         self._position = found
         return Begun(found.loop, found.epoch, found.steps)
 
-    def _rejoin(self, replica: Replica, company: Company, step: int) -> int:
+    def _rejoin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
         if self._leader is not None:
             self._leader.take_up(replica)
-            return company.start(step)
-        assert isinstance(self._desk, LoopMember), "only one leads"
+            return group.start(step)
+        assert isinstance(self._coordinator, LoopMember), "only one leads"
         if self.waits:
             self._places.set(self._worker, Place.WAITING)
         try:
-            join(self._world, replica, self._desk.line)
-            self._desk.introduce(replica)
-            return company.start(step)
+            join(self._world, replica, self._coordinator.channel)
+            self._coordinator.introduce(replica)
+            return group.start(step)
         except PeerLost as loss:
             print(f"polyrhythm: worker {self._worker} is not let in any more: {loss}", file=sys.stderr)
             sys.stderr.flush()

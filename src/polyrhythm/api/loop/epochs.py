@@ -73,7 +73,7 @@ class Entry(Protocol):
 
 
 class Epochs:
-    """One worker's.
+    """Goes through the epochs of one worker's loop.
 
     Args:
         worker: its index.

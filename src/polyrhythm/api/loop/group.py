@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from polyrhythm.api.loop.beginning import Beginning
 from polyrhythm.api.loop.bulletin import Posted
+from polyrhythm.api.loop.coordination import Coordination
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
-from polyrhythm.api.loop.fellowship import Fellowship
 from polyrhythm.api.loop.kept_state import Kept
 from polyrhythm.api.loop.retaking import Retaking
 from polyrhythm.api.loop.shard import Shard, batches_of
@@ -57,14 +57,14 @@ class Group:
         self._world = world
         self._home = home
         self._weight = StepWeight()
-        self._fellows = Fellowship(strategy, world, home)
+        self._coordination = Coordination(strategy, world, home)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
 
     @property
     def workers(self) -> int:
         """How many workers share the present epoch, or the last one; at first how many were started."""
-        return self._fellows.workers
+        return self._coordination.workers
 
     def distribute(
         self, model: _Model, optimizer: torch.optim.Optimizer
@@ -91,23 +91,23 @@ class Group:
                 "polyrhythm.train, or join with synchronous"
             )
         replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
-        fellows = self._fellows
-        company = fellows.take(replica)
-        retaking = Retaking(replica, company)
-        fellows.desk.mend = retaking.regroup
+        coordination = self._coordination
+        group = coordination.take(replica)
+        retaking = Retaking(replica, group)
+        coordination.coordinator.reform = retaking.regroup
         made = DistributedOptimizer(
             optimizer,
             retaking,
-            Beginning(replica, lambda step: fellows.entry.begin(replica, company, step)),
+            Beginning(replica, lambda step: coordination.entry.begin(replica, group, step)),
             self._weight,
             str(self._strategy),
-            fellows.server_states,
+            coordination.server_states,
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
-        made.register_step_pre_hook(lambda *_: fellows.step_begins())
-        made.register_step_post_hook(lambda *_: fellows.step_done())
-        self._optimizer = fellows.course.optimizer = made
+        made.register_step_pre_hook(lambda *_: coordination.step_begins())
+        made.register_step_post_hook(lambda *_: coordination.step_done())
+        self._optimizer = coordination.course.optimizer = made
         return model, made
 
     def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
@@ -132,10 +132,10 @@ class Group:
             raise RequestError(
                 "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
             )
-        self._fellows.course.kept = kept
-        self._fellows.say_who_may_come()
-        for epoch in self._fellows.epochs.through(count, optimizer.start):
-            self._fellows.tell_unseen()
+        self._coordination.course.kept = kept
+        self._coordination.say_who_may_come()
+        for epoch in self._coordination.epochs.through(count, optimizer.start):
+            self._coordination.tell_unseen()
             yield epoch
 
     def shard(self, loader: Iterable[Any]) -> Shard:
@@ -151,11 +151,11 @@ class Group:
 
         Without a worker that is lost, N is smaller from the next epoch on, and an epoch has more steps.
         """
-        number = self._fellows.course.next_shard
+        number = self._coordination.course.next_shard
         workers = len(self._world.cast.workers)
-        posted = Posted(self._fellows.bulletin, f"script/shard/{number}", self.rank, workers)
-        made = Shard(batches_of(loader, posted), self._weight, self._fellows, number)
-        self._fellows.course.add(made)
+        posted = Posted(self._coordination.bulletin, f"script/shard/{number}", self.rank, workers)
+        made = Shard(batches_of(loader, posted), self._weight, self._coordination, number)
+        self._coordination.course.add(made)
         return made
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
@@ -171,9 +171,9 @@ class Group:
         """
         if self._optimizer is not None and self._optimizer.over:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
-        course = self._fellows.course
+        course = self._coordination.course
         number, course.averages = course.averages, course.averages + 1
-        return self._fellows.means.mean(number, float(value), float(weight))
+        return self._coordination.means.mean(number, float(value), float(weight))
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +201,7 @@ class Group:
         with speaking_up(self._who_is_missing):
             self._optimizer.start()
             self._optimizer.settle()
-            self.staleness = self._fellows.leave(self._replica, self._optimizer.steps)
+            self.staleness = self._coordination.leave(self._replica, self._optimizer.steps)
             self._optimizer.over = True
             self._home.close()
 

@@ -1,4 +1,4 @@
-"""The leader's desk in a loop of a user's own: it calls workers to regroup, and lets successors in.
+"""The leader of a user's own loop: it has workers regroup, lets successors in, and makes the final model.
 
 worker ── BROKEN ──────────▶ leader: calls those who wait in the store ── BROKEN ──▶ they break off as well
 successor ── JOIN ─────────▶         where workers go in step it waits at the door until an epoch begins
@@ -18,10 +18,10 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
 from polyrhythm.roles.keeping.worker_state import WorkerState
+from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.leading.correspondence import Correspondence
 from polyrhythm.roles.leading.taking_over import inherit_untrained
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.formation import Broken, Formation
 from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.replica import Replica
@@ -32,17 +32,17 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class LoopLeader:
-    """The leader's; see `LoopDesk`.
+    """The coordinator of rank 0; see `LoopCoordinator`.
 
     Args:
         world: where this rank is.
-        strategy: says which losses can be borne.
+        strategy: says which losses the run survives.
         welcome: makes what a successor is given.
         tell: is told of losses, and of what servers say.
         ledger: who is there, where another has led before.
 
     Attributes:
-        mend: goes on with whoever is there, between two steps; set where workers regroup.
+        reform: goes on with whoever is there, between two steps; set where workers regroup.
         regroup: of this worker, where workers regroup.
         over: told when all have come to the end, and nobody else can come to it.
         whole: is told of the rank and incarnation of a successor that has all shards of a lost server.
@@ -58,7 +58,7 @@ class LoopLeader:
         tell: Callable[[Event], None],
         ledger: Ledger | None = None,
     ) -> None:
-        self.mend: Callable[[], None] = lambda: None
+        self.reform: Callable[[], None] = lambda: None
         self.regroup: Regroup | None = None
         self.over: Callable[[], None] = lambda: None
         self.whole: Callable[[int, int], None] = lambda rank, incarnation: None
@@ -75,7 +75,7 @@ class LoopLeader:
         self._at_door: dict[int, int] = {}
 
     @property
-    def side(self) -> LoopLeader:
+    def formations(self) -> LoopLeader:
         """It makes the formations."""
         return self
 
@@ -91,7 +91,7 @@ class LoopLeader:
     def wait_with(self, regroup: Regroup) -> None:
         """Lets workers regroup while this one waits for them."""
         self.regroup = regroup
-        self._others.mend = regroup.mend
+        self._others.reform = regroup.reform
 
     def first_formation(self) -> Formation:
         """Makes the first one of a leader that has just come."""
@@ -104,7 +104,7 @@ class LoopLeader:
             self._send(worker, call)
         return self._others.assembly.next_formation(word)
 
-    def bears(self, loss: PeerLost) -> bool:
+    def recovers_from(self, loss: PeerLost) -> bool:
         """Never: this is the leader."""
         return False
 
@@ -116,15 +116,15 @@ class LoopLeader:
         self._others.take_over()
         inherit_untrained(self._others, replica)
 
-    def heed(self) -> None:
+    def read(self) -> None:
         """Takes what has arrived: it must not pile up, and a successor waits for an answer."""
         self._others.read()
 
     def attend(self) -> None:
         """Takes what has arrived; regroups if somebody waits for that."""
-        self.heed()
+        self.read()
         if self.regroup is not None and self.due:
-            self.mend()
+            self.reform()
 
     def took(self, taken: int, of: int) -> None:
         """Notes it."""
@@ -145,7 +145,7 @@ class LoopLeader:
         for worker in workers:
             rank = self._world.cast.workers[worker]
             while rank not in self._at_door and not gone(worker):
-                self.heed()
+                self.read()
                 self._world.clock.sleep(0.002)
             if rank in self._at_door:
                 self._others.enter(rank, self._at_door.pop(rank))

@@ -14,7 +14,7 @@ from polyrhythm.launch.script.places import Place, Places
 
 
 class Means:
-    """One worker's.
+    """Takes part in means for one worker.
 
     Args:
         worker: its index.

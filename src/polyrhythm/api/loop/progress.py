@@ -8,7 +8,7 @@ from polyrhythm.api.loop.position import ALL, UNKNOWN, Logbook
 
 
 class Progress:
-    """One worker's; batches are those of training, of all shards together.
+    """Counts the training batches of one worker in the epoch under way, over all shards together.
 
     Args:
         course: of its loop.

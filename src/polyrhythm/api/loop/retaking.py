@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.regrouping.company import Company
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.step import Step
@@ -26,20 +26,20 @@ class Retaking:
 
     Args:
         replica: whose steps.
-        company: the others.
+        group: the others.
 
     Attributes:
         replica: as given.
     """
 
-    def __init__(self, replica: Replica, company: Company) -> None:
+    def __init__(self, replica: Replica, group: WorkerGroup) -> None:
         self.replica = replica
-        self._company = company
+        self._group = group
         self._kept: Tensor | None = None
         self._fresh: Tensor | None = None
         self._step = _NONE
         self._rate = 0.0
-        replica.bear = self.bear
+        replica.run_hook = self.run_or_retake
 
     def take(self, step: Step, learning_rate: float) -> None:
         """Exchanges the gradients and updates the parameters.
@@ -47,17 +47,17 @@ class Retaking:
         Raises:
             PeerLost: a rank is gone without which the run cannot go on.
         """
-        if not self._company.regroups:
+        if not self._group.regroups:
             self._finish(step, learning_rate)
             return
         if self.replica.part.hears_use:  # the step before may not be whole, and its gradients are still kept
-            self.bear(self.replica.part.settle)
+            self.run_or_retake(self.replica.part.settle)
         self._keep()
         self._step, self._rate = step, learning_rate
-        self._company.step = step.number
-        if self._company.bear(partial(self._finish, step, learning_rate)) is None:
+        self._group.step = step.number
+        if self._group.run_or_regroup(partial(self._finish, step, learning_rate)) is None:
             self._again()
-        self._company.step = step.number + 1
+        self._group.step = step.number + 1
 
     def regroup(self) -> None:
         """Goes on with whoever is there, between two steps; what was half made is taken again.
@@ -65,13 +65,13 @@ class Retaking:
         Raises:
             PeerLost: a rank is gone without which the run cannot go on.
         """
-        self.bear(_called)
+        self.run_or_retake(_called)
 
     def go_on_at(self, step: int) -> None:
         """Goes on with a step."""
-        self._company.step = step
+        self._group.step = step
 
-    def bear(self, act: Callable[[], object]) -> None:
+    def run_or_retake(self, act: Callable[[], object]) -> None:
         """Does something with the others between two exchanges; if that breaks, they regroup and it is left out.
 
         A step that was half made is taken again. Gradients of the next one, which may be there already, stay.
@@ -79,14 +79,14 @@ class Retaking:
         Raises:
             PeerLost: a rank is gone without which the run cannot go on.
         """
-        if not self._company.regroups:
+        if not self._group.regroups:
             act()
             return
-        if self._company.bear(partial(self._saving, act)):
+        if self._group.run_or_regroup(partial(self._saving, act)):
             return
         fresh, self._fresh = self._fresh, None
         self._again()
-        while not self._company.bear(partial(self._saving, self.replica.settle)):
+        while not self._group.run_or_regroup(partial(self._saving, self.replica.settle)):
             self._again()
         if fresh is not None:
             self.replica.flat.gradients.copy_(fresh)
@@ -103,10 +103,10 @@ class Retaking:
 
     def _again(self) -> None:
         """Takes the latest step again, as often as that breaks; not if somebody has handed its update on."""
-        while self._kept is not None and self._company.step <= self._step.number:
+        while self._kept is not None and self._group.step <= self._step.number:
             self.replica.flat.gradients.copy_(self._kept)
-            if self._company.bear(partial(self._finish, self._step, self._rate)) is not None:
-                self._company.step = self._step.number + 1
+            if self._group.run_or_regroup(partial(self._finish, self._step, self._rate)) is not None:
+                self._group.step = self._step.number + 1
 
     def _finish(self, step: Step, learning_rate: float) -> bool:
         self.replica.begin(step)

@@ -25,7 +25,7 @@ from polyrhythm.roles.world import LEADER, StopRequest, goes_on_without
 
 
 class Recovery:
-    """A launcher's.
+    """Handles the losses of a run's processes for its launcher.
 
     Args:
         ranks: the processes of the run.
@@ -72,7 +72,7 @@ class Recovery:
             if self._stop.requested:
                 self._ranks.signal(signal.SIGTERM)
 
-    def bear(self, child: Child, store: Any) -> None:
+    def handle_loss(self, child: Child, store: Any) -> None:
         """Tells the others of a loss, and people; the successor is due after a pause, if there is one.
 
         Args:

@@ -9,14 +9,14 @@ from polyrhythm.launch.children.restarting import RankLost
 from polyrhythm.roles.job import Job
 
 
-def verdict(failed: list[Child], ranks: Ranks, job: Job, *, borne: bool = False) -> Exception:
+def verdict(failed: list[Child], ranks: Ranks, job: Job, *, others_lost: bool = False) -> Exception:
     """Chooses the failure that explains the others: a lost peer is only an echo of one.
 
     Args:
         failed: ranks of the run.
         ranks: all of them.
         job: of the run.
-        borne: whether others were lost before, which may have been too many.
+        others_lost: whether others were lost before, which may have been too many.
     """
     folder = f" {job.keeping.folder}" if job.keeping.folder is not None else ""
     for child in failed:
@@ -29,6 +29,6 @@ def verdict(failed: list[Child], ranks: Ranks, job: Job, *, borne: bool = False)
         if child.kind in (RUN, BUG):
             return RunError(f"{ranks.name(child.rank)}: {child.error}")
     assert failed[0].kind == PEER
-    if borne:
+    if others_lost:
         return RankLost(f"{ranks.name(failed[0].rank)}: {failed[0].error}", f"continue with --resume{folder}")
     return RunError(f"{ranks.name(failed[0].rank)}: {failed[0].error}")

@@ -121,7 +121,7 @@ class Watch:
             self._recovery.guests.see_off(wait)
         failed = [child for child in self._ranks.children if child.failed]
         if failed:
-            error = verdict(failed, self._ranks, self._job, borne=self._recovery.absences.any_yet)
+            error = verdict(failed, self._ranks, self._job, others_lost=self._recovery.absences.any_yet)
             if isinstance(error, RankLost) and self._stop.requested:  # nobody wants it to be started again
                 raise RunError(str(error))
             raise error
@@ -183,7 +183,7 @@ class Watch:
         for child in [child for child in children if child.failed and not child.open]:
             self._ranks.children.remove(child)
             if not over:
-                self._recovery.bear(child, store)
+                self._recovery.handle_loss(child, store)
         if over or self._stop.requested:
             self._recovery.succession.cancel(spare=None if over else LEADER)  # which the others wait for
         if over:  # who came too late waits for an answer of nobody

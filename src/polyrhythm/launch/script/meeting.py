@@ -26,7 +26,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.patience import Patience
-from polyrhythm.launch.script.bearing import Bearing
+from polyrhythm.launch.script.loss_tolerance import LossTolerance
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.started_rank import cast_of, started_by_torchrun
 from polyrhythm.strategies.cast import Cast
@@ -41,8 +41,8 @@ INCARNATION_VARIABLE = "POLYRHYTHM_INCARNATION"
 RETURNS_VARIABLE = "POLYRHYTHM_LEADER_RETURNS"
 """Set by `polyrhythm run` in every rank: 1 if worker 0 is started again when it is lost, as any other; else 0."""
 
-BEARING_KEY = "script/bearing"
-"""Set in the store by rank 0: which losses are borne; see `Bearing`."""
+LOSS_TOLERANCE_KEY = "script/loss_tolerance"
+"""Set in the store by rank 0: which losses the ranks survive; see `LossTolerance`."""
 
 SERVERS_KEY = "script/servers"
 """Set in the store by rank 0, after that: how many servers the launcher must start."""
@@ -107,7 +107,7 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     _join_once(rendezvous)
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:
-        rendezvous.store.set(BEARING_KEY, Bearing.of(strategy, workers).to_text())
+        rendezvous.store.set(LOSS_TOLERANCE_KEY, LossTolerance.of(strategy, workers).to_text())
         rendezvous.store.set(SERVERS_KEY, str(strategy.server_count))
     return rendezvous, Cast(tuple(range(workers)), tuple(range(workers, size)))
 

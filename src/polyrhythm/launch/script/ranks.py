@@ -67,7 +67,7 @@ class ScriptRanks:
 
     Attributes:
         workers: how many.
-        there: those that count: who was lost, and is borne, is left out.
+        there: those that count: a lost one that the others go on without is left out.
     """
 
     def __init__(

@@ -14,12 +14,12 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
 from polyrhythm.errors import RunError
 from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.bearing import Bearing
+from polyrhythm.launch.script.loss_tolerance import LossTolerance
 from polyrhythm.launch.script.meeting import (
     ADMITS_KEY,
-    BEARING_KEY,
     FAILED_KEY,
     LET_GO_KEY,
+    LOSS_TOLERANCE_KEY,
     OVER_KEY,
     SERVERS_KEY,
     WHOLE_KEY,
@@ -56,13 +56,13 @@ class ScriptWatch:
         self._succession = Succession(restarts)
         self._places = Places(store, ranks.workers)
         self._places.begin()
-        self._bearing: Bearing | None = None
+        self._tolerance: LossTolerance | None = None
         self._absent: dict[int, Peer] = {}
 
     def look(self) -> bool:
         """Does what is due; gives whether the run goes on."""
-        if self._bearing is None and self._store.check([SERVERS_KEY]):
-            self._bearing = Bearing.from_text(self._told(BEARING_KEY))
+        if self._tolerance is None and self._store.check([SERVERS_KEY]):
+            self._tolerance = LossTolerance.from_text(self._told(LOSS_TOLERANCE_KEY))
             self._ranks.start_servers(int(self._told(SERVERS_KEY)))
         over = self._is_over()
         if over:
@@ -108,13 +108,13 @@ class ScriptWatch:
         if rank.peer.rank == LEADER and not (rank.was_killed and self._leader_returns):
             return False
         servers = [absent for absent in self._absent if absent >= self._ranks.workers]
-        spared = self._bearing is not None and self._bearing.bears(rank.peer.rank, servers)
+        spared = self._tolerance is not None and self._tolerance.tolerates(rank.peer.rank, servers)
         return spared and not self._store.check([FAILED_KEY])
 
     @property
     def _others_wait(self) -> bool:
         """Whether the others would wait for a successor of worker 0, and have nothing to say of its end."""
-        return self._bearing is not None and self._bearing.spares_leader and self._restarts > 0
+        return self._tolerance is not None and self._tolerance.spares_leader and self._restarts > 0
 
     @property
     def _leader_returns(self) -> bool:
@@ -136,7 +136,7 @@ class ScriptWatch:
             then = self._then(peer)
             coming = peer.rank in self._succession.awaited
             self._places.set(peer.rank, Place.COMING if coming else Place.GONE)
-            awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+            awaited = peer.rank == LEADER and self._tolerance is not None and self._tolerance.waits
             _say(f"{rank.end}; the others {'wait for its successor' if awaited else 'go on'}{then}")
 
     def _start_over(self) -> None:
@@ -156,7 +156,7 @@ class ScriptWatch:
             reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
             if reason:
                 return f"; {reason}"
-        awaited = peer.rank == LEADER and self._bearing is not None and self._bearing.waits
+        awaited = peer.rank == LEADER and self._tolerance is not None and self._tolerance.waits
         pause_s = self._succession.lose(peer, time.monotonic(), awaited=awaited)
         used = f"{self._restarts - self._succession.left} of {self._restarts}"
         when = f"in {pause_s:g} s" if pause_s else "at once"

@@ -42,7 +42,7 @@ class SharedNotice:
         """SIGTERM has come here; what is not through when the notice ends is given up."""
         if self._preemption.is_possible and not self._preemption.begun:
             self._preemption.begin()
-            threading.Thread(target=self._heed, name="notice", daemon=True).start()
+            threading.Thread(target=self._exit_in_time, name="notice", daemon=True).start()
 
     def emit(self, event: Event) -> None:
         """Passes an event on; the others wait for the outcome of the run."""
@@ -64,7 +64,7 @@ class SharedNotice:
         except (RuntimeError, dist.DistError):  # the store has left before this rank
             return self._preemption.begun
 
-    def _heed(self) -> None:
+    def _exit_in_time(self) -> None:
         assert self._store is not None, "no notice comes where none is possible"
         with suppress(RuntimeError):
             self._store.set(_COME, "")

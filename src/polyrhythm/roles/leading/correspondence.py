@@ -12,10 +12,10 @@ from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerProgress, from_json
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.leading.roll import Roll
-from polyrhythm.roles.leading.server_desk import ServerDesk
+from polyrhythm.roles.leading.server_reports import ServerReports
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.assembly import Assembly
 from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
 from polyrhythm.roles.regrouping.introductions import Introductions
@@ -33,7 +33,7 @@ class Correspondence:
 
     Args:
         world: where the leader is.
-        strategy: says which losses can be borne.
+        strategy: says which losses the run survives.
         say: takes the leader's own events, whose times it sets.
         welcome: makes what a successor is given.
         ledger: of the run, which a successor of the leader has from that one.
@@ -43,7 +43,7 @@ class Correspondence:
         workers: what each has handed in.
         servers: what they have said.
         assembly: of the workers, for the next formation.
-        mend: lets workers regroup; set where they do.
+        reform: lets workers regroup; set where they do.
         group: the leader's way from formation to formation of its group, where groups regroup apart.
         introductions: what a new leader hears of who is there.
         takes: is offered every message first, and says whether it has taken it.
@@ -63,12 +63,12 @@ class Correspondence:
         self._welcome = welcome
         self.attendance = ledger.attendance
         self.workers = Roll(world.cast.workers, ledger.attendance, say)
-        self.servers = ServerDesk(world, strategy, ledger.servers, say, self.read_until)
+        self.servers = ServerReports(world, strategy, ledger.servers, say, self.read_until)
         self._behind: set[int] = set()
         self._regroups = strategy.regroups(len(world.cast.workers))
         self.assembly = Assembly(world, strategy, self)
         self.introductions = Introductions()
-        self.mend: Callable[[], None] | None = None
+        self.reform: Callable[[], None] | None = None
         self.group: GroupRegroup | None = None
         self._neighbours = Neighbours(strategy, world.cast)
         self._meets = strategy.in_step(len(world.cast.workers))
@@ -183,10 +183,10 @@ class Correspondence:
             but(worker) or (worker in states and done(states[worker].account))
             for worker in self.attendance.present
         ):
-            if self.mend is not None and self.assembly.muster.due:
-                self.mend()
+            if self.reform is not None and self.assembly.muster.due:
+                self.reform()
             elif self.group is not None and self._meets and self.group.due:
-                self.group.mend()
+                self.group.reform()
             else:
                 self._hear(self._control.receive)
 
@@ -263,7 +263,7 @@ class Correspondence:
         elif message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
         elif message.kind is Kind.REPORT or source in self._world.cast.servers:
-            self.servers.hear(source, message)
+            self.servers.on_message(source, message)
         else:
             state = WorkerState.from_message(message)
             self.workers.states[state.account.worker] = state

@@ -22,7 +22,7 @@ from polyrhythm.roles.world import World
 
 
 class Curator:
-    """The leader's.
+    """Tests and saves on behalf of the leader.
 
     Args:
         job: what is learned.

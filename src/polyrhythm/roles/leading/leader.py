@@ -17,14 +17,14 @@ from polyrhythm.roles.leading.narrator import Narrator
 from polyrhythm.roles.leading.run_figures import RunFigures, Spent
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import Regroup, Side
+from polyrhythm.roles.regrouping.regroup import FormationSource, Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
 
 
 class Leader:
-    """The leader's desk; see `Desk`.
+    """The coordinator of rank 0; see `Coordinator`.
 
     Args:
         job: what is learned.
@@ -52,19 +52,19 @@ class Leader:
             self._go_on(world.ledger.begun)
 
     @property
-    def side(self) -> Side:
+    def formations(self) -> FormationSource:
         """It makes the formations."""
         return self._others.assembly
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Lets workers regroup while this one waits for their states."""
-        self._others.mend = regroup.mend
+        """Sets what regroups while this worker waits for states."""
+        self._others.reform = regroup.reform
 
     def wait_among(self, group: GroupRegroup) -> None:
-        """Lets worker 0's group regroup while it waits for states."""
+        """Sets what regroups worker 0's group while it waits for states."""
         self._others.group = group
 
-    def bears(self, loss: PeerLost) -> bool:
+    def recovers_from(self, loss: PeerLost) -> bool:
         """Never: this is the leader."""
         return False
 

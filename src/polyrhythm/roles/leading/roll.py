@@ -11,7 +11,7 @@ from polyrhythm.roles.leading.stragglers import Stragglers
 
 
 class Roll:
-    """One leader's.
+    """Records the workers' latest states, and announces losses and successors.
 
     Args:
         ranks: the workers', by their indices.

@@ -1,4 +1,4 @@
-"""The leader's way to the next formation: it waits for everyone who is there, and tells all who goes on.
+"""How the leader makes the next formation: it waits for all who are there, and tells them who goes on.
 
 Who has left, or is about to, is not waited for. But a leader that has just come holds nothing, and at the very end
 there may be nobody else to have it from: those who only wait for leave to go take part once more.
@@ -11,15 +11,15 @@ from typing import Protocol
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.roles.attendance import Attendance
-from polyrhythm.roles.line import TAG
+from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.regrouping.formation import NOTHING, Broken, Formation
 from polyrhythm.roles.regrouping.muster import Muster
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 
 
-class Hearing(Protocol):
-    """What the leader hears and says; a part of its desk.
+class LeaderMessages(Protocol):
+    """What making formations needs of the leader's messages.
 
     Attributes:
         attendance: of the workers.
@@ -41,29 +41,29 @@ class Hearing(Protocol):
 
 
 class Assembly:
-    """One leader's; see `Side`.
+    """Makes formations on the leader, for all workers; see `FormationSource`.
 
     Args:
         world: where it is.
         strategy: says whether others listen for a leader's word between steps.
-        hearing: what it hears.
+        messages: between the leader and the workers.
 
     Attributes:
         muster: who waits.
         left: workers that have left in good order.
     """
 
-    def __init__(self, world: World, strategy: Strategy, hearing: Hearing) -> None:
+    def __init__(self, world: World, strategy: Strategy, messages: LeaderMessages) -> None:
         self._world = world
         self._calls = world.goes_on_without(LEADER, strategy)
         self._called: int | None = None
-        self._hearing = hearing
+        self._messages = messages
         self.muster = Muster(len(world.cast.workers), world.incarnation)
         self.left: set[int] = set()
 
     def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
         """Whether somebody is let in before this step, or before the next: all are called, so nobody loses one."""
-        self._hearing.read()
+        self._messages.read()
         if self.muster.broken_off:
             return True
         if self._called is None and self.muster.due:
@@ -89,33 +89,33 @@ class Assembly:
                 called.update(self._call_back(but=called))
             return self.muster.complete(awaited())
 
-        self._hearing.read_until(complete)
+        self._messages.read_until(complete)
         formation = self.muster.form(word.done, awaited())
         for worker in formation.workers[1:]:
-            self._hearing.send_if_there(self._world.cast.workers[worker], formation.message())
+            self._messages.send_if_there(self._world.cast.workers[worker], formation.message())
         return formation
 
     def _call(self, word: Message) -> None:
         for worker in self._staying() - {LEADER}:
-            self._hearing.send_if_there(self._world.cast.workers[worker], word)
+            self._messages.send_if_there(self._world.cast.workers[worker], word)
 
     def _staying(self) -> set[int]:
         """Gives the workers that are there, and have not said that they leave."""
-        present = self._hearing.attendance.present
-        return {worker for worker in present if not self._hearing.is_final(worker)}
+        present = self._messages.attendance.present
+        return {worker for worker in present if not self._messages.is_final(worker)}
 
     def _there(self) -> set[int]:
         """Gives the workers that are there."""
-        return self._hearing.attendance.present - self.left
+        return self._messages.attendance.present - self.left
 
     def _call_back(self, but: set[int]) -> set[int]:
         """Calls those who were through with this leader's last formation, and only wait for leave to go."""
         through = {
             worker
             for worker in self.muster.formation.workers
-            if worker not in but and self._hearing.is_final(worker) and not self.muster.waits(worker)
+            if worker not in but and self._messages.is_final(worker) and not self.muster.waits(worker)
         }
         for worker in through:
             word = Message(Kind.LEAD, version=self._world.incarnation, tag=TAG)
-            self._hearing.send_if_there(self._world.cast.workers[worker], word)
+            self._messages.send_if_there(self._world.cast.workers[worker], word)
         return through

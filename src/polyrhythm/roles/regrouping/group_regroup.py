@@ -20,7 +20,7 @@ _MOST_IN_VAIN = 100
 
 
 class GroupRegroup:
-    """One worker's way from formation to formation of its group.
+    """Takes one worker from formation to formation of its group.
 
     Args:
         world: where this rank is.
@@ -48,32 +48,32 @@ class GroupRegroup:
         return bool(self._missed) and not self.over
 
     def lose(self, worker: int) -> None:
-        """Hears that a worker of the same group is lost, while this one waits for others elsewhere."""
+        """Notes that a worker of the same group is lost, while this one waits for others elsewhere."""
         if self._there is None or worker in self._there:
             self._missed.add(worker)
 
-    def bears(self, loss: PeerLost) -> bool:
-        """Whether a worker is lost which others can do without; the loss of a server is not to be mended here."""
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Whether a worker is lost that the run can go on without; the loss of a server is handled elsewhere."""
         if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
             return True
         workers = self._world.cast.workers
         return loss.rank in workers and self._world.goes_on_without(loss.rank, self._strategy)
 
-    def look(self, step: int) -> None:
-        """Breaks off if somebody waits to be let into the group; called before a step.
+    def check(self, step: int) -> None:
+        """Called before a step: raises if a successor waits to be let into the group.
 
         Args:
             step: its number.
 
         Raises:
-            PeerLost: so it is.
+            PeerLost: one waits.
         """
         self._in_vain = 0
         if self._member.part.due:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
-    def mend(self) -> None:
-        """Goes on with those of the group who are there.
+    def reform(self) -> None:
+        """Regroups with those of the group who are there.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
@@ -82,7 +82,7 @@ class GroupRegroup:
         self._reassemble(enters=False)
 
     def enter(self) -> None:
-        """Waits to be let in, as a successor.
+        """Enters the group, as a successor.
 
         Raises:
             PeerLost: somebody is gone whom the run needs, or the run is ending.
@@ -98,7 +98,7 @@ class GroupRegroup:
                 found = self._member.part.reassemble(enters=enters)
                 break
             except PeerLost as loss:
-                if not self.bears(loss):
+                if not self.recovers_from(loss):
                     raise
             enters = False  # it has been let in, and another was lost since
         self.step, self.over, self._there = found.step, found.over, found.there

@@ -27,7 +27,7 @@ class NobodyLeft(PeerLost):
 
 
 class Muster:
-    """One leader's.
+    """Collects who waits for the next formation, and makes it.
 
     Args:
         workers: how many there are at first.

@@ -33,30 +33,30 @@ _VECTOR, _PART = "vector", "part."
 _MOST_IN_VAIN = 100
 
 
-class Side(Protocol):
-    """How a worker comes to the next formation."""
+class FormationSource(Protocol):
+    """Where a worker gets formations: the leader makes them (`Assembly`), others ask for them (`RemoteFormations`)."""
 
     def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
-        """Whether this worker breaks off before a step, for somebody who waits.
+        """Whether this worker must regroup before a step, since another waits for a formation.
 
         Args:
             round_: of the present formation.
             step: the step's number.
-            wait: whether all who hear of it in time could as well break off together before the next one.
+            wait: whether regrouping before the step after it would do as well.
         """
 
     def first_formation(self) -> Formation:
-        """Waits for that which this worker, a successor, is let into.
+        """Waits for the formation into which this worker, a successor, is let.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
         """
 
     def next_formation(self, word: Broken) -> Formation:
-        """Waits until everyone who is there has said what it has done.
+        """Waits for the next formation, made once all who are there have said how far they have come.
 
         Args:
-            word: this worker's.
+            word: how far this worker has come.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
@@ -71,9 +71,10 @@ class Member:
         worker: its index.
         part: its side of the strategy.
         flat: its parameters and gradients.
-        takes_place: called with this worker's place among those who go in step now, and their number.
-        stands_in: called with the workers of this one's group that are not there, its place among those who are, and
-            their number.
+        takes_place: called after each formation with this worker's place among its members, and their number; it
+            shares out the data.
+        stands_in: called instead where a group regroups apart: with the absent workers of the group, this worker's
+            place among those present, and their number.
     """
 
     worker: int
@@ -84,11 +85,11 @@ class Member:
 
 
 class Regroup:
-    """One worker's way from formation to formation.
+    """Takes one worker from formation to formation: a formation is the set of workers that train together.
 
     Args:
         world: where this rank is.
-        side: how it comes to the next one.
+        formations: gives the next one.
         member: what it brings.
         workers: the communicator of all workers, which the part has been made with.
 
@@ -97,20 +98,22 @@ class Regroup:
         over: whether it has done all that there is to do.
     """
 
-    def __init__(self, world: World, side: Side, member: Member, workers: Communicator) -> None:
+    def __init__(
+        self, world: World, formations: FormationSource, member: Member, workers: Communicator
+    ) -> None:
         self.step = NOTHING_DONE
         self.over = False
         self._world = world
-        self._side = side
+        self._formations = formations
         self._member = member
         self._workers = workers
         self._everyone = tuple(range(workers.size))
         self._formation: Formation | None = None
         self._in_vain = 0
         self._agreed = False
-        """Whether the leader, who has called this worker, tells those who have not heard it."""
+        """Whether the leader asked for this regrouping, and so revokes the communicator itself."""
         if not world.rejoins:  # else nobody uses this one any more
-            workers.revoke_without(LEADER)  # who would have passed on that somebody has broken off
+            workers.revoke_without(LEADER)  # the leader would have passed a revocation on
 
     @property
     def leader(self) -> int:
@@ -127,31 +130,31 @@ class Regroup:
         """The workers of the present formation, by their indices."""
         return self._everyone if self._formation is None else self._formation.workers
 
-    def look(self, step: int) -> None:
-        """Breaks off if somebody waits for the next formation; called before a step.
+    def check(self, step: int) -> None:
+        """Called before a step: raises if a worker waits for the next formation.
 
-        Only a step in which the rest soon hears of it is broken off, such as one with a meeting.
+        Only before a step in which all communicate, so that the others notice soon.
 
         Args:
             step: its number.
 
         Raises:
-            PeerLost: so it is.
+            PeerLost: one waits.
         """
         self._in_vain = 0
         part = self._member.part
         if not part.lets_in(step):
             return
-        if self._side.breaks_off(self.round, step, wait=part.lets_in(step + 1)):
+        if self._formations.breaks_off(self.round, step, wait=part.lets_in(step + 1)):
             self._agreed = not self._world.leads
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
-    def bears(self, loss: PeerLost) -> bool:
-        """Whether there is a way on; it shows only when others are asked."""
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Always: whether the run can go on is known only after asking the others."""
         return True
 
-    def mend(self) -> None:
-        """Goes on with whoever is there; returns when all have met equally often.
+    def reform(self) -> None:
+        """Regroups with whoever is there, until a formation holds; then all have met equally often.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
@@ -167,17 +170,17 @@ class Regroup:
             self._member.part.break_off()
             if self.step != NOTHING_DONE:
                 self.step = self._member.part.begun_again(self.step)
-            if self._took_place(self._side.next_formation(self._word)):
+            if self._took_place(self._formations.next_formation(self._word)):
                 return
 
     def enter(self) -> None:
-        """Waits to be let in, as a successor that has asked for it, or leads.
+        """Enters the first formation, as a successor that has asked to, or that leads.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
         """
-        if not self._took_place(self._side.first_formation()):
-            self.mend()
+        if not self._took_place(self._formations.first_formation()):
+            self.reform()
 
     @property
     def _word(self) -> Broken:

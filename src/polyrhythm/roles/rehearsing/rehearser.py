@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from polyrhythm.events import WorkerProgress
 from polyrhythm.roles.keeping.worker_state import Account
-from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.regrouping.regroup import Member
-from polyrhythm.roles.rehearsing.desk import rehearsal_desk
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
+from polyrhythm.roles.rehearsing.coordinator import rehearsal_coordinator
 from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.step_timer import NoTimer
 from polyrhythm.roles.tally import Tally
@@ -72,10 +72,10 @@ class _Rehearser:
         listens = self._announces or self._part.hears_use
         self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
-        self._desk = rehearsal_desk(rehearsal, world)
+        self._coordinator = rehearsal_coordinator(rehearsal, world)
         member = Member(self._worker, self._part, self._flat, _stay, _stay_alone)
-        self._company = Company(world, rehearsal.strategy, workers, member, self._desk)
-        self._regroups = self._company.regroups
+        self._group = WorkerGroup(world, rehearsal.strategy, workers, member, self._coordinator)
+        self._regroups = self._group.regroups
         self._bytes_sent = 0
         # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
         self._network, self._pace, self._stop = world.network, world.pace, world.stop
@@ -89,10 +89,10 @@ class _Rehearser:
         self._attended = self._regroups or self._timer is not None
 
     def run(self) -> None:
-        if self._company.let_in:
-            self._desk.ask_to_enter()
-        start = self._company.start(0)
-        self._desk.begin(start)
+        if self._group.let_in:
+            self._coordinator.ask_to_enter()
+        start = self._group.start(0)
+        self._coordinator.begin(start)
         # All rehearsed ranks that may have successors share one clock, which began with the run.
         elapsed_s = self._world.clock.now() if self._world.rejoins else 0.0
         self._tally.begin(elapsed_s)
@@ -100,16 +100,16 @@ class _Rehearser:
         if start:  # a successor says at once that it is there
             self._report(start)
         step, stopped = self._steps(start)
-        self._company.end()
-        self._desk.end(self._account(step, stopped), self._part.let_go)
+        self._group.end()
+        self._coordinator.end(self._account(step, stopped), self._part.let_go)
         self._part.close()
 
     def _steps(self, start: int) -> tuple[int, bool]:
         """Takes the steps; gives how many are done, and whether it was stopped before the last."""
-        done, stopped = start, self._company.stops
+        done, stopped = start, self._group.stops
         while done < self._rehearsal.steps and not stopped:
-            taken = self._company.bear(lambda: self._go_on(done))  # noqa: B023
-            done, stopped = taken or (self._company.step, self._company.stops)
+            taken = self._group.run_or_regroup(lambda: self._go_on(done))  # noqa: B023
+            done, stopped = taken or (self._group.step, self._group.stops)
         return done, stopped and done < self._rehearsal.steps
 
     def _go_on(self, done: int) -> tuple[int, bool]:
@@ -127,7 +127,7 @@ class _Rehearser:
             return done, False
         done = steps if done > steps else done
         if self._regroups:
-            self._company.step = done
+            self._group.step = done
         last = done == steps
         epoch_over = done // self._epoch_steps > before // self._epoch_steps
         progress = None
@@ -145,7 +145,7 @@ class _Rehearser:
                 self._part.present()
                 self._part.catch_up()
             if self._regroups:
-                self._company.look(done)
+                self._group.check(done)
         return done, stop
 
     def _next_due(self, done: int) -> int:
@@ -196,13 +196,13 @@ class _Rehearser:
     def _report(self, done: int) -> WorkerProgress:
         epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
         progress = self._tally.say(epoch, done, self._rehearsal.learning_rate)
-        self._desk.progress(progress)
+        self._coordinator.progress(progress)
         return progress
 
     def _tell_timings(self, progress: WorkerProgress) -> None:
         in_step = self._rehearsal.strategy.in_step(self._rehearsal.workers)
         if timings := self._world.timer.say(progress, in_step=in_step):
-            self._desk.progress(timings)
+            self._coordinator.progress(timings)
 
     def _account(self, step: int, stopped: bool) -> Account:
         return Account(

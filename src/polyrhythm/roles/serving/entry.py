@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.serving.outbox import Outbox
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart
@@ -29,8 +29,8 @@ class Entry:
             self._incarnation = world.incarnation
             outbox.send(part.rejoin(world.incarnation))
 
-    def tell(self, line: Line) -> None:
+    def tell(self, channel: LeaderChannel) -> None:
         """Tells the leader, once this server has all of its shards."""
         if self._part.whole:
             self.due = False
-            line.send(Message(Kind.JOIN, version=self._incarnation))
+            channel.send(Message(Kind.JOIN, version=self._incarnation))

@@ -10,7 +10,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class Outbox:
-    """One server's.
+    """Sends one server's replies in the background.
 
     A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
     answered again has had the answer before, so at most one reply a rank is kept. A reply to a rank that is lost, and

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.events import Notice
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import World
 
 
@@ -18,17 +18,17 @@ class Refusals:
     Args:
         index: of the server.
         world: where it is.
-        line: to the leader.
+        channel: to the leader.
 
     Attributes:
         counted: refused messages, by reason.
     """
 
-    def __init__(self, index: int, world: World, line: Line) -> None:
+    def __init__(self, index: int, world: World, channel: LeaderChannel) -> None:
         self.counted: Counter[str] = Counter()
         self._index = index
         self._clock = world.clock
-        self._line = line
+        self._channel = channel
         self._told: set[tuple[int, Reason]] = set()
         self._started_at = self._clock.now()
 
@@ -48,4 +48,4 @@ class Refusals:
         self._told.add((source, refusal.reason))
         text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
         notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
-        self._line.send(Message(Kind.EVENT, pack_json(notice.to_json())))
+        self._channel.send(Message(Kind.EVENT, pack_json(notice.to_json())))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.events import ServerProgress
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.server_part import ServerPart
 
@@ -58,14 +58,14 @@ class Reporter:
             self._waits += 1
             self._wait_s += waited_s
 
-    def tell(self, line: Line) -> None:
+    def tell(self, channel: LeaderChannel) -> None:
         """Tells the leader."""
-        line.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
+        channel.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
 
-    def tell_the_rest(self, line: Line) -> None:
+    def tell_the_rest(self, channel: LeaderChannel) -> None:
         """Tells the leader, if there is something left to be said."""
         if self._taken:
-            self.tell(line)
+            self.tell(channel)
 
     def _event(self) -> ServerProgress:
         """Gives what has been done since the last call, and starts anew."""

@@ -12,25 +12,25 @@ from polyrhythm.communication.message import (
     pack_tensors,
     unpack_tensors,
 )
-from polyrhythm.roles.line import Line
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart
 
 
 class States:
-    """One server's.
+    """Answers the leader's requests for states on one server, and takes the state of a checkpoint.
 
     Args:
         part: of the server.
         own: the number of its own shard.
-        line: to the leader.
+        channel: to the leader.
     """
 
-    def __init__(self, part: ServerPart, own: int, line: Line) -> None:
+    def __init__(self, part: ServerPart, own: int, channel: LeaderChannel) -> None:
         self._part = part
         self._own = own
-        self._line = line
+        self._channel = channel
 
     def resume(self, shards: Sequence[int]) -> None:
         """Takes from the leader what the run resumes from.
@@ -39,10 +39,10 @@ class States:
             shards: the server's own, then those that it keeps.
         """
         for shard in shards:
-            _, message = self._line.control.receive(LEADER)
+            _, message = self._channel.control.receive(LEADER)
             self._load(shard, message)
 
-    def heed(self, source: int, message: Message) -> None:
+    def on_message(self, source: int, message: Message) -> None:
         """Gives the leader the state of a shard, or takes it back before there is one.
 
         Raises:
@@ -83,4 +83,4 @@ class States:
             raise RefusedMessage(
                 Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here"
             )
-        self._line.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))
+        self._channel.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))

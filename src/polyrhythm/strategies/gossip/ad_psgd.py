@@ -124,7 +124,7 @@ class ADPSGDWorker(WorkerPart):
         self._place = place_of(topology, setting.cast.workers, setting.workers.rank)
         self._keeper = Keeper(self._place, setting)
         self._keeper.staleness = self.staleness
-        self._bears = setting.leader_returns
+        self._host_returns = setting.leader_returns
         self._member: Member | None = None
         self._succeeds = setting.succeeds
         self._company: Company = (
@@ -174,7 +174,7 @@ class ADPSGDWorker(WorkerPart):
         self._training = False
         if self._serving is not None and self._member is not None:
             self._serving.wait()
-            if self._bears:  # worker 0 may be lost with the model that it has just been given
+            if self._host_returns:  # worker 0 may be lost with the model that it has just been given
                 self._member.stay()
                 self._stays = True
                 self._serve()
@@ -207,7 +207,11 @@ class ADPSGDWorker(WorkerPart):
         """Takes this worker's side of the company."""
         if not self._place.leads:
             member = Member(
-                self._keeper, self._flat, resumed=self._resumed, succeeds=self._succeeds, bears=self._bears
+                self._keeper,
+                self._flat,
+                resumed=self._resumed,
+                succeeds=self._succeeds,
+                host_returns=self._host_returns,
             )
             self._company = self._member = member
         if self._place.others:

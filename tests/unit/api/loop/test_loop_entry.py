@@ -45,9 +45,9 @@ class Heir:
         )
         strategy = strategy_from("synchronous")
         self.admitted: list[list[int]] = []
-        desk = LoopLeader(world, strategy, lambda: Welcome({}, 0.0), lambda event: None)
-        desk.regroup = SimpleNamespace(step=STEPS, leader=1)  # type: ignore[assignment]
-        desk.admit = self._admit  # type: ignore[method-assign]
+        coordinator = LoopLeader(world, strategy, lambda: Welcome({}, 0.0), lambda event: None)
+        coordinator.regroup = SimpleNamespace(step=STEPS, leader=1)  # type: ignore[assignment]
+        coordinator.admit = self._admit  # type: ignore[method-assign]
         self.places = Places(store, WORKERS)
         self.places.begin()
         bulletin = Bulletin(store, lambda: None)
@@ -55,7 +55,7 @@ class Heir:
         optimizer: Any = SimpleNamespace(steps=STEPS, param_groups=[{"lr": 0.1}])
         self.course.optimizer = optimizer
         self.progress = Progress(self.course, Logbook(bulletin))
-        self.entry = LoopEntry(world, strategy, bulletin, self.places, self.progress, desk)
+        self.entry = LoopEntry(world, strategy, bulletin, self.places, self.progress, coordinator)
         bulletin.tell(begun_key(0), Begun(0, 1, 4).to_text())
         others = Logbook(bulletin)
         others.note(Position(0, 1, STEPS, taken, at_end=False, averages=7, rates=(0.05,), kept=()))

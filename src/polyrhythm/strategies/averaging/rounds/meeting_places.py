@@ -31,7 +31,7 @@ class Agreed(NamedTuple):
 
 
 class MeetingPlaces:
-    """One worker's.
+    """The communicators over which one worker's models are averaged, with all workers and within its group.
 
     Args:
         workers: all that are there.

@@ -19,7 +19,7 @@ class Member:
         flat: where they are put first.
         resumed: whether they are in it already, from a checkpoint.
         succeeds: whether it is the successor of one that was lost.
-        bears: whether worker 0 has a successor when it is lost.
+        host_returns: whether worker 0 has a successor when it is lost.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Member:
         *,
         resumed: bool = False,
         succeeds: bool = False,
-        bears: bool = False,
+        host_returns: bool = False,
     ) -> None:
         self.over = False
         self._keeper = keeper
         self._flat = flat
         self._resumed = resumed
-        self._bears = bears
+        self._host_returns = host_returns
         self._leader = keeper.place.workers[0]
         self._away = self._news = False
         self._succeeds = succeeds
@@ -68,7 +68,7 @@ class Member:
         """
         if rank != self._leader:
             return self._answered_by(rank)
-        if not self._bears:
+        if not self._host_returns:
             raise PeerLost(rank, "waiting for a message from anyone")
         self._away = self._news = True
         return self._tell()

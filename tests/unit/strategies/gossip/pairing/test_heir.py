@@ -104,7 +104,7 @@ def member(**options: bool) -> tuple[Member, Keeper]:
     """Gives worker 1 of four in a ring."""
     made, flat = keeper(1, [1.0], 4)
     made.ready = False
-    return Member(made, flat, bears=True, **options), made
+    return Member(made, flat, host_returns=True, **options), made
 
 
 def test_a_member_says_again_what_the_lost_one_may_not_have_heard_and_is_answered_once() -> None:

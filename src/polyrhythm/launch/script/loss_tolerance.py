@@ -1,4 +1,4 @@
-"""Which losses the ranks of a script bear: its strategy knows, and the launcher of the script must."""
+"""Which losses a script's ranks survive, as its strategy says; worker 0 tells the launcher, which knows no strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Bearing:
+class LossTolerance:
     """What a script's ranks can do without.
 
     Attributes:
@@ -29,7 +29,7 @@ class Bearing:
     holders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, strategy: Strategy, workers: int) -> Bearing:
+    def of(cls, strategy: Strategy, workers: int) -> LossTolerance:
         """Asks a strategy."""
         holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
         # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
@@ -37,7 +37,7 @@ class Bearing:
         leader = spares and strategy.spares_leader(workers)
         return cls(workers, spares, leader, strategy.regroups(workers), holders)
 
-    def bears(self, rank: int, lost: Collection[int] = ()) -> bool:
+    def tolerates(self, rank: int, lost: Collection[int] = ()) -> bool:
         """Whether the others go on without a rank; without the first worker, if it has a successor.
 
         Args:
@@ -56,7 +56,7 @@ class Bearing:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Bearing:
+    def from_text(cls, text: str) -> LossTolerance:
         """Reads what `to_text` wrote."""
         told = json.loads(text)
         return cls(**told | {"holders": tuple(tuple(each) for each in told["holders"])})

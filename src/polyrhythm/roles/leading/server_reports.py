@@ -1,4 +1,4 @@
-"""What the leader hears of servers: the states of their shards, their last words, and which are lost."""
+"""What servers report to the leader: states of their shards, final reports, and which servers are lost."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 
 
-class ServerDesk:
-    """The leader's.
+class ServerReports:
+    """Asks servers for what the leader needs, and collects it.
 
     Args:
         world: where it is.
-        strategy: says which shards each server holds, and which losses can be borne.
+        strategy: says which shards each server holds, and which losses the run survives.
         losses: so far.
-        say: takes the leader's own events, whose times it sets.
-        read_until: takes what arrives until there is enough.
+        say: emits an event of the leader's, and sets its time.
+        read_until: handles messages until a condition holds.
 
     Attributes:
         attendance: of the servers.
-        reports: every server's last words, by its rank.
+        reports: every server's final report, by its rank.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class ServerDesk:
         self._states: dict[int, State] | None = None
 
     def wait(self) -> None:
-        """Waits for the last words of every server, which says them when it has been let go."""
+        """Waits for the final report of every server, sent once it has been let go."""
         self._read_until(lambda: all(rank in self.reports for rank in self.attendance.present))
 
     def ask(self) -> list[State]:
-        """Asks for the state of every shard, those that hold it now."""
+        """Gives the state of every shard, asked of the servers that hold it now."""
         shards = range(len(self._world.cast.servers))
         found = self._states = {}
         for shard in shards:
@@ -59,8 +59,8 @@ class ServerDesk:
         self._states = None
         return [found[shard] for shard in shards]
 
-    def hear(self, source: int, message: Message) -> None:
-        """Takes a server's last words, or a shard's state, if that was asked for."""
+    def on_message(self, source: int, message: Message) -> None:
+        """Takes a server's final report, or a shard's state if one was asked for."""
         assert message.tensor is not None, "both carry a payload"
         if message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)
@@ -68,7 +68,7 @@ class ServerDesk:
             self._states[message.step] = unpack_tensors(message.tensor)
 
     def lose(self, rank: int) -> None:
-        """Notes that a server is lost, unless it was through; asks others for what it still had to say.
+        """Notes that a server is lost, unless it had sent its final report; asks others for shards that it still owed.
 
         Raises:
             PeerLost: nobody has kept its shard.

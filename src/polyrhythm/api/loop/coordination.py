@@ -1,4 +1,4 @@
-"""What a worker of a user's loop has to do with the others, beside the steps."""
+"""What ties a worker's own loop to those of the others, beside the steps: epochs, shares of data, means, the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from polyrhythm.api.loop.bulletin import Bulletin
+from polyrhythm.api.loop.coordinator import LoopCoordinator
 from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.desk import LoopDesk
 from polyrhythm.api.loop.entry import LoopEntry
 from polyrhythm.api.loop.epochs import Epochs
 from polyrhythm.api.loop.leader import LoopLeader, meets_every_step
@@ -29,16 +29,16 @@ from polyrhythm.launch.script.places import Place, Places
 from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.regrouping.company import Company
 from polyrhythm.roles.regrouping.regroup import Member
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 
 
-class Fellowship:
-    """One worker's.
+class Coordination:
+    """Keeps one worker's loop together with the others'.
 
     Args:
         strategy: how the workers share the work.
@@ -46,10 +46,10 @@ class Fellowship:
         home: this rank's connections.
 
     Attributes:
-        bulletin: where workers leave word for each other.
+        bulletin: a board in the store by which workers agree.
         course: how far this worker's loop has come.
-        desk: where it hears of others.
-        entry: how it comes among them.
+        coordinator: the leader, or its stand-in here.
+        entry: how this worker joins the others.
         epochs: of its loop.
         means: over the workers.
         workers: how many share the present epoch, or the last one.
@@ -66,17 +66,17 @@ class Fellowship:
         self._replica: Replica | None = None
         self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
         self._leader = self._lead(home.rendezvous.met) if world.leads else None
-        self.desk: LoopDesk = self._leader or LoopMember(
-            world, strategy, tells=not meets_every_step(strategy, len(ranks))
+        self.coordinator: LoopCoordinator = self._leader or LoopMember(
+            world, strategy, reports_batches=not meets_every_step(strategy, len(ranks))
         )
-        self.bulletin = Bulletin(self._store, self.desk.attend)
+        self.bulletin = Bulletin(self._store, self.coordinator.attend)
         awaited = strategy.regroups(len(ranks)) and world.goes_on_without(LEADER, strategy)
         self._logbook = Logbook(self.bulletin) if awaited else None
         self._progress = Progress(self.course, self._logbook)
-        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.desk)
+        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.coordinator)
         self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
         self.means = Means(self._worker, self.bulletin, self._places, self._awaited)
-        self._company: Company | None = None
+        self._group: WorkerGroup | None = None
 
     @property
     def server_states(self) -> ServerStates | None:
@@ -85,12 +85,12 @@ class Fellowship:
             return None
         return ServerStates(self._world, self._strategy, self._leader.ask_servers)
 
-    def take(self, replica: Replica) -> Company:
+    def take(self, replica: Replica) -> WorkerGroup:
         """Takes the replica among those of the others."""
         self._replica = replica
         member = Member(self._worker, replica.part, replica.flat, self._formed, _stay)
-        self._company = Company(self._world, self._strategy, replica.workers, member, self.desk)
-        return self._company
+        self._group = WorkerGroup(self._world, self._strategy, replica.workers, member, self.coordinator)
+        return self._group
 
     def seat(self, shard: int, epoch: int) -> Seat:
         """An iteration over a shard begins: gives this worker's share of it.
@@ -117,12 +117,12 @@ class Fellowship:
     def took(self, taken: int, of: int) -> None:
         """One more batch of an epoch is taken, for training, after so many."""
         self._progress.took()
-        self.desk.took(taken, of)
+        self.coordinator.took(taken, of)
 
     def through(self, of: int, *, broken_off: bool) -> None:
         """Nothing more of a share is taken, for training."""
         if not broken_off:
-            self.desk.took(of, of)
+            self.coordinator.took(of, of)
         self._progress.through(broken_off=broken_off)
 
     def step_begins(self) -> None:
@@ -132,7 +132,7 @@ class Fellowship:
     def step_done(self) -> None:
         """A step has been taken."""
         self._progress.step_done()
-        self.desk.heed()
+        self.coordinator.read()
 
     def say_who_may_come(self) -> None:
         """Tells the launcher whether a successor of a lost worker would find its way into the loop, and worker 0's."""
@@ -163,18 +163,20 @@ class Fellowship:
         Returns:
             How many gradients were applied at which staleness, as far as this worker knows.
         """
-        assert self._company is not None, "something has been distributed"
+        assert self._group is not None, "something has been distributed"
         self._progress.leave()
-        self._company.end()
+        self._group.end()
         account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
         staleness = Counter(replica.part.staleness)
-        staleness.update(self.desk.leave(WorkerState.of(replica, account, {}, to_resume=False), replica))
+        staleness.update(
+            self.coordinator.leave(WorkerState.of(replica, account, {}, to_resume=False), replica)
+        )
         replica.part.close()
         self.tell_unseen(final=True)
         return staleness
 
     def _lead(self, met: Mapping[int, int]) -> LoopLeader:
-        """Makes the desk of the leader, which learns from the store who is there if it comes after another."""
+        """Makes the coordinator of the leader, which learns from the store who is there if it comes after another."""
         ranks, ledger = self._world.cast.workers, None
         if self._world.rejoins:
             here = [
@@ -189,15 +191,17 @@ class Fellowship:
                 "losses": losses,
             }
             ledger = Ledger(Attendance.from_json(attendance))
-        desk = LoopLeader(self._world, self._strategy, self._welcome, self._tell, ledger)
-        desk.over = lambda: self.bulletin.tell(OVER_KEY, "")
-        desk.whole = lambda rank, incarnation: self.bulletin.tell(f"{WHOLE_KEY}/{rank}/{incarnation}", "")
-        return desk
+        coordinator = LoopLeader(self._world, self._strategy, self._welcome, self._tell, ledger)
+        coordinator.over = lambda: self.bulletin.tell(OVER_KEY, "")
+        coordinator.whole = lambda rank, incarnation: self.bulletin.tell(
+            f"{WHOLE_KEY}/{rank}/{incarnation}", ""
+        )
+        return coordinator
 
     def _formed(self, *_: object) -> None:
         """Workers go on in another formation: a new leader of it asks where."""
-        if self._logbook is not None and self.desk.regroup is not None:
-            self._logbook.formed(self.desk.regroup.leader, self.desk.regroup.step)
+        if self._logbook is not None and self.coordinator.regroup is not None:
+            self._logbook.formed(self.coordinator.regroup.leader, self.coordinator.regroup.step)
 
     def _why_nobody(self) -> str:
         assert self.course.optimizer is not None, "a loop has something to train"

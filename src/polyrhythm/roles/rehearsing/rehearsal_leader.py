@@ -1,4 +1,4 @@
-"""The leader's desk in a rehearsal."""
+"""The leader of a rehearsal: lets successors in, collects accounts, and makes the run's figures."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from polyrhythm.events import (
     from_json,
 )
 from polyrhythm.roles.keeping.worker_state import Account
+from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.leading.stragglers import Stragglers
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.line import TAG
 from polyrhythm.roles.regrouping.assembly import Assembly
 from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.rehearsing.last_words import LastWords
@@ -34,8 +34,8 @@ from polyrhythm.roles.server_attendance import ServerAttendance
 from polyrhythm.roles.world import LEADER, World
 
 
-class LeadingDesk:
-    """Emits events, and waits for everyone's last words; see `RehearsalDesk`. Whoever is lost is not waited for.
+class RehearsalLeader:
+    """Emits events, and waits for everyone's last words; see `RehearsalCoordinator`. Whoever is lost is not waited for.
 
     Args:
         rehearsal: what is rehearsed.
@@ -43,7 +43,7 @@ class LeadingDesk:
 
     Attributes:
         attendance: of the workers.
-        side: how this worker comes to the next formation.
+        formations: how this worker gets the next formation.
     """
 
     def __init__(self, rehearsal: Rehearsal, world: World) -> None:
@@ -58,15 +58,15 @@ class LeadingDesk:
         self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
         self._started_at = world.clock.now()
         self._assembly = Assembly(world, rehearsal.strategy, self)
-        self._mend: Callable[[], None] | None = None
+        self._reform: Callable[[], None] | None = None
         self._leads = False
-        self.side = self._assembly
+        self.formations = self._assembly
 
     def wait_with(self, regroup: Regroup) -> None:
-        """Lets workers regroup while this one waits for others here."""
-        self._mend = regroup.mend
+        """Sets what regroups while this worker waits here for others."""
+        self._reform = regroup.reform
 
-    def bears(self, loss: PeerLost) -> bool:
+    def recovers_from(self, loss: PeerLost) -> bool:
         """Never: this is the leader."""
         return False
 
@@ -135,8 +135,8 @@ class LeadingDesk:
         """Waits for the others' last words, lets all leave, and says what the run has come to."""
         self._accounts[LEADER] = account
         while self._awaits_workers():
-            if self._mend is not None and self._assembly.muster.due:
-                self._mend()
+            if self._reform is not None and self._assembly.muster.due:
+                self._reform()
             else:
                 self._hear(wait=True)
         let_go()

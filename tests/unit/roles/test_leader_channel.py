@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.line import TAG, Line
+from polyrhythm.roles.leader_channel import TAG, LeaderChannel
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.cast import Cast
 
@@ -22,7 +22,7 @@ SERVED = strategy("parameter_server")
 
 
 class Stage:
-    """A worker's line, and leaders that hear it."""
+    """A worker's channel, and leaders that hear it."""
 
     def __init__(self, *, returns: bool = True) -> None:
         self.time = VirtualTime()
@@ -43,9 +43,9 @@ class Stage:
 
         self.time.spawn(f"leader {incarnation}", role, owner=self.cluster.ranks[LEADER])
 
-    def work(self, role: Callable[[Line], None]) -> None:
-        line = Line(self._world(WORKER), SERVED)
-        self.time.spawn("worker", lambda: role(line), owner=self.cluster.ranks[WORKER])
+    def work(self, role: Callable[[LeaderChannel], None]) -> None:
+        channel = LeaderChannel(self._world(WORKER), SERVED)
+        self.time.spawn("worker", lambda: role(channel), owner=self.cluster.ranks[WORKER])
 
     def _world(self, rank: int) -> World:
         return World(self.cluster.communicator(rank), CAST, leader_returns=self._returns)
@@ -63,25 +63,25 @@ def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
     stage = Stage()
     stage.lead(hears=1)
 
-    def work(line: Line) -> None:
-        line.first = lambda: [event(100)]
-        line.send(event(1))
+    def work(channel: LeaderChannel) -> None:
+        channel.introduction = lambda: [event(100)]
+        channel.send(event(1))
         stage.time.sleep(1)  # the leader dies meanwhile
-        line.send(event(2))
-        line.look()
-        line.send(event(3))
-        line.answer(event(4))  # what that leader had asked for
-        assert line.away
-        line.await_leader()
-        line.send(event(5))
+        channel.send(event(2))
+        channel.check()
+        channel.send(event(3))
+        channel.answer(event(4))  # what that leader had asked for
+        assert channel.leader_lost
+        channel.await_leader()
+        channel.send(event(5))
         stage.time.sleep(3)  # another dies, and has a successor already
-        line.send(event(6))
-        line.look()
-        line.look()
-        assert not line.away
-        line.hear_of(PeerLost(LEADER, "receiving on another communicator, where that is news only now"))
-        line.send(event(7))
-        assert line.control.poll(None, TAG) is None
+        channel.send(event(6))
+        channel.check()
+        channel.check()
+        assert not channel.leader_lost
+        channel.note_loss(PeerLost(LEADER, "receiving on another communicator, where that is news only now"))
+        channel.send(event(7))
+        assert channel.control.poll(None, TAG) is None
 
     stage.work(work)
     stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
@@ -105,10 +105,10 @@ def test_who_has_said_everything_waits_and_says_it_again_to_another_leader() -> 
     stage = Stage()
     stage.lead(hears=1)
 
-    def work(line: Line) -> None:
-        line.first = lambda: [event(9)]
-        line.send(event(9))
-        line.await_leave()
+    def work(channel: LeaderChannel) -> None:
+        channel.introduction = lambda: [event(9)]
+        channel.send(event(9))
+        channel.await_leave()
         assert stage.time.now() == pytest.approx(2.002, abs=1e-4)
 
     stage.work(work)
@@ -124,14 +124,14 @@ def test_where_the_leader_has_no_successor_its_loss_is_raised_and_nobody_waits_t
     stage = Stage(returns=False)
     stage.lead()
 
-    def work(line: Line) -> None:
-        assert not line.bears
-        line.await_leave()
+    def work(channel: LeaderChannel) -> None:
+        assert not channel.survives_leader
+        channel.await_leave()
         stage.time.sleep(1)
         with pytest.raises(PeerLost):
-            line.send(event(1))
+            channel.send(event(1))
         with pytest.raises(PeerLost):
-            line.answer(event(2))
+            channel.answer(event(2))
 
     stage.work(work)
     stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))

@@ -11,15 +11,15 @@ import torch
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, ServerJoined, ServerLost
-from polyrhythm.roles.leading.server_desk import ServerDesk
+from polyrhythm.roles.leading.server_reports import ServerReports
 from polyrhythm.roles.server_attendance import ServerLosses
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.strategy import Strategy
 
 
-class Desk:
-    """A desk of two workers and two servers (ranks 2 and 3), whose servers do what `arrives` does."""
+class Run:
+    """The leader of two workers and two servers (ranks 2 and 3), whose servers do what `arrives` does."""
 
     def __init__(self, strategy: Strategy) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -27,50 +27,50 @@ class Desk:
         self.arrives: list[Callable[[], None]] = []
         network = SimpleNamespace(send=lambda rank, message: self.asked.append((rank, message.step)))
         world = SimpleNamespace(cast=cast_in_order(2, 2), network=network)
-        self.desk = ServerDesk(world, strategy, ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
+        self.reports = ServerReports(world, strategy, ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
 
     def hands_in(self, rank: int, shard: int, number: float) -> None:
         tensors = pack_tensors({"shard": torch.tensor([number])}, {})
-        self.arrives.append(lambda: self.desk.hear(rank, Message(Kind.STATE, tensors, step=shard)))
+        self.arrives.append(lambda: self.reports.on_message(rank, Message(Kind.STATE, tensors, step=shard)))
 
     def _read(self, enough: Callable[[], bool]) -> None:
         while not enough():
             self.arrives.pop(0)()
 
 
-def numbers(desk: ServerDesk) -> list[float]:
-    return [tensors["shard"].item() for tensors, _ in desk.ask()]
+def numbers(reports: ServerReports) -> list[float]:
+    return [tensors["shard"].item() for tensors, _ in reports.ask()]
 
 
 def test_states_come_in_the_order_of_shards() -> None:
-    of = Desk(ParameterServer(servers=2))
+    of = Run(ParameterServer(servers=2))
     of.hands_in(3, 1, 20.0)
     of.hands_in(2, 0, 10.0)
-    assert numbers(of.desk) == [10.0, 20.0]
+    assert numbers(of.reports) == [10.0, 20.0]
     assert of.asked == [(2, 0), (3, 1)]
 
 
 def test_who_has_kept_the_shard_of_a_server_that_is_lost_meanwhile_is_asked() -> None:
-    of = Desk(ParameterServer(servers=2, replicas=2))
+    of = Run(ParameterServer(servers=2, replicas=2))
     of.hands_in(2, 0, 10.0)
-    of.arrives.append(lambda: of.desk.lose(3))
+    of.arrives.append(lambda: of.reports.lose(3))
     of.hands_in(2, 1, 20.0)
-    assert numbers(of.desk) == [10.0, 20.0]
+    assert numbers(of.reports) == [10.0, 20.0]
     assert of.asked == [(2, 0), (3, 1), (2, 1)]
-    of.desk.enter(3)
+    of.reports.enter(3)
     assert [type(event) for event in of.said] == [ServerLost, ServerJoined]
-    assert of.desk.attendance.present == [2, 3]
+    assert of.reports.attendance.present == [2, 3]
 
 
 def test_a_server_that_has_said_its_last_words_is_not_missed() -> None:
-    of = Desk(ParameterServer(servers=2))
+    of = Run(ParameterServer(servers=2))
     for rank in (2, 3):
-        of.desk.hear(rank, Message(Kind.REPORT, pack_json({"steps": rank})))
-    of.desk.wait()
-    of.desk.lose(3)
-    assert (of.said, of.desk.reports) == ([], {2: {"steps": 2}, 3: {"steps": 3}})
+        of.reports.on_message(rank, Message(Kind.REPORT, pack_json({"steps": rank})))
+    of.reports.wait()
+    of.reports.lose(3)
+    assert (of.said, of.reports.reports) == ([], {2: {"steps": 2}, 3: {"steps": 3}})
 
 
 def test_a_shard_that_nobody_has_kept_ends_the_run() -> None:
     with pytest.raises(PeerLost):
-        Desk(ParameterServer(servers=2)).desk.lose(3)
+        Run(ParameterServer(servers=2)).reports.lose(3)

@@ -19,7 +19,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
-from polyrhythm.roles.line import TAG
+from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.regrouping.formation import Broken, Done
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
@@ -32,18 +32,18 @@ WORKERS = 3
 class Regroups:
     """Goes from formation to formation as a `Regroup` does, without anything to train."""
 
-    def __init__(self, side: Any) -> None:
+    def __init__(self, formations: Any) -> None:
         self.round = self.leader = 0
-        self.side = side
+        self.formations = formations
 
-    def mend(self) -> None:
-        self.round = self.side.next_formation(
+    def reform(self) -> None:
+        self.round = self.formations.next_formation(
             Broken(round=self.round, done=Done(1, 1), incarnation=0, formation=None)
         ).round
 
 
 class Hall:
-    """A simulated cluster of workers, each with its desk.
+    """A simulated cluster of workers, each with its coordinator.
 
     Args:
         spec: of the strategy.
@@ -64,7 +64,7 @@ class Hall:
 
     def member(self, worker: int, *, leader_returns: bool = False) -> LoopMember:
         world = replace(self.world(worker), leader_returns=leader_returns)
-        return LoopMember(world, self.strategy, tells=True)
+        return LoopMember(world, self.strategy, reports_batches=True)
 
     def run(self, **acts: Callable[[], object]) -> None:
         for name, act in acts.items():
@@ -77,15 +77,15 @@ def test_who_waits_for_others_breaks_off_with_those_who_cannot_come() -> None:
     hall, rounds = Hall("synchronous"), {}
 
     def wait(worker: int) -> None:
-        desk: Any = hall.leader if worker == 0 else hall.member(worker)
-        regroups = Regroups(desk.side)
-        desk.wait_with(regroups)
-        desk.mend = regroups.mend
+        coordinator: Any = hall.leader if worker == 0 else hall.member(worker)
+        regroups = Regroups(coordinator.formations)
+        coordinator.wait_with(regroups)
+        coordinator.reform = regroups.reform
         if worker == 2:
             hall.time.sleep(1.0)
-            regroups.mend()
+            regroups.reform()
         while len(rounds) < 3:
-            desk.attend()
+            coordinator.attend()
             if regroups.round:
                 rounds[worker] = regroups.round
             hall.time.sleep(0.1)
@@ -99,18 +99,18 @@ def test_the_leader_knows_what_the_dead_had_taken(told: bool) -> None:
     hall = Hall("ad_psgd")
 
     def dies() -> None:
-        desk = hall.member(2)
+        coordinator = hall.member(2)
         if told:
-            desk.took(0, 40)
-            desk.took(13, 40)  # too soon to be told
+            coordinator.took(0, 40)
+            coordinator.took(13, 40)  # too soon to be told
             hall.time.sleep(0.6)
-            desk.took(17, 40)
+            coordinator.took(17, 40)
         hall.time.sleep(1.0)
         hall.cluster.kill(2)
 
     def leads() -> None:
         while not hall.events:
-            hall.leader.heed()
+            hall.leader.read()
             hall.time.sleep(0.1)
 
     hall.run(leader=leads, one=lambda: hall.member(1), two=dies)
@@ -126,12 +126,12 @@ def test_who_hears_that_worker_0_is_lost_says_again_to_its_successor_what_it_had
     hall, heard = Hall("ad_psgd"), []
 
     def one() -> None:
-        desk = hall.member(1, leader_returns=returns)
-        desk.introduce(SimpleNamespace(untrained={"count": torch.tensor(3.0)}))  # type: ignore[arg-type]
+        coordinator = hall.member(1, leader_returns=returns)
+        coordinator.introduce(SimpleNamespace(untrained={"count": torch.tensor(3.0)}))  # type: ignore[arg-type]
         hall.time.sleep(1.0)
         while not heard:
-            desk.heed()
-            desk.took(0, 40)  # kept while nobody leads
+            coordinator.read()
+            coordinator.took(0, 40)  # kept while nobody leads
             hall.time.sleep(0.3)
 
     def dies() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.launch.script.bearing import Bearing
+from polyrhythm.launch.script.loss_tolerance import LossTolerance
 from polyrhythm.launch.script.places import Place, Places
 
 
@@ -23,15 +23,15 @@ from polyrhythm.launch.script.places import Place, Places
 )
 def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:
     strategy = strategy_from(spec)
-    bearing = Bearing.from_text(Bearing.of(strategy, 3).to_text())
+    tolerance = LossTolerance.from_text(LossTolerance.of(strategy, 3).to_text())
     ranks = range(3 + strategy.server_count)
-    assert {rank for rank in ranks if bearing.bears(rank)} == borne
+    assert {rank for rank in ranks if tolerance.tolerates(rank)} == borne
 
 
 def test_neighbouring_servers_cannot_both_be_spared() -> None:
-    bearing = Bearing.of(strategy_from("parameter_server(servers=4, replicas=2)"), 2)
+    tolerance = LossTolerance.of(strategy_from("parameter_server(servers=4, replicas=2)"), 2)
     lost = {2}
-    assert [rank for rank in (3, 4, 5) if bearing.bears(rank, lost)] == [4]
+    assert [rank for rank in (3, 4, 5) if tolerance.tolerates(rank, lost)] == [4]
 
 
 def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> None:

@@ -1,0 +1,202 @@
+"""A rank's channel to the leader; nothing sent on it is lost while the lead passes to a successor.
+
+rank                              leader (rank 0)
+  events, states ───────────────▶   dies
+  keeps what it would have sent     ┆
+  ◀──────────────────────── LEAD ── its successor
+  introduction, then what it kept ─▶
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import PeerLost
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Strategy
+
+TAG = 3
+"""Tag of the leader's messages about who leads: LEAD, REGROUP and LEAVE."""
+
+
+class LeaderChannel:
+    """One rank's end of the channel.
+
+    Its receives are from any source, so that it gets each `PeerLost` once, and none after a successor's LEAD.
+
+    Args:
+        world: where the rank is.
+        strategy: says whether the run survives the loss of the leader.
+
+    Attributes:
+        control: the communicator for states, reports and events, apart from training.
+        leader_lost: whether the leader is known to be lost, and no successor has announced itself.
+        leader: incarnation of the leader that announced itself last; 0 for the first.
+        survives_leader: whether the run goes on when the leader is lost.
+        introduction: gives the messages that a new leader must get first.
+        call: round and step before which the leader wants all to regroup; None: no such request.
+    """
+
+    def __init__(self, world: World, strategy: Strategy) -> None:
+        self.control: Communicator = world.control()
+        self.leader_lost = False
+        self.leader = 0
+        self.survives_leader = world.goes_on_without(LEADER, strategy)
+        self.introduction: Callable[[], list[Message]] = list
+        self.call: tuple[int, int] | None = None
+        self._unsent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        """Sends a message, or keeps it for the next leader.
+
+        Raises:
+            PeerLost: the leader is gone, and the run cannot go on without it.
+        """
+        self._unsent.append(message)
+        if not self.leader_lost:
+            self._send_unsent()
+
+    def answer(self, message: Message) -> None:
+        """Sends what the leader has asked for; dropped where it is lost, since its successor asks again.
+
+        Raises:
+            PeerLost: the leader is gone, and the run cannot go on without it.
+        """
+        if not self.leader_lost:
+            with self._noting_loss():
+                self.control.send(LEADER, message)
+
+    def check(self) -> None:
+        """Takes in, without waiting, a new leader's LEAD or a request to regroup; cheap enough for every step."""
+        while self.survives_leader and (word := self.poll(TAG)) is not None:
+            self._handle(word)
+
+    def poll(self, tag: int) -> Message | None:
+        """Gives the next message of the leader, or None if none has arrived.
+
+        Args:
+            tag: of the message; nobody else sends any with it.
+
+        Raises:
+            PeerLost: the leader is gone, and the run cannot go on without it.
+        """
+        while True:
+            try:
+                found = self.control.poll(None, tag)
+            except PeerLost as loss:
+                self._note(loss)
+                if loss.rank == LEADER and not self.survives_leader:
+                    raise
+                continue
+            return None if found is None else found[1]
+
+    def receive(self, tag: int) -> Message:
+        """Waits for a message of the leader.
+
+        Args:
+            tag: of the message; nobody else sends any with it.
+
+        Raises:
+            PeerLost: the leader is gone.
+        """
+        while True:
+            try:
+                return self.control.receive(None, tag)[1]
+            except PeerLost as loss:
+                self._note(loss)
+                if loss.rank == LEADER:
+                    raise
+
+    def await_leader(self) -> None:
+        """Waits until a successor of a lost leader has announced itself."""
+        while self.leader_lost:
+            self._receive_word()
+
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Waits for a new leader, if the lost rank led and the run survives that; gives whether it does."""
+        if not self.survives_leader or loss.rank != LEADER:
+            return False
+        self.check()
+        self.await_leader()
+        return True
+
+    def await_leave(self, on_lead: Callable[[], None] = lambda: None) -> None:
+        """Waits until the leader lets this rank leave; returns at once where no successor could need it.
+
+        Args:
+            on_lead: called whenever a new leader has announced itself.
+        """
+        if self.survives_leader:
+            self.await_last_word(on_lead)
+
+    def await_last_word(self, on_lead: Callable[[], None] = lambda: None) -> Message:
+        """Waits for the leader's LEAVE and gives it.
+
+        Args:
+            on_lead: called whenever a new leader has announced itself.
+
+        Raises:
+            PeerLost: the leader is gone, and the run cannot go on without it.
+        """
+        while True:
+            word = self._receive_word()
+            if word is None:
+                continue
+            if word.kind is Kind.LEAVE:
+                return word
+            if word.kind is Kind.LEAD:
+                on_lead()
+
+    def note_loss(self, loss: PeerLost) -> None:
+        """Checks the leader after a loss was reported on another communicator, where it may be old news here."""
+        if loss.rank == LEADER:
+            self.check()
+
+    def mark_leader_lost(self) -> None:
+        """Keeps messages from now on, until a successor announces itself."""
+        self.leader_lost = True
+
+    def check_if_leader_lost(self) -> None:
+        """Does `check`, if the leader is known to be lost."""
+        if self.leader_lost:
+            self.check()
+
+    def _note(self, loss: PeerLost) -> None:
+        self.leader_lost |= loss.rank == LEADER
+
+    def _receive_word(self) -> Message | None:
+        """Waits for a message tagged `TAG`, acts on it and gives it; None where the leader is lost meanwhile."""
+        try:
+            word = self.receive(TAG)
+        except PeerLost:
+            if not self.survives_leader:
+                raise
+            return None
+        self._handle(word)
+        return word
+
+    def _handle(self, word: Message) -> None:
+        if word.kind is Kind.REGROUP:
+            self.call = word.version, word.step
+        if word.kind is Kind.LEAD:
+            self.leader_lost, self.leader, self.call = False, word.version, None
+            self._unsent[:0] = self.introduction()
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        with self._noting_loss():
+            while self._unsent:
+                self.control.send(LEADER, self._unsent[0])
+                self._unsent.pop(0)
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost:
+            if not self.survives_leader:
+                raise
+            self.leader_lost = True
