@@ -1,4 +1,4 @@
-"""What the workers of a loop leave for each other in the store where they meet, so that nobody need be there to ask."""
+"""A board in the key-value store of a run, on which the workers of a loop agree without waiting for any one of them."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
 class Bulletin:
-    """One worker's view of it.
+    """One worker's access to the board.
 
     Args:
         store: where the ranks meet.
-        attend: called now and then while this worker waits, so that it hears what it is called for.
+        attend: called now and then while this worker waits; handles messages that have arrived.
     """
 
     def __init__(self, store: Any, attend: Callable[[], None]) -> None:
         self._store = store
         self._attend = attend
 
-    def tell(self, key: str, text: str) -> None:
-        """Leaves a text, in place of an earlier one."""
+    def post(self, key: str, text: str) -> None:
+        """Sets the text of a key."""
         self._store.set(key, text)
 
-    def decide(self, key: str, text: str) -> str:
-        """Leaves a text unless somebody has; gives the one that is there now, the same to all."""
+    def post_if_absent(self, key: str, text: str) -> str:
+        """Sets the text of a key that has none; gives the text that it has now, the same to all workers."""
         return bytes(self._store.compare_set(key, "", text)).decode()
 
-    def told(self, key: str) -> str | None:
-        """Gives a text, or None where there is none."""
+    def read(self, key: str) -> str | None:
+        """Gives the text of a key, or None where it has none."""
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
-    def all_told(self, keys: Sequence[str]) -> list[str] | None:
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
         """Gives the texts of all keys, or None as long as one is missing."""
         if not self._store.check(list(keys)):
             return None
         return [bytes(text).decode() for text in self._store.multi_get(list(keys))]
 
     def await_one(self, keys: Sequence[str], awaited: str) -> str:
-        """Waits until there is a text of one of the keys; says once, if that takes long, what it waits for.
+        """Waits until one of the keys has a text; prints once, if that takes long, what it waits for.
 
         Args:
             keys: any of them will do.
-            awaited: who must do what, for people.
+            awaited: who must do what, in words.
 
         Returns:
             The text of the first of them that there is.
         """
 
         def look() -> str | None:
-            return next((text for text in map(self.told, keys) if text is not None), None)
+            return next((text for text in map(self.read, keys) if text is not None), None)
 
         return self.await_found(look, awaited)
 
     def await_found(self, look: Callable[[], Found | None], awaited: str) -> Found:
-        """Waits until something is found; says once, if that takes long, what it waits for.
+        """Waits until `look` gives something; prints once, if that takes long, what it waits for.
 
         Args:
             look: gives it, or None as long as it is not there.
-            awaited: who must do what, for people.
+            awaited: who must do what, in words.
         """
         pause_s = _SHORTEST_PAUSE_S
         with speaking_up(lambda: f"still waiting for {awaited}"):
@@ -101,7 +101,7 @@ class Posted:
             return
         if self.rank == 0:  # its successor takes what the first one has left
             own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
-            found = bytearray.fromhex(self._bulletin.decide(key, own))
+            found = bytearray.fromhex(self._bulletin.post_if_absent(key, own))
         else:
             found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))

@@ -104,7 +104,7 @@ class Coordination:
         present: tuple[int, ...] | None = self.epochs.present
         if present is None:
             here = json.dumps(self.entry.present()[0])
-            present = tuple(json.loads(self.bulletin.decide(f"script/deal/{shard}/{epoch}", here)))
+            present = tuple(json.loads(self.bulletin.post_if_absent(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
             raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
         self.workers = len(present)
@@ -137,7 +137,7 @@ class Coordination:
     def say_who_may_come(self) -> None:
         """Tells the launcher whether a successor of a lost worker would find its way into the loop, and worker 0's."""
         if self._leader is not None:
-            self.bulletin.tell(ADMITS_KEY, self._why_nobody())
+            self.bulletin.post(ADMITS_KEY, self._why_nobody())
 
     def tell_unseen(self, *, final: bool = False) -> None:
         """Says what lost workers have not taken of their shares, unless successors take it.
@@ -192,8 +192,8 @@ class Coordination:
             }
             ledger = Ledger(Attendance.from_json(attendance))
         coordinator = LoopLeader(self._world, self._strategy, self._welcome, self._tell, ledger)
-        coordinator.over = lambda: self.bulletin.tell(OVER_KEY, "")
-        coordinator.whole = lambda rank, incarnation: self.bulletin.tell(
+        coordinator.over = lambda: self.bulletin.post(OVER_KEY, "")
+        coordinator.whole = lambda rank, incarnation: self.bulletin.post(
             f"{WHOLE_KEY}/{rank}/{incarnation}", ""
         )
         return coordinator

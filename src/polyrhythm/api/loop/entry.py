@@ -69,7 +69,7 @@ class LoopEntry:
 
         Args:
             replica: this worker's.
-            group: the others.
+            group: of the worker.
             step: where it would start.
         """
         self._group = group
@@ -90,7 +90,7 @@ class LoopEntry:
         if self._leader is None or not entering or inside:
             return
         for worker in entering:
-            self._bulletin.tell(_entered_key(worker), begun.to_text())
+            self._bulletin.post(_entered_key(worker), begun.to_text())
         if self._leader.admit(entering, lambda worker: self._places.of(worker) is not Place.WAITING):
             self._coordinator.reform()
 
@@ -112,7 +112,7 @@ class LoopEntry:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""
         waited = self.waits and self._leader is None
         begun = Begun.from_text(
-            self._bulletin.told(_entered_key(self._worker) if waited else begun_key(self._worker))
+            self._bulletin.read(_entered_key(self._worker) if waited else begun_key(self._worker))
         )
         if self.waits and not waited:
             begun = self._come_to_position(begun)

@@ -141,17 +141,19 @@ class Epochs:
         if entered is not None:
             self._entry.go_on(entered)
         else:
-            self._bulletin.tell(begun_key(self._worker), own.to_text())
+            self._bulletin.post(begun_key(self._worker), own.to_text())
         self._entry.let_in(begun, mark.entering)
 
     def _mark(self, loop: int, epoch: int, *, away: bool) -> Mark | None:
         key, end = f"script/epochs/{loop}/{epoch}", _end_key(loop)
         if away:
             self._bulletin.await_one([key, end], "the others to begin the next epoch")
-            text = self._bulletin.told(key)
+            text = self._bulletin.read(key)
             return None if text is None else Mark.from_text(text)
         present, entering = self._entry.present()
-        return Mark.from_text(self._bulletin.decide(key, self._course.mark(present, entering).to_text()))
+        return Mark.from_text(
+            self._bulletin.post_if_absent(key, self._course.mark(present, entering).to_text())
+        )
 
     def _end(self, loop: int, *, away: bool) -> None:
         self.present = None
@@ -159,7 +161,7 @@ class Epochs:
             text = self._bulletin.await_one([_end_key(loop)], "the others to end the loop")
             self._course.go_to(Mark.from_text(text))
         else:
-            self._bulletin.decide(_end_key(loop), self._course.mark((), ()).to_text())
+            self._bulletin.post_if_absent(_end_key(loop), self._course.mark((), ()).to_text())
 
 
 def _end_key(loop: int) -> str:

@@ -40,22 +40,24 @@ class Means:
             weight: how much it counts.
         """
         own = json.dumps([value * weight, weight])  # doubles come back with all their bits
-        self._bulletin.tell(_part_key(number, self._worker), own)
+        self._bulletin.post(_part_key(number, self._worker), own)
         told = self._bulletin.await_found(lambda: self._sum(number), "the others to come to group.average")
         total, weights = json.loads(told)
         return float(total / weights)
 
     def _sum(self, number: int) -> str | None:
         key = f"script/mean/{number}"
-        if (told := self._bulletin.told(key)) is not None:
+        if (told := self._bulletin.read(key)) is not None:
             return told
         here = {worker for worker, place in enumerate(self._places.read()) if place is Place.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
-        parts = self._bulletin.all_told([_part_key(number, worker) for worker in awaited])
+        parts = self._bulletin.read_all([_part_key(number, worker) for worker in awaited])
         if parts is None:
             return None
         pairs = [json.loads(part) for part in parts]
-        return self._bulletin.decide(key, json.dumps([sum(column) for column in zip(*pairs, strict=True)]))
+        return self._bulletin.post_if_absent(
+            key, json.dumps([sum(column) for column in zip(*pairs, strict=True)])
+        )
 
 
 def _part_key(number: int, worker: int) -> str:

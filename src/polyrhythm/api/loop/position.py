@@ -93,7 +93,7 @@ class Logbook:
     def _tell(self) -> None:
         for position in self._latest:
             if position.steps == self._owed:
-                self._bulletin.tell(_key(self._told_to, position.steps, position.at_end), position.to_text())
+                self._bulletin.post(_key(self._told_to, position.steps, position.at_end), position.to_text())
 
 
 def find_position(bulletin: Bulletin, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
@@ -105,7 +105,7 @@ def find_position(bulletin: Bulletin, leader: int, steps: int, epoch: tuple[int,
         steps: with which its formation goes on.
         epoch: loop and epoch that the last leader had begun; of two positions the one in there counts.
     """
-    texts = [bulletin.told(_key(leader, steps, at_end)) for at_end in (True, False)]
+    texts = [bulletin.read(_key(leader, steps, at_end)) for at_end in (True, False)]
     found = [Position.from_text(text) for text in texts if text is not None]
     inside = [position for position in found if (position.loop, position.epoch) == epoch]
     return next(iter(inside or found), None)

@@ -1,8 +1,8 @@
-"""Steps that are taken again when another worker is lost in the middle of one, with the gradients that were there.
+"""Steps of a user's loop, repeated with a copy of their gradients when another worker is lost in the middle of one.
 
     backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange, with those who are left
 
-A user's loop cannot be asked for the gradients again, and an exchange may have changed some of them.
+A user's loop cannot be asked to compute them again, and an exchange that broke may have changed some of them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NONE = Step(-1)
 
 
 class Retaking:
-    """Takes the steps of a user's loop, each until it is taken.
+    """Takes the steps of a user's loop; repeats each until it succeeds.
 
     Args:
         replica: whose steps.
-        group: the others.
+        group: of the worker.
 
     Attributes:
         replica: as given.
@@ -60,7 +60,7 @@ class Retaking:
         self._group.step = step.number + 1
 
     def regroup(self) -> None:
-        """Goes on with whoever is there, between two steps; what was half made is taken again.
+        """Regroups with whoever is there, between two steps; a step that was half done is taken again.
 
         Raises:
             PeerLost: a rank is gone without which the run cannot go on.
@@ -72,9 +72,9 @@ class Retaking:
         self._group.step = step
 
     def run_or_retake(self, act: Callable[[], object]) -> None:
-        """Does something with the others between two exchanges; if that breaks, they regroup and it is left out.
+        """Calls `act`, which communicates between two steps; if a worker is lost meanwhile, regroups and leaves it out.
 
-        A step that was half made is taken again. Gradients of the next one, which may be there already, stay.
+        A step that was half done is taken again. Gradients that the next step has computed already are kept.
 
         Raises:
             PeerLost: a rank is gone without which the run cannot go on.
@@ -102,7 +102,7 @@ class Retaking:
         return True
 
     def _again(self) -> None:
-        """Takes the latest step again, as often as that breaks; not if somebody has handed its update on."""
+        """Repeats the latest step until it succeeds, unless another worker has passed its update on."""
         while self._kept is not None and self._group.step <= self._step.number:
             self.replica.flat.gradients.copy_(self._kept)
             if self._group.run_or_regroup(partial(self._finish, self._step, self._rate)) is not None:

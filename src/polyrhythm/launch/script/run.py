@@ -63,9 +63,9 @@ def run_script(
     try:
         with asked_to_stop(_interrupt):
             ranks.start_workers()
-            while watch.look():
+            while watch.poll():
                 time.sleep(_LOOK_EVERY_S)
-            watch.judge()
+            watch.raise_failure()
     finally:
         ranks.end()
 

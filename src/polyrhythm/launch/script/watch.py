@@ -59,18 +59,18 @@ class ScriptWatch:
         self._tolerance: LossTolerance | None = None
         self._absent: dict[int, Peer] = {}
 
-    def look(self) -> bool:
-        """Does what is due; gives whether the run goes on."""
+    def poll(self) -> bool:
+        """Handles what has happened since the last call; gives whether the run goes on."""
         if self._tolerance is None and self._store.check([SERVERS_KEY]):
-            self._tolerance = LossTolerance.from_text(self._told(LOSS_TOLERANCE_KEY))
-            self._ranks.start_servers(int(self._told(SERVERS_KEY)))
+            self._tolerance = LossTolerance.from_text(self._read(LOSS_TOLERANCE_KEY))
+            self._ranks.start_servers(int(self._read(SERVERS_KEY)))
         over = self._is_over()
         if over:
             self._see_off()
         for rank in [rank for rank in self._ranks.there if rank.failed]:
             if not self._can_be_spared(rank):
                 return False
-            self._bear(rank)
+            self._handle_loss(rank)
         if not over:
             for peer in self._succession.take_due(time.monotonic()):
                 tell_of_start(self._store, peer)  # to another that is started just then
@@ -80,8 +80,8 @@ class ScriptWatch:
             rank.process.poll() is None for rank in self._ranks.there
         )
 
-    def judge(self) -> None:
-        """Says what has become of the run.
+    def raise_failure(self) -> None:
+        """Raises the error of a run that has failed.
 
         Raises:
             RunError: a rank has failed.
@@ -95,14 +95,14 @@ class ScriptWatch:
             self._ranks.wait(script_ranks.LAST_WORDS_S)  # others may say what they saw
             culprits = [rank for rank in self._ranks.there if rank.failed]
         if self._store.check([FAILED_KEY]):
-            named = int(self._told(FAILED_KEY))
+            named = int(self._read(FAILED_KEY))
             culprits = [rank for rank in self._ranks.there if rank.peer.rank == named] or culprits
         # One that was killed had no time to notice anything, so the others noticed it.
         raise RunError(min(culprits, key=lambda rank: rank.process.returncode or 0).end)
 
     def _can_be_spared(self, rank: ScriptRank) -> bool:
         """Whether the run goes on without a rank; what the script says to be wrong would be wrong with a successor."""
-        if not (rank.was_killed or self._is_said(LET_GO_KEY, rank.peer)):
+        if not (rank.was_killed or self._is_set(LET_GO_KEY, rank.peer)):
             return False
         self._note_whole_servers()
         if rank.peer.rank == LEADER and not (rank.was_killed and self._leader_returns):
@@ -119,10 +119,10 @@ class ScriptWatch:
     @property
     def _leader_returns(self) -> bool:
         """Whether a successor of worker 0 would find all that it needs."""
-        begun = self._store.check([begun_key(LEADER), ADMITS_KEY]) and not self._told(ADMITS_KEY)
+        begun = self._store.check([begun_key(LEADER), ADMITS_KEY]) and not self._read(ADMITS_KEY)
         return bool(begun) and self._succession.left > 0 and not self._is_over()
 
-    def _bear(self, rank: ScriptRank) -> None:
+    def _handle_loss(self, rank: ScriptRank) -> None:
         if rank.peer.rank == LEADER:
             self._start_over()
         self._ranks.forget(rank)
@@ -146,14 +146,14 @@ class ScriptWatch:
                 rank.process.kill()
                 rank.process.wait()
                 self._succession.left += 1  # it has done nothing wrong
-                self._bear(rank)
+                self._handle_loss(rank)
 
     def _then(self, peer: Peer) -> str:
         """Lets a successor come, if there may be one; says so."""
         if not self._succession.left or self._is_over():
             return ""
         if peer.rank < self._ranks.workers:
-            reason = self._told(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
+            reason = self._read(ADMITS_KEY) if self._store.check([ADMITS_KEY]) else _NOT_SAID
             if reason:
                 return f"; {reason}"
         awaited = peer.rank == LEADER and self._tolerance is not None and self._tolerance.waits
@@ -174,10 +174,10 @@ class ScriptWatch:
     def _note_whole_servers(self) -> None:
         """Strikes those off the absent whose successors have their shards."""
         for absent in list(self._absent.values()):
-            if self._is_said(WHOLE_KEY, Peer(absent.rank, absent.incarnation + 1)):
+            if self._is_set(WHOLE_KEY, Peer(absent.rank, absent.incarnation + 1)):
                 del self._absent[absent.rank]
 
-    def _is_said(self, key: str, peer: Peer) -> bool:
+    def _is_set(self, key: str, peer: Peer) -> bool:
         return bool(self._store.check([f"{key}/{peer.rank}/{peer.incarnation}"]))
 
     def _is_over(self) -> bool:
@@ -197,9 +197,9 @@ class ScriptWatch:
     def _takes_part(self, rank: ScriptRank) -> bool:
         if rank.peer.rank < self._ranks.workers:
             return self._places.of(rank.peer.rank) in (Place.HERE, Place.BEHIND)
-        return self._is_said(WHOLE_KEY, rank.peer)
+        return self._is_set(WHOLE_KEY, rank.peer)
 
-    def _told(self, key: str) -> str:
+    def _read(self, key: str) -> str:
         return bytes(self._store.get(key)).decode()
 
 

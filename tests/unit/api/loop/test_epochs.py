@@ -73,7 +73,7 @@ def test_who_comes_first_says_who_has_a_share() -> None:
     assert first.epochs.present == second.epochs.present == (0, 1)
     assert list(one) == list(other) == []
     assert first.epochs.present is None
-    assert first.bulletin.told(begun_key(0)) == Begun(0, 1, 4).to_text()
+    assert first.bulletin.read(begun_key(0)) == Begun(0, 1, 4).to_text()
 
 
 def test_a_successor_begins_with_the_epoch_of_its_predecessor_and_misses_those_without_a_share() -> None:

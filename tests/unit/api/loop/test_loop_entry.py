@@ -56,7 +56,7 @@ class Heir:
         self.course.optimizer = optimizer
         self.progress = Progress(self.course, Logbook(bulletin))
         self.entry = LoopEntry(world, strategy, bulletin, self.places, self.progress, coordinator)
-        bulletin.tell(begun_key(0), Begun(0, 1, 4).to_text())
+        bulletin.post(begun_key(0), Begun(0, 1, 4).to_text())
         others = Logbook(bulletin)
         others.note(Position(0, 1, STEPS, taken, at_end=False, averages=7, rates=(0.05,), kept=()))
         others.formed(1, STEPS)

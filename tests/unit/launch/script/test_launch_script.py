@@ -179,5 +179,5 @@ def test_one_that_has_joined_is_told_nothing(capfd: pytest.CaptureFixture[str]) 
     """Worker 0 leaves the number of servers in the store when it joins."""
     store, ranks = host_store(), cast(ScriptRanks, SimpleNamespace(there=[], workers=2))
     store.set(SERVERS_KEY, "0")
-    ScriptWatch(ranks, store, restarts=0).judge()
+    ScriptWatch(ranks, store, restarts=0).raise_failure()
     assert capfd.readouterr().err == ""

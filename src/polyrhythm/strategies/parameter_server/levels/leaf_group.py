@@ -8,7 +8,7 @@ from polyrhythm.communication.message import Message, Reason, RefusedMessage
 
 
 class LeafGroup:
-    """One leaf's list.
+    """The workers of one leaf, and their gradients until the group is complete.
 
     Args:
         members: ranks of its workers.

@@ -1,18 +1,18 @@
-"""A leaf: it makes one gradient of those of its group, pushes it to the roots, and hands their answers on.
+"""A leaf server: averages the gradients of its group of workers, pushes the mean to the roots, and passes answers on.
 
     workers ── PUSH ─▶ held until the group is complete ── PUSH(mean, samples) ─▶ roots, each its shard
             ◀─ PARAMETERS ── put together when all have answered ◀── VECTOR ────
 
-A pull goes the same way, once all of the group ask: so they go on with the same parameters. The leaf has one question
-at a time for the roots.
+A pull goes the same way, once all of the group have asked, so that they go on with the same parameters. The leaf has at
+most one question at a time before the roots.
 
 A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor comes are not
-seen. That one begins at the step that the group is at, with the parameters that it has, or with the next ones where the
-lost one's part in the present step is here. A leaf that nobody is left at leaves the roots, and comes back with the
-first successor, as a lost worker's would.
+seen. The successor begins at the group's step with the leaf's parameters, or with the next ones where the lost worker's
+gradient of the present step is already held. A leaf without workers leaves the roots, and returns with the first
+successor, as a successor would.
 
-Roots that have been asked for the final parameters cannot be told that whoever asked is lost. It had no step left; so
-its successor is given the newest parameters, and then the final ones, without the roots' hearing of it.
+Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had no step
+left; so its successor is given the newest parameters and then the final ones, without asking the roots.
 """
 
 from __future__ import annotations
@@ -42,22 +42,24 @@ Reply = tuple[int, Message]
 
 
 class _Question(Enum):
+    """What the leaf has asked the roots, and they have not all answered."""
+
     PUSH = auto()
     PULL = auto()
     FINAL = auto()
 
 
 class LeafServer:
-    """One server; see `ServerPart`.
+    """One leaf; see `ServerPart`.
 
     Args:
-        levels: who belongs to whom.
+        levels: which workers belong to which leaf, and the roots.
         index: of this leaf.
 
     Attributes:
-        version: means that the roots have answered.
-        staleness: empty: the roots count.
-        done: whether it has been let go.
+        version: how many pushed means the roots have answered.
+        staleness: empty, since the roots count it.
+        done: whether worker 0 has let the servers go.
     """
 
     def __init__(self, levels: Levels, index: int) -> None:
@@ -69,25 +71,25 @@ class LeafServer:
         self._others = tuple(leaf for leaf in levels.leaves if leaf != levels.leaves[index])
         self._leader = levels.groups[0][0]
         self._plan: OptimizerPlan | None = None
-        self._begun = False
+        self._has_parameters = False
         self._like = torch.empty(0, device="meta")
         self._question: _Question | None = None
         self._waiting: list[int] = []
-        """Who is answered when the roots have answered, beside those who enter then."""
-        self._asks_final = False
+        """Ranks to be answered when the roots have answered, beside successors that enter then."""
+        self._final_wanted = False
         """Whether worker 0 has asked for the final parameters."""
         self._final: Message | None = None
-        self._returns = False
-        """Whether a successor of worker 0, which had asked for them, has come and not left."""
-        self._is_in = True
-        """Whether the roots count on this leaf."""
+        self._leader_returned = False
+        """Whether a successor of worker 0 has come after worker 0 asked for the final parameters, and not left."""
+        self._counted_by_roots = True
+        """Whether this leaf is a pusher of the roots, which then wait for it."""
         self._last: Message | None = None
         self._answers: dict[int, Message] = {}
         self._versions = dict.fromkeys(self._roots, 0)
 
     @property
     def steps(self) -> dict[int, int]:
-        """With which step each worker was last let go on; of a lost one, how many are taken."""
+        """By worker, the step with which it was last answered; of a lost one, how many steps it has taken."""
         return self._group.steps
 
     @property
@@ -99,15 +101,15 @@ class LeafServer:
         """Takes a message from a worker, a root or another leaf, and gives the replies.
 
         Raises:
-            RefusedMessage: a message that none of them sends.
+            RefusedMessage: a message that none of them sends in this state.
         """
         if source not in self._group.members:
-            return self._hear_server(source, message)
+            return self._on_server_message(source, message)
         if message.kind is Kind.PUSH:
             self._group.check_turn(source)
             admit_push(message, self._like, self.version, self._group.steps[source])
             self._group.hold(source, message)
-            return self._go_on()
+            return self._ask_if_complete()
         if message.kind in (Kind.PULL, Kind.LEAVE):
             admit_bare(message)
             return self._pull(source, message) if message.kind is Kind.PULL else self._leave(source)
@@ -117,31 +119,31 @@ class LeafServer:
             self._plan = admitted_plan(message)
             return []
         if message.kind is Kind.PARAMETERS:
-            self._plan = admitted_initial(self._plan, payload(message), ready=self._begun)
-            self._begun = True
+            self._plan = admitted_initial(self._plan, payload(message), ready=self._has_parameters)
+            self._has_parameters = True
             return self._initialise(self._plan, payload(message))
         raise RefusedMessage(
             Reason.KIND, f"a leaf cannot do anything with {message.kind.name} from rank {source}"
         )
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Waits for a worker no more; what it had pushed is taken with the others'."""
+        """Stops waiting for a lost worker; what it had pushed goes into the mean."""
         if rank == self._leader:
-            self._returns = False
-            self._asks_final &= self._question is _Question.FINAL or self._final is not None
+            self._leader_returned = False
+            self._final_wanted &= self._question is _Question.FINAL or self._final is not None
         pushed_on = self._question is _Question.PUSH and rank in self._waiting
         self._waiting = [waiting for waiting in self._waiting if waiting != rank]
-        return self._go_on() if self._group.lose(rank, pushed_on=pushed_on) else []
+        return self._ask_if_complete() if self._group.lose(rank, pushed_on=pushed_on) else []
 
     def state(self) -> State:
-        """Nothing: between steps nothing is held, and the roots know the rest."""
+        """Gives nothing: between steps nothing is held, and the roots keep the rest."""
         return {}, {}
 
     def load_state(self, state: State) -> None:
         """Takes nothing."""
 
     def _initialise(self, plan: OptimizerPlan, values: Tensor) -> list[Reply]:
-        """Hands out the shards, each with its part of the plan."""
+        """Sends every root its shard of the initial parameters, with its part of the optimiser's plan."""
         replies = []
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
             text = pack_json(plan.part(shard.start, shard.stop).to_json())
@@ -159,36 +161,36 @@ class LeafServer:
         if source not in self._group.there:
             return self._enter(source)
         self._group.asking.append(source)
-        return self._go_on()
+        return self._ask_if_complete()
 
     def _ask_for_the_end(self) -> list[Reply]:
-        """Worker 0 wants the final parameters, perhaps after its predecessor."""
-        self._asks_final = True
+        """Notes that worker 0 asks for the final parameters, perhaps again as a successor."""
+        self._final_wanted = True
         if self._final is not None:
             return [(self._leader, self._final)]
         if self._question is _Question.FINAL:
             self._waiting = [self._leader]
-        return self._go_on()
+        return self._ask_if_complete()
 
     def _enter(self, source: int) -> list[Reply]:
-        """A successor comes: it begins with the group's parameters, or with the next ones if something is under way."""
+        """Lets a successor in, with the group's parameters, or with the next ones if a question is open."""
         group = self._group
-        if self._asks_final and source == self._leader and self._last is not None:
-            self._returns = True
+        if self._final_wanted and source == self._leader and self._last is not None:
+            self._leader_returned = True
             return [(source, self._last)]
-        if self._asks_final:
+        if self._final_wanted:
             return [(source, Message(Kind.LEAVE))]
         if self._question is not None or group.has_pushed(source) or not group.there:
             group.entering.append(source)
-            return self._go_on()
+            return self._ask_if_complete()
         group.let_in([source], group.steps[source] if self._last is None else self._last.step)
         if self._last is not None:
             return [(source, self._last)]
         group.asking.append(source)
-        return self._go_on()
+        return self._ask_if_complete()
 
-    def _go_on(self) -> list[Reply]:
-        """Asks the roots what the group has come to, if all of it have, and nothing is asked yet."""
+    def _ask_if_complete(self) -> list[Reply]:
+        """Asks the roots the group's next question, if all of the group are ready for it and none is open."""
         group = self._group
         if self._question is None:
             if group.all_have_pushed:
@@ -196,16 +198,16 @@ class LeafServer:
             if group.all_have_come:
                 return self._ask(_Question.PULL, group.take_asking())
             if group.entering and not group.there:
-                self._is_in = True
+                self._counted_by_roots = True
                 return self._ask(_Question.PULL, [])
-            if self._asks_final and self._final is None:
+            if self._final_wanted and self._final is None:
                 return self._ask(_Question.FINAL, [self._leader]) + self._leave_roots()
         return self._leave_roots() if self._question in (None, _Question.FINAL) else []
 
     def _leave_roots(self) -> list[Reply]:
-        if self._group.there or not self._is_in:
+        if self._group.there or not self._counted_by_roots:
             return []
-        self._is_in = False
+        self._counted_by_roots = False
         return [(root, Message(Kind.LEAVE)) for root in self._roots]
 
     def _ask(self, question: _Question, waiting: list[int]) -> list[Reply]:
@@ -234,9 +236,9 @@ class LeafServer:
             for root, shard in zip(self._roots, shards(len(whole), len(self._roots)), strict=True)
         ]
 
-    def _hear_server(self, source: int, message: Message) -> list[Reply]:
+    def _on_server_message(self, source: int, message: Message) -> list[Reply]:
         if source in self._roots:
-            return self._hear_root(source, message)
+            return self._on_root_answer(source, message)
         if source not in self._others or message.kind is not Kind.LEAVE:
             raise RefusedMessage(
                 Reason.SENDER,
@@ -245,30 +247,30 @@ class LeafServer:
         self.done = True
         return [(source, Message(Kind.LEAVE)) for source in self._group.take_entering()]
 
-    def _hear_root(self, root: int, message: Message) -> list[Reply]:
-        """Takes a root's answer; goes on once all are there."""
+    def _on_root_answer(self, root: int, message: Message) -> list[Reply]:
+        """Takes a root's answer; acts once all roots have answered."""
         self._answers[root] = message
         if len(self._answers) < len(self._roots):
             return []
         answers = [self._answers[root] for root in self._roots]
         self._answers = {}
         if any(answer.kind is Kind.LEAVE for answer in answers):
-            return self._turned_away(answers)
-        if all(answer.kind is Kind.JOIN for answer in answers):  # it comes back among leaves that go in step
+            return self._end_run(answers)
+        if all(answer.kind is Kind.JOIN for answer in answers):  # the leaf returns to leaves that go in step
             join = Message(Kind.JOIN, step=max(answer.step for answer in answers))
             return [(root, join) for root in self._roots]
-        return self._hand_on(answers)
+        return self._answer_group(answers)
 
-    def _turned_away(self, answers: list[Message]) -> list[Reply]:
-        """The run is ending, as some roots know already: those who wait to be let in are told so, and other roots."""
-        self._question, self._is_in = None, False
+    def _end_run(self, answers: list[Message]) -> list[Reply]:
+        """Tells waiting successors, and the other roots, that the run is ending, as some roots have answered."""
+        self._question, self._counted_by_roots = None, False
         turned = self._group.take_entering()
         roots = [
             root for root, answer in zip(self._roots, answers, strict=True) if answer.kind is not Kind.LEAVE
         ]
         return [(rank, Message(Kind.LEAVE)) for rank in (*turned, *roots)]
 
-    def _hand_on(self, answers: list[Message]) -> list[Reply]:
+    def _answer_group(self, answers: list[Message]) -> list[Reply]:
         asked, self._question = self._question, None
         self.version += asked is _Question.PUSH
         self._versions = {root: answer.version for root, answer in zip(self._roots, answers, strict=True)}
@@ -282,16 +284,16 @@ class LeafServer:
         self._last = Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=stop)
         self._final = self._last if asked is _Question.FINAL else None
         answered, self._waiting = [*self._waiting, *entering], []
-        return [(rank, self._last) for rank in answered] + self._go_on()
+        return [(rank, self._last) for rank in answered] + self._ask_if_complete()
 
     def _leave(self, source: int) -> list[Reply]:
-        """A worker leaves; the last takes the leaf's leave with it. Worker 0's second leave lets all servers go."""
-        if source == self._leader and self._returns:
-            self._returns = False
+        """Takes a worker's leave; with the last, the leaf leaves the roots. Worker 0's second lets all servers go."""
+        if source == self._leader and self._leader_returned:
+            self._leader_returned = False
             return []
         if source in self._group.there:
             self._group.there.remove(source)
-            return self._go_on()
+            return self._ask_if_complete()
         if source != self._leader:
             raise RefusedMessage(Reason.ORDER, f"rank {source} left a second time")
         self.done = True
