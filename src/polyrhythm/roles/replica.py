@@ -70,13 +70,13 @@ class Replica:
         self._network = world.network
         self._sent_before = 0
         self._step = Step(0)
-        self._announces = announce and self.part.hears_buckets and self.workers.size > 1
+        self._announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
         self._parameters = [len(bucket.parameters) for bucket in self.flat.buckets]
         self._missing: list[int] = []
         self._next_bucket = 0
         if self._announces and world.pace.live:
             self._hook_gradients()
-        if self.part.hears_use and world.pace.live:
+        if self.part.uses_before_use and world.pace.live:
             self._hook_uses()
 
     @property
@@ -86,7 +86,7 @@ class Replica:
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Gives the pieces in which a drawn pass is played: a bucket each, or none if nobody listens."""
-        return shares if self._announces or self.part.hears_use else ()
+        return shares if self._announces or self.part.uses_before_use else ()
 
     @property
     def untrained(self) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class Replica:
 
     def use(self, bucket: int) -> None:
         """Tells the strategy that a bucket's parameters are about to be used; called where no hooks are."""
-        if self.part.hears_use:
+        if self.part.uses_before_use:
             self.part.before_use(bucket)
 
     def finish(self, learning_rate: float, *, weightless: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""The worker's side of a strategy."""
+"""The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyrhythm.strategies.step import Step
 
 
 class WorkerPart(Regrouping):
-    """The worker's side.
+    """What a strategy does on one worker.
 
     The training loop calls it in this order:
 
@@ -23,15 +23,15 @@ class WorkerPart(Regrouping):
               ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go ─▶ close
 
     Attributes:
-        staleness: how many gradients were applied at which staleness, where this side knows it.
+        staleness: how many gradients were applied at which staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
-        hears_buckets: whether it wants `bucket_ready`; even then a loop may leave it out.
-        hears_use: whether it wants `before_use`; then it must be called, and `begin` with it.
+        uses_bucket_ready: whether it makes use of `bucket_ready`; a loop may still not call that.
+        uses_before_use: whether it needs `before_use`, which a loop must then call, after `begin`.
     """
 
     replicated: ClassVar[bool] = False
-    hears_buckets: ClassVar[bool] = False
-    hears_use: ClassVar[bool] = False
+    uses_bucket_ready: ClassVar[bool] = False
+    uses_before_use: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -48,10 +48,10 @@ class WorkerPart(Regrouping):
         raise NotImplementedError
 
     def begin(self, step: Step) -> None:
-        """A step begins. Nothing of it has been computed."""
+        """Called before anything of a step is computed."""
 
     def before_use(self, bucket: int) -> None:
-        """A layer with parameters of this bucket is about to run forward."""
+        """Called before a layer with parameters of this bucket runs forward."""
 
     def take_parts(self, parts: Cut) -> None:
         """Takes the network in two parts, where the strategy `cuts_network`; called before `load_state` and `start`."""
@@ -71,10 +71,10 @@ class WorkerPart(Regrouping):
         raise NotImplementedError
 
     def bucket_ready(self, bucket: int) -> None:
-        """The gradients of this bucket are final, while the backward pass goes on. Buckets come in order."""
+        """Called when the gradients of this bucket are final, during the backward pass; buckets come in order."""
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """All gradients are final: exchange and update.
+        """Exchanges the gradients, which are final now, and updates the parameters.
 
         Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
 
@@ -83,32 +83,32 @@ class WorkerPart(Regrouping):
             learning_rate: the one to update with.
 
         Returns:
-            Whether this worker must stop after this step, because someone was asked to. Where workers go in step,
-            all get the same answer at the same step.
+            Whether this worker must stop after this step, because a rank was asked to. Where workers go in step, all
+            get the same answer at the same step.
         """
         raise NotImplementedError
 
     def next_step(self, step: int) -> int:
-        """Says which step comes after one that is over: not always the next, where the others did not wait.
+        """Gives the step that follows a completed one: not always the next, where the others did not wait.
 
-        Asked after every step. Steps that are left out are over for this worker; a user's own loop, which cannot skip,
-        computes them for nothing.
+        Asked after every step. This worker skips the steps between; a user's own loop, which cannot skip, computes them
+        in vain.
         """
         return step + 1
 
     def settle(self) -> None:
-        """Finishes what is under way, so that the flat vector holds this worker's current model."""
+        """Completes pending exchanges and updates, so that the flat vector holds this worker's current model."""
 
-    def hear_of_servers(self) -> None:
-        """Takes note of servers that were lost while nothing was asked of them, so that their successors can be."""
+    def check_servers(self) -> None:
+        """Checks which servers were lost since they were last asked, so that their successors are asked."""
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Takes what the newest worker holds, where this one is behind it; its flat vector has been copied already.
+        """Takes over the state of the newest worker, where this one is behind; its flat vector is copied already.
 
         Args:
-            newest: what `state` gives there.
-            done: steps that this worker has done; negative: it has just come.
-            step: steps that the newest has done.
+            newest: the result of `state` there.
+            done: steps that this worker has done; negative for a successor that has just come.
+            step: steps that the newest worker has done.
 
         Returns:
             Steps that this worker has done now.
@@ -117,11 +117,11 @@ class WorkerPart(Regrouping):
         return step
 
     def common_model(self) -> Tensor:
-        """Gives the mean of all workers' models, `(size,)`, where the strategy `can_begin_anew`; all ask together."""
+        """Gives the mean of all workers' models, `(size,)`, where the strategy `can_begin_anew`; called on all."""
         raise NotImplementedError
 
     def begin_at(self, vector: Tensor) -> None:
-        """All workers begin anew at the same point, where the strategy `can_begin_anew`; nothing is under way.
+        """Continues from another point, the same on all workers, where the strategy `can_begin_anew`.
 
         Args:
             vector: `(size,)`, the same bits on all; copied.
@@ -129,9 +129,9 @@ class WorkerPart(Regrouping):
         raise NotImplementedError
 
     def present(self) -> Tensor | None:
-        """An epoch is over: gives the model to be tested, where it is not worker 0's own.
+        """Called after an epoch: gives the model to be tested, where it is not worker 0's own.
 
-        Every worker is asked after every epoch but the last; after that, `end` leaves the model in the flat vector.
+        Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
         Training goes on from the flat vector as it is.
 
         Returns:
@@ -140,19 +140,19 @@ class WorkerPart(Regrouping):
         return None
 
     def catch_up(self) -> None:
-        """An epoch is over, and this worker may have been away to evaluate: takes what others did meanwhile.
+        """Called after an epoch: takes over what others did while this worker was evaluating.
 
-        Every worker is told after every epoch but the last.
+        Called on every worker after every epoch but the last.
         """
 
     def end(self) -> None:
-        """Leaves. On worker 0 the flat vector then holds the run's final parameters."""
+        """Leaves the other workers; on worker 0 the flat vector then holds the run's final parameters."""
 
     def let_go(self) -> None:
-        """All workers have left: lets the servers go. Called on worker 0 only."""
+        """Lets the servers go, when all workers have left. Called on worker 0 only."""
 
     def close(self) -> None:
-        """Nobody will need this worker again: ends what it does in the background. Last of all."""
+        """Ends what this worker does in the background. Called last, when no rank needs it any more."""
 
     def state(self) -> State:
         """Gives what a resumed worker needs beside the parameters."""

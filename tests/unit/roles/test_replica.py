@@ -20,8 +20,8 @@ from polyrhythm.training.flat_parameters import FlatParameters
 class Diary(WorkerPart):
     """Notes every call."""
 
-    hears_buckets = True
-    hears_use = True
+    uses_bucket_ready = True
+    uses_before_use = True
 
     def __init__(self, setting):
         super().__init__()
@@ -132,10 +132,10 @@ def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen():
     pace = DrawnPace(VirtualTime(), lambda: 0.1)
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 9, bias=False)), pace)
     assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25)
-    made.part.hears_use = False
+    made.part.uses_before_use = False
     assert made.pass_shares((0.75, 0.25)) == (0.75, 0.25), "buckets are announced"
     deaf = make(nn.Sequential(nn.Linear(3, 3, bias=False)), pace, announce=False)
-    deaf.part.hears_use = False
+    deaf.part.uses_before_use = False
     assert deaf.pass_shares((0.75, 0.25)) == ()
 
 

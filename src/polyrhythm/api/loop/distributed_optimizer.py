@@ -151,7 +151,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         tensors, facts = self._replica.part.state()
         servers = []
         if self._servers is not None and self.beginning.past and not self.over:
-            self._replica.part.hear_of_servers()
+            self._replica.part.check_servers()
             servers = self._servers.ask()
         return {
             "servers": servers,

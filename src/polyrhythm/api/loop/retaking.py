@@ -50,7 +50,9 @@ class Retaking:
         if not self._group.regroups:
             self._finish(step, learning_rate)
             return
-        if self.replica.part.hears_use:  # the step before may not be whole, and its gradients are still kept
+        if (
+            self.replica.part.uses_before_use
+        ):  # the step before may not be whole, and its gradients are still kept
             self.run_or_retake(self.replica.part.settle)
         self._keep()
         self._step, self._rate = step, learning_rate

@@ -224,7 +224,7 @@ class Correspondence:
 
     def _ask_to_enter(self, rank: int, incarnation: int) -> None:
         worker = self._world.cast.workers.index(rank)
-        if self.introductions.hear_newcomer(worker, rank, incarnation):
+        if self.introductions.on_newcomer(worker, rank, incarnation):
             self.enter(rank, incarnation)
 
     def enter(self, rank: int, incarnation: int) -> None:
@@ -245,7 +245,7 @@ class Correspondence:
         self.workers.see(worker, message.version)
         if message.version or message.step:
             self._behind.update({worker, *self._neighbours.held_up_by(worker)})
-        self.introductions.hear(worker, message)
+        self.introductions.on_message(worker, message)
 
     def _take(self, source: int, message: Message) -> None:
         if message.kind is Kind.JOIN and source in self._world.cast.servers:
@@ -259,7 +259,7 @@ class Correspondence:
             return
         assert message.tensor is not None, "every other control message carries a payload"
         if message.kind is Kind.BROKEN:
-            self.assembly.muster.hear(self._world.cast.workers.index(source), message)
+            self.assembly.muster.on_message(self._world.cast.workers.index(source), message)
         elif message.kind is Kind.EVENT:
             self._pass_on(from_json(unpack_json(message.tensor)))
         elif message.kind is Kind.REPORT or source in self._world.cast.servers:
@@ -274,7 +274,7 @@ class Correspondence:
         if isinstance(event, WorkerProgress):
             self.attendance.note(event)
         self._world.emit(event)
-        if isinstance(event, WorkerProgress) and (news := self.workers.stragglers.hear(event)):
+        if isinstance(event, WorkerProgress) and (news := self.workers.stragglers.on_progress(event)):
             self._world.emit(news)
 
     def send_if_there(self, rank: int, message: Message) -> None:

@@ -118,7 +118,7 @@ class Curator:
             return None
         self._archivist.wait()  # before there is one more copy
         average = {} if self._presentation.average is None else self._presentation.average.state_dict()
-        self._replica.part.hear_of_servers()
+        self._replica.part.check_servers()
         return Snapshot(
             epoch=epoch,
             step=step,

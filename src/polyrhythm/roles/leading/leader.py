@@ -119,7 +119,7 @@ class Leader:
         """Passes on what this worker and others have done lately."""
         self._world.emit(event)
         if isinstance(event, WorkerProgress) and (
-            news := self._others.workers.stragglers.hear(event, self._narrator.paused_s)
+            news := self._others.workers.stragglers.on_progress(event, self._narrator.paused_s)
         ):
             self._world.emit(news)
         self._others.read()

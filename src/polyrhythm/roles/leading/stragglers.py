@@ -44,7 +44,7 @@ class Stragglers:
         self._usual_s = 0.0
         self._since_usual = 0
 
-    def hear(self, event: WorkerProgress, paused_s: float = 0.0) -> Straggler | None:
+    def on_progress(self, event: WorkerProgress, paused_s: float = 0.0) -> Straggler | None:
         """Takes what a worker says of itself; gives what there is to say of it.
 
         Args:

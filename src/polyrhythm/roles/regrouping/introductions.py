@@ -27,13 +27,13 @@ class Introductions:
         self._follows: dict[int, bool] = {}
         self._asking: dict[int, tuple[int, int]] | None = None
 
-    def hear(self, worker: int, message: Message) -> None:
+    def on_message(self, worker: int, message: Message) -> None:
         """Takes a worker's introduction, which says as well whether a state follows."""
         assert message.tensor is not None, "a worker says what it holds"
         self._follows[worker] = message.weight > 0
         self.untrained = self.untrained or unpack_tensors(message.tensor)[0]
 
-    def hear_newcomer(self, worker: int, rank: int, incarnation: int) -> bool:
+    def on_newcomer(self, worker: int, rank: int, incarnation: int) -> bool:
         """Notes that a newcomer asks to be let in; gives whether that can be done now."""
         self._newcomers.add(worker)
         if self._asking is None:

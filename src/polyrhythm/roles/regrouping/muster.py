@@ -55,7 +55,7 @@ class Muster:
         """Whether one of those waits who were taking steps."""
         return any(done != NOTHING for done in self._waiting.values())
 
-    def hear(self, worker: int, message: Message) -> None:
+    def on_message(self, worker: int, message: Message) -> None:
         """Notes that a worker has broken a step off; what it said of an earlier formation counts no more."""
         word = Broken.of(message)
         if word.formation is not None and word.round > self.formation.round:

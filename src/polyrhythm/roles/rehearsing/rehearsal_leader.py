@@ -221,13 +221,13 @@ class RehearsalLeader:
         self._world.emit(event)
         if isinstance(event, WorkerProgress):
             self.attendance.note(event)
-            if news := self._stragglers.hear(event):
+            if news := self._stragglers.on_progress(event):
                 self._world.emit(news)
 
     def _let_regroup(self, rank: int, message: Message) -> None:
         worker = self._world.cast.workers.index(rank)
         if message.kind is Kind.BROKEN:
-            self._assembly.muster.hear(worker, message)
+            self._assembly.muster.on_message(worker, message)
             return
         self._see(rank, worker)
         self._assembly.muster.enter(worker, message.version)

@@ -68,8 +68,8 @@ class _Rehearser:
             world.leader_returns,
         )
         self._part = rehearsal.strategy.worker(setting)
-        self._announces = self._part.hears_buckets and workers.size > 1
-        listens = self._announces or self._part.hears_use
+        self._announces = self._part.uses_bucket_ready and workers.size > 1
+        listens = self._announces or self._part.uses_before_use
         self._shares = rehearsal.sizes.shares if listens else ()
         self._tally = Tally(self._worker, world.clock)
         self._coordinator = rehearsal_coordinator(rehearsal, world)
@@ -186,7 +186,7 @@ class _Rehearser:
         self._bytes_sent += self._world.network.bytes_sent - sent_before
 
     def _use(self, bucket: int) -> None:
-        if self._part.hears_use:
+        if self._part.uses_before_use:
             self._part.before_use(bucket)
 
     def _announce(self, bucket: int) -> None:

@@ -115,7 +115,7 @@ class SynchronousWorker(WorkerPart):
     """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
     replicated: ClassVar[bool] = True
-    hears_buckets: ClassVar[bool] = True
+    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, collective: Collective, transfer: Transfer) -> None:
         super().__init__()

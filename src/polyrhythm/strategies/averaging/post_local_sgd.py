@@ -114,7 +114,7 @@ class PostLocalSGD(Averaging):
 class PostLocalWorker(WorkerPart):
     """Averages gradients while the backward pass goes on, until local steps begin."""
 
-    hears_buckets: ClassVar[bool] = True
+    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()

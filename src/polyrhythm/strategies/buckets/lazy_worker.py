@@ -34,8 +34,8 @@ class LazyWorker(WorkerPart):
     """Lets buckets travel while it goes on, and updates each just before its parameters are used again."""
 
     replicated: ClassVar[bool] = True
-    hears_buckets: ClassVar[bool] = True
-    hears_use: ClassVar[bool] = True
+    uses_bucket_ready: ClassVar[bool] = True
+    uses_before_use: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()

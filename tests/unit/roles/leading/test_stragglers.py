@@ -25,7 +25,7 @@ class Reports:
             time_s=self._time_s[worker], worker=worker, epoch=0, step=0, steps=steps, images=0, loss=0.0,
             learning_rate=0.0, wait_s=wait_s,
         )  # fmt: skip
-        return self.stragglers.hear(event, self.paused_s if worker == 0 else 0.0)
+        return self.stragglers.on_progress(event, self.paused_s if worker == 0 else 0.0)
 
     def round(self, *own_s: float, **how: float) -> list[Straggler]:
         said = [self.say(worker, each, wait_s=how.get("wait_s", 0.0)) for worker, each in enumerate(own_s)]

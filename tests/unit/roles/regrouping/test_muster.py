@@ -29,17 +29,17 @@ def test_at_first_all_go_in_step():
 
 def test_it_is_complete_when_all_but_the_leader_wait():
     made = muster()
-    made.hear(1, word(0, step(7)))
+    made.on_message(1, word(0, step(7)))
     assert made.due
     assert not made.complete({0, 1, 3})
-    made.hear(3, word(0, step(8)))
+    made.on_message(3, word(0, step(8)))
     assert made.complete({0, 1, 3})
 
 
 def test_the_newest_hands_on_to_those_who_are_behind():
     made = muster()
-    made.hear(1, word(0, step(7)))
-    made.hear(3, word(0, step(8)))
+    made.on_message(1, word(0, step(7)))
+    made.on_message(3, word(0, step(8)))
     made.enter(2, 1)
     formed = made.form(step(7), {0, 1, 2, 3})
     assert (formed.round, formed.workers, formed.incarnations) == (1, (0, 1, 2, 3), (0, 0, 1, 0))
@@ -51,47 +51,47 @@ def test_the_newest_hands_on_to_those_who_are_behind():
 
 def test_who_is_lost_is_left_out_and_words_of_earlier_rounds_count_no_more():
     made = muster()
-    made.hear(1, word(0, step(7)))
-    made.hear(2, word(0, step(7)))
+    made.on_message(1, word(0, step(7)))
+    made.on_message(2, word(0, step(7)))
     made.lose(2)
     formed = made.form(step(7), {0, 1})
     assert (formed.workers, formed.newest, formed.behind, formed.over) == ((0, 1), 0, (), False)
     assert (formed.absences[-1], formed.missed) == ((7, (2, 3)), ((7, 2), (7, 3)))
-    made.hear(1, word(0, step(7)))
+    made.on_message(1, word(0, step(7)))
     assert not made.due
-    made.hear(1, word(1, step(7)))
+    made.on_message(1, word(1, step(7)))
     assert made.due
 
 
 def test_who_has_met_the_others_as_often_is_not_behind_however_many_steps_it_has_done():
     made = muster()
-    made.hear(1, word(0, Done(meetings=2, steps=11)))
-    made.hear(2, word(0, Done(meetings=1, steps=7)))
-    made.hear(3, word(0, Done(meetings=2, steps=8)))
+    made.on_message(1, word(0, Done(meetings=2, steps=11)))
+    made.on_message(2, word(0, Done(meetings=1, steps=7)))
+    made.on_message(3, word(0, Done(meetings=2, steps=8)))
     formed = made.form(Done(meetings=2, steps=9), {0, 1, 2, 3})
     assert (formed.step, formed.newest, formed.behind) == (11, 1, (2,))
 
 
 def test_who_has_ended_hands_on_to_all_who_have_not():
     made = muster()
-    made.hear(1, word(0, Done(meetings=2, steps=9)))
-    made.hear(2, word(0, Done(meetings=2, steps=9, over=True)))
+    made.on_message(1, word(0, Done(meetings=2, steps=9)))
+    made.on_message(2, word(0, Done(meetings=2, steps=9, over=True)))
     formed = made.form(NOTHING, {0, 1, 2})
     assert (formed.over, formed.newest, formed.behind) == (True, 2, (0, 1))
 
 
 def test_a_successor_goes_on_from_the_latest_formation_that_anybody_took_part_in():
     lost = muster()
-    lost.hear(1, word(0, step(3)))
-    lost.hear(2, word(0, step(3)))
+    lost.on_message(1, word(0, step(3)))
+    lost.on_message(2, word(0, step(3)))
     earlier = lost.form(step(3), {0, 1, 2})
-    lost.hear(1, word(1, step(5)))
+    lost.on_message(1, word(1, step(5)))
     lost.enter(3, 1)
     lost.lose(2)
     latest = lost.form(step(5), {0, 1, 3})  # of which only 3 has heard when the leader dies
     made = Muster(4, incarnation=1)
-    made.hear(3, word(2, NOTHING, 1, latest))
-    made.hear(1, word(1, step(5), 0, earlier))
+    made.on_message(3, word(2, NOTHING, 1, latest))
+    made.on_message(1, word(1, step(5), 0, earlier))
     formed = made.form(NOTHING, {0, 1, 3})
     assert (formed.round, formed.workers, formed.incarnations) == (3, (0, 1, 3), (1, 0, 1))
     assert (formed.step, formed.newest, formed.behind) == (5, 1, (0, 3))

@@ -76,7 +76,7 @@ class BatchServer:
             RefusedMessage: a message that no worker or server of ours sends now.
         """
         if self._parts.knows(source) and message.kind is Kind.VECTOR:
-            self._parts.hear(source, message)
+            self._parts.on_message(source, message)
             return self._decide()
         number = self._presence.number(source, message.kind)
         if message.kind is Kind.PUSH:

@@ -29,7 +29,7 @@ class MixedWorker(WorkerPart):
         inside: what goes on there.
     """
 
-    hears_buckets: ClassVar[bool] = True
+    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, circle: Circle, inside: InsidePart) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ class ReplicatedPushPull(PushPull):
                 self._send(position, message)
                 self._wait(position)
 
-    def hear_of_losses(self) -> None:
+    def check_losses(self) -> None:
         """Takes note of servers that were lost while nothing was asked of them, as if they had been asked."""
         for position in range(len(self._servers)):
             try:

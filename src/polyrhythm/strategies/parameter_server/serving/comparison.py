@@ -63,13 +63,13 @@ class Comparison:
         """Whether a rank is another server."""
         return self._parts.knows(rank)
 
-    def hear(self, source: int, message: Message) -> None:
+    def on_message(self, source: int, message: Message) -> None:
         """Takes another server's part.
 
         Raises:
             RefusedMessage: it cannot be one.
         """
-        self._parts.hear(source, message)
+        self._parts.on_message(source, message)
 
     def take(self, taken: list[Pushed], decision: Decision, rounds: Rounds | None) -> list[Reply]:
         """Lets a decision wait until all servers have said which gradients of its round they have.

@@ -54,7 +54,7 @@ class Parts:
         self._offered += 1  # the round may be over for this server before others have said what they have
         return [(rank, message) for rank in self._servers if rank != self._own]
 
-    def hear(self, source: int, message: Message) -> None:
+    def on_message(self, source: int, message: Message) -> None:
         """Takes another server's part, which may be one round ahead.
 
         Raises:

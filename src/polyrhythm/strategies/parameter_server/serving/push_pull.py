@@ -121,7 +121,7 @@ class PushPull:
             push.wait()
         return stop
 
-    def hear_of_losses(self) -> None:
+    def check_losses(self) -> None:
         """Takes note of servers that were lost while nothing was asked of them, where others have their shards."""
 
     def leave(self) -> None:

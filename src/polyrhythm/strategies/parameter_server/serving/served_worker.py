@@ -45,9 +45,9 @@ class ServedWorker(WorkerPart):
             self._optimizer.step(self._flat.gradients, learning_rate)
         return self._servers.take()
 
-    def hear_of_servers(self) -> None:
+    def check_servers(self) -> None:
         """Takes note of servers that were lost while nothing was asked of them."""
-        self._servers.hear_of_losses()
+        self._servers.check_losses()
 
     def next_step(self, step: int) -> int:
         """Where the servers are, if they did not wait for this worker."""

@@ -281,5 +281,5 @@ class ShardServer:
                 Reason.SENDER,
                 f"a server heard {message.kind.name} from rank {source}, which pushes nothing here",
             )
-        comparison.hear(source, message)
+        comparison.on_message(source, message)
         return self._executor.carry_out_agreed()

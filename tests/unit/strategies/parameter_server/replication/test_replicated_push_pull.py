@@ -90,7 +90,7 @@ def test_a_server_that_was_lost_while_nothing_was_asked_of_it_is_asked_for_nothi
 ):
     network = Network({FIRST: 1e9, SECOND: 0.0})
     part, _ = part_of(network)
-    part.hear_of_losses()
+    part.check_losses()
     network.known_at_s[FIRST] = 0.0
     part.pull()
     assert [to for to, kind, *_ in network.sent if kind is Kind.PULL] == [SECOND, SECOND]

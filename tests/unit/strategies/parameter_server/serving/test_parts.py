@@ -45,7 +45,7 @@ def test_parts_are_summed_in_the_order_of_the_servers_whenever_they_come():
         sent = [(index, reply) for index in order for reply in ends[index].offer(parts[index])]
         for source, (to, message) in sent:
             assert ends[SERVERS.index(to)].all() is None
-            ends[SERVERS.index(to)].hear(SERVERS[source], message)
+            ends[SERVERS.index(to)].on_message(SERVERS[source], message)
         for end in ends:
             assert torch.equal(summed(end.all()), expected)
             assert end.all() is None  # the next round has begun
@@ -56,8 +56,8 @@ def test_a_part_of_the_next_round_waits():
     one, two = Parts((5, 6), 1), torch.ones(1, 1, dtype=torch.float64)
     for value in (2.0, 30.0):
         [(_, message)] = one.offer(two * value)
-        end.hear(6, message)
-        one.hear(5, Message(Kind.VECTOR, two.flatten().view(torch.uint8), step=message.step))
+        end.on_message(6, message)
+        one.on_message(5, Message(Kind.VECTOR, two.flatten().view(torch.uint8), step=message.step))
         one.all()
     end.offer(two)
     assert summed(end.all()).tolist() == [[3.0]]
