@@ -90,7 +90,7 @@ def test_a_wish_to_stop_ends_the_run_early() -> None:
     assert events[-1].outcome == "interrupted"
     assert (
         result_of(events)["steps"] == 7
-    )  # the sixth step is under way; the wish is heard as the seventh begins
+    )  # the sixth step is under way; the request is heard as the seventh begins
 
 
 class _Deaf(SynchronousWorker):
