@@ -151,8 +151,9 @@ class Drawn:
     def rehearse(self, emit: Callable[[Event], None]) -> None:
         """Plays it with exact gradients, watched by what its strategy declares to hold."""
         stop = StopRequest()
-        sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
-        rehearsal = Rehearsal(strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=sizes)
+        rehearsal = Rehearsal(
+            strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=_sizes(self.strategy)
+        )
         trial = Trial(layout=self.layout, rehearsal=rehearsal, faults=self._wishing(stop))
         play(trial, self.seed, emit, stop=stop)
 
@@ -169,6 +170,12 @@ class Drawn:
         losses = Losses(rescale=learning.pop("rescale"), restarts=99)
         job = make_job(self.spec, self.workers, dataset=blobs(images, 8), folder=folder, **learning)
         return replace(job, losses=losses, keeping=replace(job.keeping, **keeping))
+
+
+def _sizes(chosen: Strategy) -> ModelSizes:
+    """Gives those of the model that is rehearsed: a small one where pieces are small, of which it had 1,600 else."""
+    scale = 1 if getattr(chosen, "piece_bytes", 0) else 100
+    return ModelSizes((300 * scale, 300 * scale, 400 * scale), (0.3, 0.3, 0.4))
 
 
 def drawn(seed: int, *, only: str | None = None) -> Drawn:
@@ -200,7 +207,7 @@ def _run(seed: int, spec: str, workers: int, random: Random) -> Drawn:
     chosen, steps = strategy(spec), random.randint(4, 9)
     where = _cluster(chosen, workers, random)
     layout = lay_out(where, workers, chosen.server_count, chosen.server_placement)
-    rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=ModelSizes((9,), (1.0,)))
+    rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
     faults = faults_of(Trial(layout=layout, rehearsal=rehearsal), seed) if random.random() < 0.8 else ()
     needed = [rank for rank in range(layout.cast.size) if not goes_on_without(rank, layout.cast, chosen)]
     fatal = bool(needed) and random.random() < 0.1

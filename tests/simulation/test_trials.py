@@ -18,8 +18,10 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.simulation.cluster import Link
 from polyrhythm.simulation.exact_gradients import ExactGradients
+from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.fault_mix import drawn_faults
-from polyrhythm.simulation.trials import play, try_seeds
+from polyrhythm.simulation.injection.faults.kill import Kill
+from polyrhythm.simulation.trials import Trial, faults_of, play, try_seeds
 from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.training.optimizers.sgd import SGD
@@ -27,6 +29,7 @@ from simulation.traces import default_strategies
 from simulation.trying import STEP_S, trial
 
 SEEDS = 40
+SLOW_S = 4.0
 STRATEGIES = [
     *default_strategies(),
     "parameter_server(servers=2, consistency=synchronous)",
@@ -38,6 +41,13 @@ STRATEGIES = [
 def test_every_strategy_holds_what_it_declares_under_many_seeds(spec: str) -> None:
     tried = try_seeds(trial(spec, workers=3, steps=4), range(SEEDS))
     assert (tried.seeds, tried.failures) == (SEEDS, ())
+
+
+def on_slow_links(tried: Trial) -> Trial:
+    """Gives a trial in which the model of 400 kB takes four seconds from one host to another."""
+    nic = Link(latency_s=0, bandwidth_bytes_per_s=4e5 / SLOW_S)
+    slow = tried.layout.cluster.model_copy(update={"nic": nic})
+    return replace(tried, layout=replace(tried.layout, cluster=slow))
 
 
 def test_successors_that_come_late_find_all_servers_or_none() -> None:
@@ -122,14 +132,30 @@ def test_a_corrupt_gradient_is_found_where_it_is_applied() -> None:
     assert error.value.rank == 4
 
 
+def test_a_server_dies_after_another_only_when_that_ones_successor_has_had_time_to_get_its_shards() -> None:
+    tried = on_slow_links(trial("parameter_server(servers=3, replicas=2)", steps=4))
+    servers = tried.layout.cast.servers
+    drawn = [[fault for fault in faults_of(tried, seed) if _rank(fault) in servers] for seed in range(40)]
+    pairs = [deaths for deaths in drawn if len(deaths) == 2]
+    assert len(pairs) > 10
+    for first, second in pairs:
+        assert isinstance(first, Kill)
+        assert isinstance(second, Kill)
+        assert first.at_s is not None
+        assert second.at_s is not None
+        assert second.at_s - first.at_s > 10 * SLOW_S * 0.99  # times are rounded to three digits
+
+
+def _rank(fault: Fault) -> int | str | None:
+    return fault.rank if isinstance(fault, Kill) else None
+
+
 @pytest.mark.parametrize("spec", ["parameter_server", "synchronous", "d_psgd"])
 def test_links_may_be_so_slow_that_a_message_takes_hundreds_of_steps_time(spec: str) -> None:
-    tried = trial(spec, steps=3, faults="")
-    slow = tried.layout.cluster.model_copy(update={"nic": Link(latency_s=0, bandwidth_bytes_per_s=1e5)})
     events: list[Event] = []
-    play(replace(tried, layout=replace(tried.layout, cluster=slow)), 0, events.append)
+    play(on_slow_links(trial(spec, steps=3, faults="")), 0, events.append)
     assert isinstance(events[-1], RunEnded)
-    assert events[-1].time_s > 3 * 400 * STEP_S
+    assert events[-1].time_s > 3 * SLOW_S > 1000 * STEP_S
 
 
 def test_failures_are_collected_or_end_the_trials() -> None:

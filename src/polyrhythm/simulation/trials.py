@@ -34,6 +34,8 @@ from polyrhythm.training.optimizers.sgd import SGD
 
 _DRAWS = 15
 _STEPS_OF_PATIENCE = 100
+_PASSAGES_TO_SETTLE = 10
+"""A new server gets its shards while workers push, and others answer them."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     if bears and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
     if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
-        drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s)
+        settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, rehearsal.sizes.nbytes)
+        drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s, settle_s)
     return drawn
 
 

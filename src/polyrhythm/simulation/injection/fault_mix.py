@@ -82,13 +82,14 @@ def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault,
     return (Kill(rank=LEADER, after_step=random.randrange(1, steps), restart_after_s=restart_s),)
 
 
-def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float) -> tuple[Fault, ...]:
+def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: float) -> tuple[Fault, ...]:
     """Draws when one of some ranks dies; every other time it has a successor, and another dies some time after that.
 
     Args:
         ranks: who may die.
         seed: of the draw.
         length_s: about how long the run takes.
+        settle_s: for which a successor is let be beside, since the links are no quicker.
     """
     first = drawn_death(ranks, seed, length_s)
     random = Random(seed_for("deaths", seed))
@@ -96,7 +97,7 @@ def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float) -> tuple[Faul
         return (first,)
     restart_s = _rounded(length_s * random.uniform(0, 0.2))
     others = [rank for rank in ranks if rank != first.rank]
-    later_s = first.at_s + restart_s + length_s * random.uniform(_SETTLED, 1)
+    later_s = first.at_s + restart_s + settle_s + length_s * random.uniform(_SETTLED, 1)
     again = Kill(
         rank=random.choice(others), at_s=_rounded(later_s), restart_after_s=_restart(random, length_s)
     )
