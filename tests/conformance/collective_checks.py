@@ -88,26 +88,26 @@ def nobody_passes_a_barrier_alone(communicator: Communicator) -> None:
 
 
 def a_shared_vector_is_the_same_memory(communicator: Communicator) -> None:
-    """What one rank writes all others read, of every dtype, and a second vector is another; or no rank has one."""
-    refused = torch.zeros(1)
+    """What one rank writes all others read, of every dtype, and a second vector is another; or rank 0 refuses."""
+    refused = torch.zeros(SIZE)
     try:
         communicator.shared_vector("vector", torch.ones(3))
     except NoSharedMemory:
-        refused += 1
+        refused[communicator.rank] = 1
     communicator.all_reduce(refused)
-    assert refused.item() in (0, SIZE)
-    if refused.item():
+    if refused.any():
+        assert refused[0] == 1
         return
     for number, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16, torch.int64)):
-        like = torch.ones(2 * SIZE, dtype=dtype)
+        like = torch.full((2 * SIZE,), communicator.rank + 7, dtype=dtype)
         vector = communicator.shared_vector(f"vector {number}", like)
         other = communicator.shared_vector(f"other {number}", like[:1])
         assert (vector.shape, vector.dtype, other.shape) == (like.shape, dtype, (1,))
         communicator.barrier()
         vector[2 * communicator.rank] = communicator.rank + 1
         communicator.barrier()
-        assert vector.tolist() == [1, 0, 2, 0, 3, 0]
-        assert other.tolist() == [0]
+        assert vector.tolist() == [1, 7, 2, 7, 3, 7]
+        assert other.tolist() == [7]
 
 
 def a_vector_to_sum_is_like_any_other(communicator: Communicator) -> None:

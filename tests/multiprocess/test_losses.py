@@ -187,7 +187,12 @@ def test_with_too_few_workers_a_run_ends_and_can_be_resumed(start: Starter) -> N
 
 @pytest.mark.parametrize(
     ("spec", "servers"),
-    [("ssp(servers=2)", 2), ("parameter_server(servers=2, consistency=synchronous)", 2), ("ad_psgd", 0)],
+    [
+        ("ssp(servers=2)", 2),
+        ("parameter_server(servers=2, consistency=synchronous)", 2),
+        ("ad_psgd", 0),
+        ("hogwild", 0),
+    ],
 )
 def test_a_successor_of_worker_0_takes_up_the_lead(spec: str, servers: int, start: Starter) -> None:
     command = start("--strategy", spec)

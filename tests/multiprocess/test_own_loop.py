@@ -107,7 +107,7 @@ def check_example(printed: str, workers: int, epochs: int) -> None:
     ("strategy", "failure", "words"),
     [
         ("synchronous", "body", "left with status 1"),
-        ("hogwild", "killed", "was killed by SIGKILL"),
+        ("mixed(inside=local_sgd)", "killed", "was killed by SIGKILL"),
     ],
 )
 def test_a_worker_that_fails_ends_the_others_soon(

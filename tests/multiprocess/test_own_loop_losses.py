@@ -67,8 +67,11 @@ def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
     assert "of worker 2, which is lost, the last 2 of its 4 batches of an epoch are not seen\n" in noticed
 
 
-def test_a_successor_takes_the_rest_of_its_share_where_each_goes_at_its_own_pace(tmp_path: Path) -> None:
-    run(tmp_path, "parameter_server", 4, VICTIM, "inside")
+@pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
+def test_a_successor_takes_the_rest_of_its_share_where_each_goes_at_its_own_pace(
+    strategy: str, tmp_path: Path
+) -> None:
+    run(tmp_path, strategy, 4, VICTIM, "inside")
     found = diaries(tmp_path)
     assert [entry["epoch"] for entry in found[VICTIM]] == [1, 2, 3]
     assert found[VICTIM][0]["seen"] == share(VICTIM, 3)[task.KILLED_AT :]
@@ -128,6 +131,7 @@ def test_those_who_go_in_step_wait_for_the_successor_of_worker_0_and_learn_what_
         ("gaia", KNOWN),
         ("hierarchical", KNOWN),  # it is alone at its leaf, which waits for its successor
         ("easgd", range(1)),  # the centre has heard nothing yet of epoch 1
+        ("hogwild", KNOWN),
         ("ad_psgd", range(task.KILLED_AT + 1)),  # of its last step others may know nothing
     ],
 )

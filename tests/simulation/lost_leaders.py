@@ -30,8 +30,9 @@ def events_of(
 ) -> list[Event]:
     """Simulates a job while ranks are killed; what is said before it fails is heard as well."""
     nic = {"latency_s": latency_s, "bandwidth_bytes_per_s": 1e9}
-    where = cluster({"count": 5, "cores": 4}, nic=nic, faults=list(faults))
     strategy, events = job.strategy, [] if heard is None else heard
+    hosts = {"count": 1, "workers": WORKERS} if strategy.one_host else {"count": 5, "cores": 4}
+    where = cluster(hosts, nic=nic, faults=list(faults))
     layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
     simulate_on(layout, job, events.append)
     return events

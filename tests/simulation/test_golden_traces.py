@@ -12,5 +12,5 @@ def test_every_strategy_has_a_golden_trace():
 @pytest.mark.parametrize("name", default_strategies())
 def test_the_first_messages_are_the_golden_ones(name):
     golden = (GOLDEN / f"{name}.txt").read_text()
-    assert 20 < golden.count("\n") <= MESSAGES  # who exchanges seldom says less in all
+    assert 10 <= golden.count("\n") <= MESSAGES  # hogwild says nothing but where it is
     assert trace(name) == golden

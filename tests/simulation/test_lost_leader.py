@@ -56,6 +56,7 @@ job_of = partial(lost_leaders.job_of, epochs=EPOCHS)
     ("spec", "moments"),
     [
         *zip(SPECS, itertools.cycle(MOMENTS), strict=False),
+        ("hogwild", (0.4, 5.5, 15.9)),
         ("ad_psgd", (0.4, 5.5, 13.1)),
         ("ad_psgd", (15.9, 8.01, 2.5)),  # of the last step before the test at 8 s nobody else has heard
     ],
@@ -116,6 +117,7 @@ def test_an_epoch_is_finished_by_whoever_leads_at_its_end(
         "downpour",
         "parameter_server(servers=2, replicas=2)",
         "ad_psgd",
+        "hogwild",
     ],
 )
 def test_worker_0_dies_when_it_is_through_and_waits_for_others(spec: str) -> None:

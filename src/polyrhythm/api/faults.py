@@ -19,6 +19,8 @@ IN_TURNS = ("d_psgd",)
 
 WAITING_IN_STEP = ("parameter_server(consistency=synchronous)",)
 """Tried too where worker 0 is killed: others wait for it in lock-step, and what it waits for must not wait for it."""
+IN_SHARED_MEMORY = ("hogwild",)
+"""Tried too where worker 0 is killed: its successor finds what the run has come to in the memory of the others."""
 
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
@@ -87,7 +89,7 @@ def is_tested(strategy: str, fault: Fault) -> bool:
     if fault is Fault.CUT_OFF:
         return strategy in REPRESENTATIVES + SENDING_IN_STEP
     if fault is Fault.LEADER_KILLED:
-        return strategy in REPRESENTATIVES + IN_TURNS + WAITING_IN_STEP
+        return strategy in REPRESENTATIVES + IN_TURNS + WAITING_IN_STEP + IN_SHARED_MEMORY
     if fault in (Fault.DISK_FULL, Fault.DAMAGED):
         return strategy in REPRESENTATIVES
     return True

@@ -95,9 +95,9 @@ class Around:
         """Ends the use of this communicator on this rank once another is lost."""
         self._inner.revoke_without(rank)
 
-    def shared_vector(self, name: str, like: Tensor) -> Tensor:
-        """Makes a vector that all ranks read and write."""
-        return self._inner.shared_vector(name, like)
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """Gives a vector that all ranks read and write."""
+        return self._inner.shared_vector(name, like, later=later)
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """Makes a vector that is added up where it lies."""

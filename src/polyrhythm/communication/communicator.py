@@ -99,15 +99,19 @@ class Communicator(Protocol):
             rank: of the member, in this communicator.
         """
 
-    def shared_vector(self, name: str, like: Tensor) -> Tensor:
-        """Makes a vector of zeros that all ranks read and write: the same memory for all. All ranks must call it.
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """Gives a vector that all ranks read and write: the same memory for all. All ranks must call it.
+
+        It lives as long as a rank has it; the successor of a lost rank finds it as the others have left it.
 
         Args:
-            name: tells it apart from other vectors of this communicator; used once.
-            like: gives size and dtype.
+            name: tells it apart from other vectors of this communicator.
+            like: gives size and dtype, and on rank 0 the numbers to begin with.
+            later: whether this rank is such a successor.
 
         Raises:
-            NoSharedMemory: on all ranks, if not all are on one host, or it cannot be had.
+            NoSharedMemory: on rank 0 and those who cannot have it, if not all are on one host, or it cannot be had.
+            PeerLost: rank 0 is lost, and nobody else has it.
         """
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:

@@ -114,6 +114,11 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
             if getattr(config, key):
                 raise RequestError(f"{key} is for those who join: say where they can, with listen")
         return
+    if strategy.one_host:
+        raise RequestError(
+            f"nobody can join {strategy}, whose workers share the memory of one host: leave out listen, or choose "
+            "another strategy, such as parameter_server"
+        )
     if not strategy.goes_on(config.workers):
         raise RequestError(
             f"nobody can join {strategy} with {config.workers} workers, which does not go on without one: leave out "

@@ -146,7 +146,10 @@ class WorkerPart(Regrouping):
         """
 
     def end(self) -> None:
-        """Leaves the other workers; on worker 0 the flat vector then holds the run's final parameters."""
+        """Leaves the other workers.
+
+        On worker 0 the flat vector then holds the run's final parameters, at the latest after `let_go`.
+        """
 
     def let_go(self) -> None:
         """Lets the servers go, when all workers have left. Called on worker 0 only."""

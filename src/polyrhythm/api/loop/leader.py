@@ -160,14 +160,14 @@ class LoopLeader:
         """Waits for the last states of all who are there, gives all the final model, and lets the servers go."""
         self._others.workers.states[LEADER] = state
         self._others.wait_for_workers()
+        self.over()
+        replica.part.let_go()
         states = self._others.workers.states
         model = FinalModel.made_of(replica.flat.vector, [states[worker].buffers for worker in sorted(states)])
         model.give(replica)
         message = model.message(TAG)
-        self.over()
         for worker in sorted(states)[1:]:
             self._send(worker, message)
-        replica.part.let_go()
         self._others.servers.wait()
         staleness: Counter[int] = Counter()
         for report in self._others.servers.reports.values():

@@ -23,7 +23,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.no_shared_memory import NoSharedMemory
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.facts import Facts
@@ -52,6 +51,7 @@ class Hogwild(Strategy):
         bytes_per_step="0",
         staleness="N-1",
         use_it="several workers on one host, with small or sparse models",
+        when_a_worker_dies="the others go on; a successor finds the vector as they have left it",
     )
     replayable: ClassVar[bool] = False
     one_host: ClassVar[bool] = True
@@ -59,6 +59,14 @@ class Hogwild(Strategy):
     def in_step(self, workers: int) -> bool:
         """Never, but for one alone."""
         return workers == 1
+
+    def goes_on(self, workers: int) -> bool:
+        """Always: whoever is left has the vector, in which half an update is no more than one that others cross."""
+        return workers > 1
+
+    def spares_leader(self, workers: int) -> bool:
+        """Always: its successor finds the vector through any of the others."""
+        return self.goes_on(workers)
 
     def updates_per_step(self, workers: int) -> int:
         """One a worker."""
@@ -105,12 +113,14 @@ class HogwildWorker(WorkerPart):
     """Steps on the shared vector with gradients of its copy.
 
     The counts are shared as well: how many gradients of each worker the vector holds, and whether someone wants to
-    stop. Each worker writes its own only, so none is lost.
+    stop. Each worker writes its own only, so none is lost. Who is killed in the middle of an update has not counted it,
+    so its successor takes that step again.
     """
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__()
-        self._workers = setting.workers.subgroup("hogwild", range(setting.workers.size))
+        self._workers = setting.workers
+        self._succeeds = setting.succeeds
         self._rank = setting.workers.rank
         self._flat = setting.flat
         self._plan = setting.plan
@@ -121,14 +131,17 @@ class HogwildWorker(WorkerPart):
         self._resumed: State | None = None
 
     def start(self, step: int) -> int:
-        """Shares worker 0's vector.
+        """Shares worker 0's vector; a successor finds it.
 
         Raises:
             RequestError: the workers share no memory.
+            PeerLost: worker 0 is lost, and nobody else has the vector; to be called again when there is a new one.
         """
+        if self._resumed is not None and self._rank == 0:
+            self._counts[:-1] = torch.tensor(self._resumed[1]["counts"])
         try:
-            self._vector = self._workers.shared_vector("parameters", self._flat.vector)
-            self._counts = self._workers.shared_vector("counts", self._counts)
+            self._vector = self._workers.shared_vector("parameters", self._flat.vector, later=self._succeeds)
+            self._counts = self._workers.shared_vector("counts", self._counts, later=self._succeeds)
         except NoSharedMemory as error:
             raise RequestError(
                 f"hogwild needs memory that all workers share, and {error.reason}: run all workers on the CPUs of one "
@@ -137,9 +150,6 @@ class HogwildWorker(WorkerPart):
         self._optimizer = self._plan.build(self._vector)
         if self._resumed is not None:
             self._take_back(*self._resumed)
-        if self._rank == 0:
-            self._vector.copy_(self._flat.vector)
-        self._workers.barrier()
         self._look()
         return int(self._counts[self._rank])
 
@@ -162,13 +172,8 @@ class HogwildWorker(WorkerPart):
         """Takes the newest values."""
         self._look()
 
-    def end(self) -> None:
-        """Leaves; worker 0 waits for all others."""
-        if self._rank > 0:
-            self._workers.send(0, Message(Kind.LEAVE))
-            return
-        for other in range(1, self._workers.size):
-            self._workers.receive(other)
+    def let_go(self) -> None:
+        """All have left: takes their last updates."""
         self._look()
 
     def state(self) -> State:
@@ -184,8 +189,6 @@ class HogwildWorker(WorkerPart):
         if facts["worker"] != self._rank:
             return  # another's, where this one had handed in none
         self._optimizer.load_state(tensors, facts["optimizer"])  # type: ignore[arg-type]
-        if self._rank == 0:
-            self._counts[:-1] = torch.tensor(facts["counts"])
 
     def _look(self) -> None:
         self._read = self._counts.clone()

@@ -18,6 +18,7 @@ from polyrhythm.launch.script.places import Place, Places
         ("parameter_server(servers=3)", {0, 1, 2}),
         ("gaia", {0, 1, 2}),
         ("mixed", set()),
+        ("hogwild", {0, 1, 2}),
         ("parameter_server(servers=3, replicas=2)", {0, 1, 2, 3, 4, 5}),
     ],
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.courier import Courier
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
+from polyrhythm.communication.transports.simulated.shared_vector import SharedVector
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 
@@ -21,7 +20,7 @@ class Cluster(Protocol):
     network: Network
     courier: Courier | None
     host_of: tuple[int, ...]
-    shared_vectors: dict[tuple[str, tuple[int, ...]], Tensor]
+    shared_vectors: dict[tuple[str, tuple[int, ...]], SharedVector]
     nbytes_of: Callable[[Message], int]
     received: Callable[[Message], Message]
 

@@ -20,11 +20,13 @@ from polyrhythm.communication.transports.simulated.cluster import Cluster
 from polyrhythm.communication.transports.simulated.courier import Parcel
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
+from polyrhythm.communication.transports.simulated.shared_vector import SharedVector
 from polyrhythm.communication.transports.simulated.task_handle import TaskHandle
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 
 _COLLECTIVE = Direct()
+_LOOK_EVERY_S = 1e-4
 _Waited = tuple[int | None, int, Want, str]
 """What a receiver waits for: source and tag as it named them, what that means, and in words."""
 
@@ -167,16 +169,21 @@ class SimulatedCommunicator:
         self._home.inbox.need(self._context, member, self._incarnations.get(member, 0))
         self._home.revoke_useless()
 
-    def shared_vector(self, name: str, like: Tensor) -> Tensor:
-        """Makes a vector that all ranks read and write; it is there at once."""
-        cluster = self._cluster
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """Gives a vector that all ranks read and write; it is there as soon as rank 0 is."""
+        cluster, home, first = self._cluster, self._home, self._members[0]
         hosts = {cluster.host_of[member] for member in self._members} if cluster.host_of else {0}
         if len(hosts) > 1:
             raise NoSharedMemory(f"they are on {len(hosts)} hosts")
         key = f"{self._group.name}#{name}", self._members
-        if key not in cluster.shared_vectors:
-            cluster.shared_vectors[key] = torch.zeros(like.numel(), dtype=like.dtype)
-        return cluster.shared_vectors[key]
+        if home.rank == first and not later:
+            cluster.shared_vectors[key] = SharedVector(like.detach().clone().reshape(-1), [home])
+        while (found := cluster.shared_vectors.get(key)) is None or not found.is_there:
+            if home.rank == first or home.inbox.is_lost(first):
+                raise PeerLost(first, "looking for the vector that all workers share")
+            self.clock.sleep(_LOOK_EVERY_S)
+        found.holders.append(home)
+        return found.vector
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """No memory is better than another here."""

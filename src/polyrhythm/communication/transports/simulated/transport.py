@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from torch import Tensor
-
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.communication.transports.simulated.courier import Courier, tell_loss
 from polyrhythm.communication.transports.simulated.group import Group
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
+from polyrhythm.communication.transports.simulated.shared_vector import SharedVector
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 
@@ -41,7 +40,7 @@ class SimulatedCluster:
         self.network = network
         self.courier: Courier | None = None
         self.host_of: tuple[int, ...] = ()
-        self.shared_vectors: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self.shared_vectors: dict[tuple[str, tuple[int, ...]], SharedVector] = {}
         self.nbytes_of = nbytes_of
         self.received: Callable[[Message], Message] = Message.received
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]

@@ -22,6 +22,7 @@ from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.groups import Groups
+from polyrhythm.communication.transports.torch_distributed.kept_vectors import KeptVectors
 from polyrhythm.communication.transports.torch_distributed.links import Links
 from polyrhythm.communication.transports.torch_distributed.rank_collectives import (
     RankCollectives,
@@ -68,6 +69,7 @@ class Rank:
         patience_s: how long there may be no way to another host before its ranks count as lost.
         refused: links and bytes that nobody of ours sends, by reason.
         tell: tells people of the first of each peer and reason.
+        vectors: that it shares with others of its host.
     """
 
     def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
@@ -90,6 +92,7 @@ class Rank:
         self._incarnations = {**rendezvous.met, rendezvous.rank: rendezvous.incarnation}
         standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
         self._collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
+        self.vectors = KeptVectors(rendezvous, shared_memory, self.is_lost, self._inbox.losses)
         self._links = Links(rendezvous, self.groups, self, shared_memory)
         self._links.join()
 
@@ -138,9 +141,9 @@ class Rank:
         """Makes the collectives of some ranks on the CPU; see `RankCollectives.make`."""
         return self._collectives.make(name, members, lineage)
 
-    def shared_vector(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
-        """Makes a vector that some ranks share, if all of them are on this host."""
-        return self._collectives.shared_vector(name, members, like)
+    def vector_to_sum(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
+        """Makes a vector of zeros that some ranks share; see `RankCollectives.vector_to_sum`."""
+        return self._collectives.vector_to_sum(name, members, like)
 
     def revoke(self, context: int) -> None:
         """Ends the use of a communicator on this rank, and of all that are parts of it."""
@@ -174,6 +177,7 @@ class Rank:
         self._links.close_incoming(_CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
         self._collectives.close()
+        self.vectors.close()
 
     def _wait_to_leave(self, deadline: float) -> None:
         store = self.rendezvous.store

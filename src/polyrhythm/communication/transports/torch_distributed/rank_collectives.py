@@ -82,8 +82,8 @@ class RankCollectives:
             made.give_up(CollectiveBroken(REVOKED))
         return made
 
-    def shared_vector(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
-        """Makes a vector that some ranks share, if all of them are on this host."""
+    def vector_to_sum(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
+        """Makes a vector of zeros that some ranks share, if all of them are on this host; all of them call it."""
         introductions = self._meet(name, members, self._introduction(), ())
 
         def tell_all(subject: str, word: str) -> list[str]:

@@ -182,12 +182,12 @@ class TorchDistributedCommunicator:
         member = self._members[rank]
         self._home.need(self._context, Peer(member, self._incarnations.get(member, 0)))
 
-    def shared_vector(self, name: str, like: Tensor) -> Tensor:
-        """Makes a vector that all ranks read and write."""
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """Gives a vector that all ranks read and write."""
         if like.is_cuda:
             raise NoSharedMemory("their parameters are on a GPU")
-        whole = group_name(f"{self._name}/vector {name}", self._members)
-        return self._home.shared_vector(whole, self._members, like)
+        with self._home.activity.doing(f"waiting for memory that {self._who} share"):
+            return self._home.vectors.get(self._vector_name(name), self._members, like, later=later)
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """Makes a vector that is added up where it lies, if all ranks share a host, and it is not small."""
@@ -198,10 +198,14 @@ class TorchDistributedCommunicator:
             return None
         rows = Rows(self.size, like)
         try:
-            memory = self.shared_vector(f"to sum {name}", rows.memory_like)
+            whole = self._vector_name(f"to sum {name}")
+            memory = self._home.vector_to_sum(whole, self._members, rows.memory_like)
         except NoSharedMemory:
             return None
         return collectives.add_rows(rows.of(memory))
+
+    def _vector_name(self, name: str) -> str:
+        return group_name(f"{self._name}/vector {name}", self._members)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
         """Makes the communicator of some of these ranks."""
