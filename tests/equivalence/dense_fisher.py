@@ -12,7 +12,7 @@ class Dense:
     """F = R' D R + r I after any rows: of T = eta S + (1 - eta) F, what one power iteration from R finds.
 
     Args:
-        first: `(m, n)`, the first rows, taken three times for themselves.
+        first: `(m, n)`, the first rows, taken three times, beginning with nothing but their trace.
         rank: directions of R.
     """
 
@@ -22,9 +22,9 @@ class Dense:
         basis[np.arange(size) % rank, np.arange(size)] = 1
         basis[np.arange(rank), np.arange(rank)] = 1.1
         self.basis = basis / np.linalg.norm(basis, axis=1, keepdims=True)
-        self.fisher = np.zeros((size, size))
+        self.fisher = np.sum(first**2) / first.size * np.eye(size)
         for _ in range(3):
-            self.update(first, 1.0)
+            self.update(first, 0.9)
 
     def update(self, new, eta):
         """Takes rows into it."""

@@ -7,10 +7,12 @@ arXiv 1410.7455, appendix A (the online method).
     T = (e / m) X^T X + (1 - e) F  with m new rows X; F' is T on the K directions that one power iteration of T finds
     G = F + a tr(F) / n I          smoothed;  X G^-1 = (X - X R^T diag(d / (d + b)) R) / b,  b = r + a tr(F) / n
 
-e is `eta`, a `alpha`. The first rows are taken three times with e = 1, so that the estimate begins with them. As in the
-authors' Kaldi: F' has the trace of T, until r and the numbers of D are raised to 5e-4 of T's largest value, each by
-itself; and the first basis is not quite even, since what sums to nothing (the gradients of a softmax do) would leave an
-even one short of a direction. Departure: nothing is raised to 1e-10, since means over a batch may well be smaller.
+e is `eta`, a `alpha`. F begins as a multiple of the identity with the trace of the first rows' X^T X / m, and takes
+them three times with e = 0.9: then it holds hardly anything else, and rounding has no say in directions that they lack.
+As in the authors' Kaldi, F' has the trace of T, until r and the numbers of D are raised to 5e-4 of T's largest value,
+each by itself; and the first basis is not quite even, since what sums to nothing (the gradients of a softmax do) would
+leave an even one short of a direction. Departure: nothing is raised to 1e-10, since means over a batch may well be
+smaller.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 _FIRST_TURNS = 3
+_FIRST_ETA = 0.9
 _UNEVEN = 1.1
 _LEAST_SHARE = 5e-4  # of the largest eigenvalue: what no other is below
 _LEAST = 1e-20
@@ -51,9 +54,10 @@ class LowRankFisher:
         basis[torch.arange(size) % rank, torch.arange(size)] = 1.0
         basis.diagonal().mul_(_UNEVEN)
         basis.div_(basis.norm(dim=1, keepdim=True))
-        found = cls(basis, rows.new_full((rank + 1,), float(rows.square().sum()) / rows.numel()))
+        found = cls(basis, rows.new_zeros(rank + 1))
+        found.spectrum[-1] = rows.square().sum() / rows.numel()
         for _ in range(_FIRST_TURNS):
-            found.update(rows, 1.0)
+            found.update(rows, _FIRST_ETA)
         return found
 
     @property

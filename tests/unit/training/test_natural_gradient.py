@@ -55,7 +55,7 @@ def test_directions_are_orthonormal_and_the_trace_is_kept():
         ETA ** (turn > 0) * (1 - ETA) ** (11 - turn) * np.trace(rows(turn).T @ rows(turn)) / 20
         for turn in range(12)
     )
-    assert float(ours.trace) == pytest.approx(whole, rel=1e-9)
+    assert float(ours.trace) == pytest.approx(whole, rel=1e-3)  # but for what the least values are raised by
 
 
 def test_the_same_rows_again_and_again_give_their_largest_eigenvalues():
@@ -85,8 +85,8 @@ def rows_that_sum_to_nothing(seed, many=20, size=SIZE):
 
 
 @pytest.mark.parametrize("rank", [2, 4])
-def test_rows_that_sum_to_nothing_leave_no_direction_to_chance(rank):
-    """An even first basis holds the one direction that none of them has; rounding would choose another in its place."""
+def test_rows_that_sum_to_nothing_do_not_find_the_first_basis_even(rank):
+    """It would hold the one direction that none of them has."""
     new = rows_that_sum_to_nothing(2)
     ours, dense = LowRankFisher.of(torch.tensor(new), rank), Dense(new, rank)
     found = ours.preconditioned(torch.tensor(new), ALPHA).numpy()
@@ -96,14 +96,27 @@ def test_rows_that_sum_to_nothing_leave_no_direction_to_chance(rank):
     np.testing.assert_allclose(unit(found), unit(dense.preconditioned(new)), atol=1e-4)
 
 
-def test_no_value_is_below_a_share_of_the_largest():
-    """Neither of the directions that are told apart nor of the rest; each is raised by itself."""
+@pytest.mark.parametrize("rank", [4, 8])
+def test_rows_of_fewer_directions_than_the_rank_leave_nothing_to_chance(rank):
+    """What the first basis has beside theirs stays, and is not what rounding makes of nothing."""
+    new = np.zeros((20, SIZE))
+    new[:, 3:6] = rows(6, size=3)
+    ours, dense = LowRankFisher.of(torch.tensor(new, dtype=torch.float32), rank), Dense(new, rank)
+    later = rows(7)
+    found = ours.preconditioned(torch.tensor(later, dtype=torch.float32), 0.0).numpy()
+    np.testing.assert_allclose(unit(found), unit(dense.preconditioned(later, 0.0)), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_value_is_below_a_share_of_the_largest(dtype):
+    """Neither those of the directions that are told apart nor that of the rest; each is raised by itself."""
     new = np.zeros((6, SIZE))
     new[:, 0], new[:, 1] = 1.0, 1e-3
-    for dtype in (torch.float32, torch.float64):
-        ours = LowRankFisher.of(torch.tensor(new, dtype=dtype), RANK)
-        np.testing.assert_allclose(ours.spectrum[1:].double(), 5e-4, rtol=1e-3)
-        assert float(ours.spectrum[0]) == pytest.approx(1.0, rel=1e-5)
+    ours = LowRankFisher.of(torch.tensor(new, dtype=dtype), RANK)
+    for _ in range(20):
+        ours.update(torch.tensor(new, dtype=dtype), 0.5)
+    np.testing.assert_allclose(ours.spectrum[1:].double(), 5e-4, rtol=1e-2)
+    assert float(ours.spectrum[0]) == pytest.approx(1.0, rel=1e-2)
 
 
 def network(seed=0):
