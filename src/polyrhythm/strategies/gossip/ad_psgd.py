@@ -29,12 +29,12 @@ from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
 from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
 from polyrhythm.strategies.gossip.mixing.turns import remark
-from polyrhythm.strategies.gossip.pairing.company import KINDS, Company
 from polyrhythm.strategies.gossip.pairing.exchanges import Exchanges
 from polyrhythm.strategies.gossip.pairing.heir import Heir
 from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper
 from polyrhythm.strategies.gossip.pairing.member import Member
+from polyrhythm.strategies.gossip.pairing.membership import KINDS, Membership
 from polyrhythm.strategies.gossip.pairing.place import place_of
 from polyrhythm.strategies.gossip.pairing.serving import serve
 from polyrhythm.strategies.invariant import Conditions, Invariant
@@ -127,7 +127,7 @@ class ADPSGDWorker(WorkerPart):
         self._host_returns = setting.leader_returns
         self._member: Member | None = None
         self._succeeds = setting.succeeds
-        self._company: Company = (
+        self._membership: Membership = (
             Heir(self._keeper, setting.flat) if setting.succeeds else Host(self._keeper, setting.flat)
         )
         self._serving: Handle | None = None
@@ -204,7 +204,7 @@ class ADPSGDWorker(WorkerPart):
         self._resumed = True
 
     def _join_in(self) -> None:
-        """Takes this worker's side of the company."""
+        """Chooses what handles membership on this worker."""
         if not self._place.leads:
             member = Member(
                 self._keeper,
@@ -213,18 +213,18 @@ class ADPSGDWorker(WorkerPart):
                 succeeds=self._succeeds,
                 host_returns=self._host_returns,
             )
-            self._company = self._member = member
+            self._membership = self._member = member
         if self._place.others:
             self._serve()
 
     def _serve(self) -> None:
-        self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._company))
+        self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._membership))
 
     def _ask(self, message: Message) -> Message:
         """Says something to the keeper and waits for its answer."""
         own = self._place.rank
         if self._serving is None:
-            side = self._company if message.kind in KINDS else self._keeper
+            side = self._membership if message.kind in KINDS else self._keeper
             return side.on_message(own, message)[-1][1]
         self._network.send(own, message)
         answer = self._network.receive(own, ANSWER)[1]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyrhythm.strategies.invariant import Conditions, Invariant, Stepped, Violation
 
-_Company = tuple[int, tuple[int, ...]]
+_Formation = tuple[int, tuple[int, ...]]
 """The number of a formation, and its members."""
 
 
@@ -24,17 +24,17 @@ class _Taken:
 
     Attributes:
         before: `(numbers,)`, with the updates of all steps before it.
-        companies: that have taken it, with what each held afterwards.
+        by_formation: that have taken it, with what each held afterwards.
         finishers: who have taken it.
     """
 
     before: Tensor
-    companies: dict[_Company, Tensor] = field(default_factory=dict)
+    by_formation: dict[_Formation, Tensor] = field(default_factory=dict)
     finishers: set[tuple[int, int]] = field(default_factory=set)
 
 
 class LateReplicas(Invariant):
-    """All members of a company agree, and every gradient is in every number once.
+    """All members of a formation agree, and every gradient is in every number once.
 
     Args:
         conditions: with or without known gradients; without them, members are only compared.
@@ -49,37 +49,37 @@ class LateReplicas(Invariant):
     def stepped(self, event: Stepped) -> None:
         """Compares with what others held after this step, or with what it may have come to."""
         there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
-        company = event.formation, tuple(there)
-        self._go_to(event, set(there.items()), company)
+        formation = event.formation, tuple(there)
+        self._go_to(event, set(there.items()), formation)
         taken = self._steps[-1]
         taken.finishers.add((event.rank, there.get(event.rank, 0)))
-        known = taken.companies.setdefault(company, event.vector.clone())
+        known = taken.by_formation.setdefault(formation, event.vector.clone())
         if not torch.equal(known, event.vector):
             self._refuse(event, "the same bits as the others", int((known != event.vector).sum()))
         if self._gradient is not None:
-            own = [self._update(event.step, company)] if len(company[1]) == 1 else []
-            self._compare(event, taken.before, [*self._updates(event.step, taken, company), *own])
+            own = [self._update(event.step, formation)] if len(formation[1]) == 1 else []
+            self._compare(event, taken.before, [*self._updates(event.step, taken, formation), *own])
 
-    def _go_to(self, event: Stepped, there: set[tuple[int, int]], company: _Company) -> None:
+    def _go_to(self, event: Stepped, there: set[tuple[int, int]], formation: _Formation) -> None:
         """Makes the event's step the latest: the one after it, or one that only lost workers had got beyond."""
         latest = len(self._steps) - 1
         if event.step == latest + 1:
-            self._steps.append(_Taken(self._before_next(event, company)))
+            self._steps.append(_Taken(self._before_next(event, formation)))
             return
         beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
         if event.step > latest or beyond:
             self._refuse(event, f"a step beside step {latest} of the others", 0)
         del self._steps[event.step + 1 :]
 
-    def _before_next(self, event: Stepped, company: _Company) -> Tensor:
+    def _before_next(self, event: Stepped, formation: _Formation) -> Tensor:
         """Gives what the step before has come to, which this event shows: alone, less its own update."""
         if self._gradient is None:
             return self._steps[-1].before
         taken = self._steps[-1]
         shown = event.vector.to(taken.before.dtype)
-        if len(company[1]) == 1:
-            shown = shown + self._update(event.step, company)
-        updates = torch.stack([self._update(event.step - 1, each) for each in taken.companies])
+        if len(formation[1]) == 1:
+            shown = shown + self._update(event.step, formation)
+        updates = torch.stack([self._update(event.step - 1, each) for each in taken.by_formation])
         wrong = int((taken.before - updates != shown).all(0).sum())
         if wrong:
             self._refuse(event, f"each number with one update of step {event.step - 1}", wrong)
@@ -92,13 +92,13 @@ class LateReplicas(Invariant):
         if wrong:
             self._refuse(event, "all updates before this step's", wrong)
 
-    def _updates(self, step: int, taken: _Taken, company: _Company) -> list[Tensor]:
+    def _updates(self, step: int, taken: _Taken, formation: _Formation) -> list[Tensor]:
         """Gives the updates of a step that others have made of it, of which some numbers may have had theirs."""
-        return [self._update(step, each) for each in taken.companies if each != company]
+        return [self._update(step, each) for each in taken.by_formation if each != formation]
 
-    def _update(self, step: int, company: _Company) -> Tensor:
+    def _update(self, step: int, formation: _Formation) -> Tensor:
         assert self._gradient is not None, "asked only where gradients are known"
-        gradients = [self._gradient(self._workers.index(rank), step) for rank in company[1]]
+        gradients = [self._gradient(self._workers.index(rank), step) for rank in formation[1]]
         return torch.stack(gradients).sum(0) / len(gradients)
 
     def _refuse(self, event: Stepped, expected: str, wrong: int) -> None:

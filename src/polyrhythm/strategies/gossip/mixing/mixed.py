@@ -34,7 +34,7 @@ class _Share:
 
 
 @dataclass
-class _Company:
+class _Formation:
     """Those who go on together.
 
     Attributes:
@@ -79,18 +79,18 @@ class Mixed(Invariant):
         if self._gradient is not None:
             places = [Place(worker=worker) for worker in range(len(self._workers))]
             nowhere = torch.zeros(conditions.numbers)
-            self._company = _Company(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
+            self._formation = _Formation(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
             self._nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
-            self._company.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
+            self._formation.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
 
     def stepped(self, event: Stepped) -> None:
         """Compares with the rule."""
-        company = self._company if self._gradient is not None else None
-        if company is None or event.rank not in company.members:
+        formation = self._formation if self._gradient is not None else None
+        if formation is None or event.rank not in formation.members:
             return
         assert self._gradient is not None, "looked at above"
-        member = list(company.members).index(event.rank)
-        values, mass = company.rule.held(member, event.step + 1, self._gradient)
+        member = list(formation.members).index(event.rank)
+        values, mass = formation.rule.held(member, event.step + 1, self._gradient)
         if not _near(values / mass, event.vector):
             raise Violation(
                 f"parameters after step {event.step}",
@@ -99,22 +99,22 @@ class Mixed(Invariant):
                 expected="what mixing by the matrices gives",
                 found=f"numbers that differ by up to {_away(values / mass, event.vector):g}",
             )
-        company.begun[event.rank] = event.step + 1
+        formation.begun[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
         """Looks for what the point is the mean of; or whether all begin at the same."""
         if self._gradient is None:
             return
-        if event.members != self._company.members or event.rank in self._company.begun:
-            self._company = self._begun_anew(event)
-        self._company.begun[event.rank] = self._company.rule.places[
+        if event.members != self._formation.members or event.rank in self._formation.begun:
+            self._formation = self._begun_anew(event)
+        self._formation.begun[event.rank] = self._formation.rule.places[
             list(event.members).index(event.rank)
         ].step
-        values, _ = self._company.rule.held(0, 0, self._gradient)
-        if not _near(values, event.vector) and len(self._company.begun) > 1:
+        values, _ = self._formation.rule.held(0, 0, self._gradient)
+        if not _near(values, event.vector) and len(self._formation.begun) > 1:
             self._refuse(event, "the point at which the others begin")
 
-    def _begun_anew(self, event: Regrouped) -> _Company:
+    def _begun_anew(self, event: Regrouped) -> _Formation:
         shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
         bringing = {rank: found for rank, found in shares.items() if found}
         tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
@@ -128,34 +128,36 @@ class Mixed(Invariant):
             Place(worker=self._workers.index(rank), step=event.steps[rank], learned=learned.get(rank, False))
             for rank in event.members
         ]
-        return _Company(dict(event.members), self._rule(places, event.vector), before=shares)
+        return _Formation(dict(event.members), self._rule(places, event.vector), before=shares)
 
     def _was_handed_on(self, point: Tensor) -> bool:
         """Tells whether one of those who are all lost may have held this."""
-        members = self._company.members.items()
+        members = self._formation.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
     def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
         """Gives what a worker may bring; nothing if it has just come."""
-        company = self._company
-        if company.members.get(rank) != incarnation:
+        formation = self._formation
+        if formation.members.get(rank) != incarnation:
             return
         assert self._gradient is not None, "asked only where gradients are known"
-        member, steps = list(company.members).index(rank), self._steps(rank)
-        values, mass = company.rule.held(member, steps, self._gradient)
-        place = company.rule.places[member]
+        member, steps = list(formation.members).index(rank), self._steps(rank)
+        values, mass = formation.rule.held(member, steps, self._gradient)
+        place = formation.rule.places[member]
         learned = place.learned and place.step == steps
         yield _Share(values, mass, learned)
         if self._first and not learned:
             yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
-        if rank not in company.begun:  # one that had just come, and has not taken the point, has nothing yet
-            yield from company.before.get(rank) or [self._nothing]
+        if (
+            rank not in formation.begun
+        ):  # one that had just come, and has not taken the point, has nothing yet
+            yield from formation.before.get(rank) or [self._nothing]
 
     def _steps(self, rank: int) -> int:
         """Gives how many steps a worker has done."""
-        company = self._company
-        place = company.rule.places[list(company.members).index(rank)]
-        return company.begun.get(rank, place.step)
+        formation = self._formation
+        place = formation.rule.places[list(formation.members).index(rank)]
+        return formation.begun.get(rank, place.step)
 
     def _rule(self, places: list[Place], point: Tensor) -> RuleOfTurns:
         peers = len(places)

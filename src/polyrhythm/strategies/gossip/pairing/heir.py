@@ -1,4 +1,4 @@
-"""The side of worker 0's successor: what others know makes it the host of a company that it finds under way."""
+"""Membership as worker 0's successor keeps it: from what others know it becomes the host of a run under way."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.company import Standing
 from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
+from polyrhythm.strategies.gossip.pairing.membership import Standing
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

@@ -1,4 +1,4 @@
-"""Worker 0's side of a company: it lets others in and out."""
+"""Membership as worker 0 keeps it: it lets others in and out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyrhythm.training.flat_parameters import FlatParameters
 
 
 class Host:
-    """Worker 0's side; see `Company`.
+    """Membership on worker 0; see `Membership`.
 
     Args:
         keeper: of its parameters.

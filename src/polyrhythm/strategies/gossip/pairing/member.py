@@ -1,4 +1,4 @@
-"""The side of a worker that does not lead its company."""
+"""Membership as a worker other than 0 keeps it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.company import Standing
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
+from polyrhythm.strategies.gossip.pairing.membership import Standing
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
 class Member:
-    """The side of a worker that does not lead; see `Company`.
+    """Membership of a worker other than 0; see `Membership`.
 
     Args:
         keeper: of its parameters.

@@ -7,27 +7,27 @@ from contextlib import suppress
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.company import KINDS, Company
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
+from polyrhythm.strategies.gossip.pairing.membership import KINDS, Membership
 
 
-def serve(network: Communicator, keeper: Keeper, company: Company) -> None:
-    """Takes messages until the company is over.
+def serve(network: Communicator, keeper: Keeper, membership: Membership) -> None:
+    """Handles messages until worker 0 has let all workers go.
 
     Args:
         network: of all ranks.
         keeper: of the worker's parameters.
-        company: who is there.
+        membership: lets workers in and out.
 
     Raises:
         PeerLost: worker 0 is gone; the worker has been told by an answer of kind `LEAVE`.
     """
     leaving: dict[int, Handle] = {}
     try:
-        while not company.over:
-            replies = _replies(network, keeper, company)
+        while not membership.over:
+            replies = _replies(network, keeper, membership)
             while replies:
-                replies = _send(network, replies, leaving, keeper, company)
+                replies = _send(network, replies, leaving, keeper, membership)
     except Exception:
         network.send(*keeper.answer(Kind.LEAVE))
         raise
@@ -36,20 +36,24 @@ def serve(network: Communicator, keeper: Keeper, company: Company) -> None:
             handle.wait()
 
 
-def _replies(network: Communicator, keeper: Keeper, company: Company) -> list[Reply]:
+def _replies(network: Communicator, keeper: Keeper, membership: Membership) -> list[Reply]:
     try:
         source, message = network.receive()
     except PeerLost as loss:
-        return _on_loss(loss.rank, keeper, company)
-    return (company if message.kind in KINDS else keeper).on_message(source, message)
+        return _on_loss(loss.rank, keeper, membership)
+    return (membership if message.kind in KINDS else keeper).on_message(source, message)
 
 
-def _on_loss(rank: int, keeper: Keeper, company: Company) -> list[Reply]:
-    return [*company.on_loss(rank), *keeper.on_loss(rank)]
+def _on_loss(rank: int, keeper: Keeper, membership: Membership) -> list[Reply]:
+    return [*membership.on_loss(rank), *keeper.on_loss(rank)]
 
 
 def _send(
-    network: Communicator, replies: list[Reply], leaving: dict[int, Handle], keeper: Keeper, company: Company
+    network: Communicator,
+    replies: list[Reply],
+    leaving: dict[int, Handle],
+    keeper: Keeper,
+    membership: Membership,
 ) -> list[Reply]:
     """Starts to send, and gives what is to be sent because a receiver is lost.
 
@@ -63,5 +67,5 @@ def _send(
         try:
             leaving[to] = network.start_send(to, reply)
         except PeerLost:
-            more += _on_loss(to, keeper, company)
+            more += _on_loss(to, keeper, membership)
     return more

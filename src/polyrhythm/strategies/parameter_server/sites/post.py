@@ -57,11 +57,6 @@ class Post:
         """Ranks of other sites' servers whose workers are lost, all of them, until they make another round."""
         return tuple(sorted(self._asleep - self._gone))
 
-    @property
-    def sleeps(self) -> bool:
-        """Whether this site has told others not to wait for its next round."""
-        return self._sleeps
-
     def sleep(self) -> list[tuple[int, Message]]:
         """All workers of this site are lost; gives what tells the other sites not to wait for it."""
         if self._sleeps:

@@ -7,10 +7,10 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.company import Standing
 from polyrhythm.strategies.gossip.pairing.heir import Heir
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
 from polyrhythm.strategies.gossip.pairing.member import Member
+from polyrhythm.strategies.gossip.pairing.membership import Standing
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.keepers import asked, keeper
 
@@ -33,54 +33,54 @@ def called() -> tuple[Heir, Keeper, FlatParameters]:
     """Gives the successor of worker 0 of four in a ring, which has asked all; its partners are 1 and 3."""
     made, flat = keeper(0, [4.0], 4)
     made.ready = False
-    company = Heir(made, flat)
-    assert told(company.on_message(0, Message(Kind.JOIN))) == [(rank, Kind.LEAD) for rank in (1, 2, 3)]
-    return company, made, flat
+    membership = Heir(made, flat)
+    assert told(membership.on_message(0, Message(Kind.JOIN))) == [(rank, Kind.LEAD) for rank in (1, 2, 3)]
+    return membership, made, flat
 
 
 def test_it_begins_with_the_mean_of_its_partners_at_the_step_that_anybody_last_heard_of() -> None:
-    company, held, flat = called()
-    assert company.on_message(1, here(Standing.INSIDE, 3)) == []
-    assert company.on_message(3, here(Standing.INSIDE, 5)) == []
-    assert told(company.on_message(2, here(Standing.INSIDE, 8))) == [(1, Kind.JOIN), (3, Kind.JOIN)]
-    assert company.on_message(1, parameters(2.0)) == []
-    ((own, answer),) = company.on_message(3, parameters(6.0))
+    membership, held, flat = called()
+    assert membership.on_message(1, here(Standing.INSIDE, 3)) == []
+    assert membership.on_message(3, here(Standing.INSIDE, 5)) == []
+    assert told(membership.on_message(2, here(Standing.INSIDE, 8))) == [(1, Kind.JOIN), (3, Kind.JOIN)]
+    assert membership.on_message(1, parameters(2.0)) == []
+    ((own, answer),) = membership.on_message(3, parameters(6.0))
     assert (own, answer.kind, answer.step) == (0, Kind.PARAMETERS, 8)
     assert flat.vector.tolist() == held.values.tolist() == [4.0]
     assert held.ready
 
 
 def test_who_wanted_in_or_out_or_to_stop_meanwhile_has_waited() -> None:
-    company, held, _ = called()
-    company.on_message(1, here(Standing.INSIDE, 3))
-    company.on_message(1, Message(Kind.LEAVE))
-    company.on_message(2, here(Standing.OUTSIDE))
-    company.on_message(2, Message(Kind.JOIN))
-    company.on_message(3, here(Standing.INSIDE, 2, stop=True))
-    company.on_loss(3)
-    replies = company.on_message(1, parameters(2.0))
+    membership, held, _ = called()
+    membership.on_message(1, here(Standing.INSIDE, 3))
+    membership.on_message(1, Message(Kind.LEAVE))
+    membership.on_message(2, here(Standing.OUTSIDE))
+    membership.on_message(2, Message(Kind.JOIN))
+    membership.on_message(3, here(Standing.INSIDE, 2, stop=True))
+    membership.on_loss(3)
+    replies = membership.on_message(1, parameters(2.0))
     assert told(replies) == [(0, Kind.PARAMETERS), (1, Kind.EVENT), (2, Kind.PARAMETERS)]
     assert replies[-1][1].version == 1  # of its predecessor partners may know more
     assert held.stop
-    assert company.on_message(0, Message(Kind.LEAVE)) == []
-    assert told(company.on_message(2, Message(Kind.LEAVE))) == [(1, Kind.LEAVE), (2, Kind.LEAVE)]
+    assert membership.on_message(0, Message(Kind.LEAVE)) == []
+    assert told(membership.on_message(2, Message(Kind.LEAVE))) == [(1, Kind.LEAVE), (2, Kind.LEAVE)]
 
 
 def test_where_its_partners_have_nothing_it_asks_others_and_who_is_lost_is_not_waited_for() -> None:
-    company, _, flat = called()
-    company.on_loss(1)
-    company.on_message(2, here(Standing.INSIDE, 4))
-    assert told(company.on_message(3, here(Standing.ENTERING))) == [(2, Kind.JOIN)]
-    ((_, answer),) = company.on_message(2, parameters(7.0))
+    membership, _, flat = called()
+    membership.on_loss(1)
+    membership.on_message(2, here(Standing.INSIDE, 4))
+    assert told(membership.on_message(3, here(Standing.ENTERING))) == [(2, Kind.JOIN)]
+    ((_, answer),) = membership.on_message(2, parameters(7.0))
     assert (answer.step, flat.vector.tolist()) == (4, [7.0])
 
 
 def test_before_anyone_has_parameters_all_begin_anew_with_its_own() -> None:
-    company, held, flat = called()
+    membership, held, flat = called()
     for rank in (1, 2):
-        company.on_message(rank, here(Standing.WAITING))
-        company.on_message(rank, Message(Kind.JOIN))
-    replies = company.on_loss(3)
+        membership.on_message(rank, here(Standing.WAITING))
+        membership.on_message(rank, Message(Kind.JOIN))
+    replies = membership.on_loss(3)
     assert told(replies) == [(rank, Kind.PARAMETERS) for rank in (0, 1, 2)]
     assert flat.vector.tolist() == held.values.tolist() == [4.0]
 
@@ -89,15 +89,15 @@ def test_before_anyone_has_parameters_all_begin_anew_with_its_own() -> None:
 def test_where_nobody_has_parameters_any_more_the_run_ends_with_a_line(
     standings: tuple[Standing, ...],
 ) -> None:
-    company, _, _ = called()
+    membership, _, _ = called()
     for rank, standing in enumerate(standings, start=1):
-        company.on_message(rank, here(standing))
+        membership.on_message(rank, here(standing))
     for rank in range(1 + len(standings), 3):
-        company.on_loss(rank)
+        membership.on_loss(rank)
     with pytest.raises(
         PeerLost, match=r"rank 0 is gone \(noticed while looking for somebody who has parameters\)"
     ):
-        company.on_loss(3)
+        membership.on_loss(3)
 
 
 def member(**options: bool) -> tuple[Member, Keeper]:
@@ -108,16 +108,16 @@ def member(**options: bool) -> tuple[Member, Keeper]:
 
 
 def test_a_member_says_again_what_the_lost_one_may_not_have_heard_and_is_answered_once() -> None:
-    company, held = member()
+    membership, held = member()
     join = Message(Kind.JOIN, step=5)
-    assert company.on_message(1, join) == [(0, join)]
-    assert told(company.on_loss(0)) == [(1, Kind.LEAD)]  # its own worker waits, and is told
-    assert company.on_message(1, join) == []
-    (_, first), (_, second) = company.on_message(0, Message(Kind.LEAD))
+    assert membership.on_message(1, join) == [(0, join)]
+    assert told(membership.on_loss(0)) == [(1, Kind.LEAD)]  # its own worker waits, and is told
+    assert membership.on_message(1, join) == []
+    (_, first), (_, second) = membership.on_message(0, Message(Kind.LEAD))
     assert (first.kind, first.version, second) == (Kind.LEAD, Standing.WAITING, join)
-    assert told(company.on_message(0, parameters(9.0, step=3))) == [(1, Kind.PARAMETERS)]
+    assert told(membership.on_message(0, parameters(9.0, step=3))) == [(1, Kind.PARAMETERS)]
     assert (held.step, held.heard[0]) == (5, 3)
-    assert company.on_message(0, parameters(100.0)) == []
+    assert membership.on_message(0, parameters(100.0)) == []
     assert held.values.tolist() == [9.0]
 
 
@@ -126,40 +126,40 @@ def test_a_member_says_again_what_the_lost_one_may_not_have_heard_and_is_answere
     [({}, Standing.WAITING), ({"resumed": True}, Standing.RESUMED), ({"succeeds": True}, Standing.ENTERING)],
 )
 def test_how_a_member_stands(options: dict[str, bool], standing: Standing) -> None:
-    company, held = member(**options)
-    assert company.on_message(0, Message(Kind.LEAD))[0][1].version == Standing.OUTSIDE
-    company.on_message(1, Message(Kind.JOIN))
-    assert company.on_message(0, Message(Kind.LEAD))[0][1].version == standing
-    ((_, given),) = company.on_message(0, Message(Kind.JOIN))
+    membership, held = member(**options)
+    assert membership.on_message(0, Message(Kind.LEAD))[0][1].version == Standing.OUTSIDE
+    membership.on_message(1, Message(Kind.JOIN))
+    assert membership.on_message(0, Message(Kind.LEAD))[0][1].version == standing
+    ((_, given),) = membership.on_message(0, Message(Kind.JOIN))
     assert (given.tensor is None) == (standing is not Standing.RESUMED)
     held.make_ready(0)
-    assert company.on_message(0, Message(Kind.LEAD))[0][1].version == Standing.INSIDE
+    assert membership.on_message(0, Message(Kind.LEAD))[0][1].version == Standing.INSIDE
 
 
 def test_a_member_that_is_away_from_worker_0_when_it_leaves_is_told_so_and_leaves_with_the_next() -> None:
-    company, held = member()
+    membership, held = member()
     held.make_ready(0)
     held.on_message(0, asked([3.0], step=6))
-    assert company.on_loss(0) == []  # its worker computes, and hears of it elsewhere
-    assert told(company.on_message(1, Message(Kind.LEAVE))) == [(1, Kind.LEAD)]
-    assert company.on_message(1, Message(Kind.LEAVE)) == []  # once for each loss
-    (_, word), leave = company.on_message(0, Message(Kind.LEAD))
+    assert membership.on_loss(0) == []  # its worker computes, and hears of it elsewhere
+    assert told(membership.on_message(1, Message(Kind.LEAVE))) == [(1, Kind.LEAD)]
+    assert membership.on_message(1, Message(Kind.LEAVE)) == []  # once for each loss
+    (_, word), leave = membership.on_message(0, Message(Kind.LEAD))
     assert (word.version, word.step, told([leave])) == (Standing.INSIDE, 6, [(0, Kind.LEAVE)])
 
 
 def test_a_member_gives_its_model_to_every_worker_0_until_its_own_worker_ends() -> None:
-    company, held = member()
+    membership, held = member()
     held.make_ready(0)
-    company.on_message(1, Message(Kind.LEAVE))
-    assert told(company.on_message(0, Message(Kind.LEAVE))) == [(0, Kind.PARAMETERS), (1, Kind.PARAMETERS)]
-    assert company.over
-    company.stay()
-    company.on_loss(0)
-    assert told(company.on_message(0, Message(Kind.LEAD)))[-1] == (0, Kind.LEAVE)
-    assert told(company.on_message(0, Message(Kind.LEAVE))) == [(0, Kind.PARAMETERS)]
-    assert not company.over
-    assert company.on_message(1, Message(Kind.LEAVE)) == []
-    assert company.over
+    membership.on_message(1, Message(Kind.LEAVE))
+    assert told(membership.on_message(0, Message(Kind.LEAVE))) == [(0, Kind.PARAMETERS), (1, Kind.PARAMETERS)]
+    assert membership.over
+    membership.stay()
+    membership.on_loss(0)
+    assert told(membership.on_message(0, Message(Kind.LEAD)))[-1] == (0, Kind.LEAVE)
+    assert told(membership.on_message(0, Message(Kind.LEAVE))) == [(0, Kind.PARAMETERS)]
+    assert not membership.over
+    assert membership.on_message(1, Message(Kind.LEAVE)) == []
+    assert membership.over
 
 
 def test_where_worker_0_has_no_successor_its_loss_is_raised() -> None:

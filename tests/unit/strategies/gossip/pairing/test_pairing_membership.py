@@ -33,11 +33,11 @@ def kinds(replies: list[tuple[int, Message]]) -> dict[int, Kind]:
 
 
 def test_all_begin_together_with_worker_0s_parameters() -> None:
-    company, held, _ = host()
-    assert company.on_message(2, Message(Kind.JOIN, step=5)) == []
-    assert company.on_message(0, Message(Kind.JOIN, step=5)) == []
+    membership, held, _ = host()
+    assert membership.on_message(2, Message(Kind.JOIN, step=5)) == []
+    assert membership.on_message(0, Message(Kind.JOIN, step=5)) == []
     assert not held.ready
-    replies = company.on_message(1, Message(Kind.JOIN, step=5))
+    replies = membership.on_message(1, Message(Kind.JOIN, step=5))
     assert kinds(replies) == dict.fromkeys(range(3), Kind.PARAMETERS)
     assert all(message.step == 5 and not message.version for _, message in replies)
     assert [message.tensor.tolist() for to, message in replies if to and message.tensor is not None] == [
@@ -47,63 +47,67 @@ def test_all_begin_together_with_worker_0s_parameters() -> None:
 
 
 def test_whoever_is_lost_at_the_start_is_not_waited_for() -> None:
-    company, _, _ = host()
-    company.on_message(0, Message(Kind.JOIN))
-    company.on_message(1, Message(Kind.JOIN))
-    assert kinds(company.on_loss(2)) == dict.fromkeys((0, 1), Kind.PARAMETERS)
+    membership, _, _ = host()
+    membership.on_message(0, Message(Kind.JOIN))
+    membership.on_message(1, Message(Kind.JOIN))
+    assert kinds(membership.on_loss(2)) == dict.fromkeys((0, 1), Kind.PARAMETERS)
     # nobody has heard of it, so its successor is no successor
-    ((to, message),) = company.on_message(2, Message(Kind.JOIN))
+    ((to, message),) = membership.on_message(2, Message(Kind.JOIN))
     assert (to, message.kind, message.version) == (2, Kind.PARAMETERS, 0)
 
 
 def test_a_successor_is_told_that_it_is_one_and_the_step_that_was_heard() -> None:
-    company, held, _ = begun()
+    membership, held, _ = begun()
     held.on_message(1, asked([8.0], step=11))
-    company.on_loss(1)
-    ((to, message),) = company.on_message(1, Message(Kind.JOIN))
+    membership.on_loss(1)
+    ((to, message),) = membership.on_message(1, Message(Kind.JOIN))
     assert (to, message.step, message.version) == (1, 11, 1)
     assert message.tensor is not None
     assert message.tensor.tolist() == [6.0]
 
 
 def test_models_are_collected_once_all_have_taken_their_last_step() -> None:
-    company, _, flat = begun()
-    assert company.on_message(1, Message(Kind.LEAVE)) == []
-    assert company.on_message(0, Message(Kind.LEAVE)) == []
-    assert kinds(company.on_message(2, Message(Kind.LEAVE))) == dict.fromkeys((1, 2), Kind.LEAVE)
-    assert company.on_message(2, Message(Kind.PARAMETERS, torch.tensor([1.0]))) == []
-    assert kinds(company.on_message(3, Message(Kind.JOIN))) == {3: Kind.LEAVE}  # too late
-    assert kinds(company.on_message(1, Message(Kind.PARAMETERS, torch.tensor([7.0])))) == {0: Kind.PARAMETERS}
+    membership, _, flat = begun()
+    assert membership.on_message(1, Message(Kind.LEAVE)) == []
+    assert membership.on_message(0, Message(Kind.LEAVE)) == []
+    assert kinds(membership.on_message(2, Message(Kind.LEAVE))) == dict.fromkeys((1, 2), Kind.LEAVE)
+    assert membership.on_message(2, Message(Kind.PARAMETERS, torch.tensor([1.0]))) == []
+    assert kinds(membership.on_message(3, Message(Kind.JOIN))) == {3: Kind.LEAVE}  # too late
+    assert kinds(membership.on_message(1, Message(Kind.PARAMETERS, torch.tensor([7.0])))) == {
+        0: Kind.PARAMETERS
+    }
     assert flat.vector.tolist() == [(4.0 + 1.0 + 7.0) / 3]
-    assert not company.over
-    company.on_message(0, Message(Kind.LEAVE))  # its own worker, last of all
-    assert company.over
+    assert not membership.over
+    membership.on_message(0, Message(Kind.LEAVE))  # its own worker, last of all
+    assert membership.over
 
 
 @pytest.mark.parametrize("lost_when", ["training", "asked for its model", "gone with it"])
 def test_the_lost_are_not_waited_for_at_the_end(lost_when: str) -> None:
-    company, _, flat = begun()
+    membership, _, flat = begun()
     if lost_when == "training":
-        company.on_loss(2)
+        membership.on_loss(2)
     else:
-        company.on_message(2, Message(Kind.LEAVE))
-    company.on_message(0, Message(Kind.LEAVE))
-    assert kinds(company.on_message(1, Message(Kind.LEAVE)))[1] is Kind.LEAVE
+        membership.on_message(2, Message(Kind.LEAVE))
+    membership.on_message(0, Message(Kind.LEAVE))
+    assert kinds(membership.on_message(1, Message(Kind.LEAVE)))[1] is Kind.LEAVE
     if lost_when == "gone with it":
-        company.on_message(2, Message(Kind.PARAMETERS, torch.tensor([100.0])))
-    company.on_loss(2)
-    assert kinds(company.on_message(1, Message(Kind.PARAMETERS, torch.tensor([8.0])))) == {0: Kind.PARAMETERS}
+        membership.on_message(2, Message(Kind.PARAMETERS, torch.tensor([100.0])))
+    membership.on_loss(2)
+    assert kinds(membership.on_message(1, Message(Kind.PARAMETERS, torch.tensor([8.0])))) == {
+        0: Kind.PARAMETERS
+    }
     assert flat.vector.item() == pytest.approx((4 + 8 + 100) / 3 if lost_when == "gone with it" else 6)
 
 
 def test_a_wish_to_stop_is_passed_on_once() -> None:
-    company, held, _ = begun()
-    replies = company.on_message(2, Message(Kind.EVENT, stop=True))
+    membership, held, _ = begun()
+    replies = membership.on_message(2, Message(Kind.EVENT, stop=True))
     assert kinds(replies) == dict.fromkeys((1, 2), Kind.EVENT)
     assert all(message.stop for _, message in replies)
     assert held.stop
     assert held.answer()[1].stop
-    assert company.on_message(1, Message(Kind.EVENT, stop=True)) == []
+    assert membership.on_message(1, Message(Kind.EVENT, stop=True)) == []
 
 
 def member(worker: int = 1, *, resumed: bool = False) -> tuple[Member, Keeper, FlatParameters]:
@@ -114,47 +118,49 @@ def member(worker: int = 1, *, resumed: bool = False) -> tuple[Member, Keeper, F
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_member_begins_with_worker_0s_parameters_or_its_own(resumed: bool) -> None:
-    company, held, flat = member(resumed=resumed)
+    membership, held, flat = member(resumed=resumed)
     join = Message(Kind.JOIN, step=5)
-    assert company.on_message(1, join) == [(0, join)]
-    ((own, answer),) = company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=5))
+    assert membership.on_message(1, join) == [(0, join)]
+    ((own, answer),) = membership.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=5))
     assert (own, answer.step) == (1, 5)
     assert flat.vector.tolist() == held.values.tolist() == ([1.0] if resumed else [9.0])
     assert held.ready
 
 
 def test_a_successor_begins_with_the_mean_of_its_partners_at_the_last_step_that_one_heard() -> None:
-    company, held, flat = member(3)  # of a ring of four: partners 0 and 2
-    company.on_message(3, Message(Kind.JOIN))
-    ((to, message),) = company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
+    membership, held, flat = member(3)  # of a ring of four: partners 0 and 2
+    membership.on_message(3, Message(Kind.JOIN))
+    ((to, message),) = membership.on_message(
+        0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1)
+    )
     assert (to, message.kind) == (2, Kind.JOIN)
     assert not held.ready
-    ((own, answer),) = company.on_message(2, Message(Kind.PARAMETERS, torch.tensor([5.0]), step=6))
+    ((own, answer),) = membership.on_message(2, Message(Kind.PARAMETERS, torch.tensor([5.0]), step=6))
     assert (own, answer.step) == (3, 6)
     assert flat.vector.tolist() == [7.0]
 
 
 def test_a_successor_does_without_partners_that_are_lost_or_not_ready() -> None:
-    company, _, flat = member(1)
-    company.on_message(1, Message(Kind.JOIN))
-    company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
-    ((own, answer),) = company.on_loss(2)
+    membership, _, flat = member(1)
+    membership.on_message(1, Message(Kind.JOIN))
+    membership.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
+    ((own, answer),) = membership.on_loss(2)
     assert (own, answer.step) == (1, 4)
     assert flat.vector.tolist() == [9.0]
-    company, _, flat = member(1)
-    company.on_message(1, Message(Kind.JOIN))
-    company.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
-    company.on_message(2, Message(Kind.PARAMETERS, step=8))
+    membership, _, flat = member(1)
+    membership.on_message(1, Message(Kind.JOIN))
+    membership.on_message(0, Message(Kind.PARAMETERS, torch.tensor([9.0]), step=4, version=1))
+    membership.on_message(2, Message(Kind.PARAMETERS, step=8))
     assert flat.vector.tolist() == [9.0]
 
 
 def test_a_partner_welcomes_a_successor() -> None:
-    company, held, _ = member(2)
+    membership, held, _ = member(2)
     held.make_ready(0)
     held.on_message(1, asked([3.0], step=6))
     held.on_loss(1)
     assert held.absent == {1}
-    ((to, message),) = company.on_message(1, Message(Kind.JOIN))
+    ((to, message),) = membership.on_message(1, Message(Kind.JOIN))
     assert (to, message.kind, message.step) == (1, Kind.PARAMETERS, 6)
     assert message.tensor is not None
     assert message.tensor.tolist() == [2.0]
@@ -162,25 +168,25 @@ def test_a_partner_welcomes_a_successor() -> None:
 
 
 def test_a_member_gives_its_model_and_leaves() -> None:
-    company, held, _ = member()
+    membership, held, _ = member()
     held.make_ready(0)
-    ((to, message),) = company.on_message(1, Message(Kind.LEAVE))
+    ((to, message),) = membership.on_message(1, Message(Kind.LEAVE))
     assert (to, message.kind) == (0, Kind.LEAVE)
-    (first, own) = company.on_message(0, Message(Kind.LEAVE))
+    (first, own) = membership.on_message(0, Message(Kind.LEAVE))
     assert (first[0], first[1].kind) == (0, Kind.PARAMETERS)
     assert own[0] == 1
-    assert company.over
+    assert membership.over
 
 
 def test_who_comes_too_late_is_told_to_leave() -> None:
-    company, _, _ = member()
-    ((own, answer),) = company.on_message(0, Message(Kind.LEAVE))
+    membership, _, _ = member()
+    ((own, answer),) = membership.on_message(0, Message(Kind.LEAVE))
     assert (own, answer.kind) == (1, Kind.LEAVE)
-    assert company.over
+    assert membership.over
 
 
 def test_nobody_does_without_worker_0() -> None:
-    company, _, _ = member()
+    membership, _, _ = member()
     with pytest.raises(PeerLost) as caught:
-        company.on_loss(0)
+        membership.on_loss(0)
     assert caught.value.rank == 0

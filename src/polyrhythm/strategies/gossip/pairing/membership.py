@@ -59,15 +59,15 @@ class Standing(IntEnum):
         return self in (Standing.RESUMED, Standing.INSIDE)
 
 
-class Company(Protocol):
-    """One worker's side."""
+class Membership(Protocol):
+    """Handles one worker's messages about who takes part: beginning, successors, the end."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be said."""
+        """Whether all is over, so that no message is left to handle."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message and gives what is to be sent."""
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """A worker is gone."""
+        """Notes that a worker is lost; gives what is to be sent."""
