@@ -222,6 +222,13 @@ def test_options_that_the_strategy_cannot_follow_are_refused(group: Group) -> No
         group.distribute(model, optimizer)
 
 
+def test_several_optimizers_are_refused() -> None:
+    model = network()
+    several: Any = tuple(torch.optim.SGD(model[part].parameters(), lr=0.1) for part in (0, 3))
+    with pytest.raises(RequestError, match=r"distributes one optimizer \(given tuple\)"), join() as group:
+        group.distribute(model, several)
+
+
 def test_a_ratio_that_nobody_can_know_is_refused() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters(), "lr": 0.2}]

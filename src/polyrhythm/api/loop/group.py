@@ -85,6 +85,11 @@ class Group:
         """
         if self._replica is not None:
             raise RequestError("a group distributes one model: put several into one nn.Module")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise RequestError(
+                f"a group distributes one optimizer (given {type(optimizer).__name__}): give it param groups for what "
+                "differs"
+            )
         if self._strategy.cuts_network:
             raise RequestError(
                 f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
