@@ -54,7 +54,7 @@ class Plot:
                 **self.axes.get("xaxis", {}),
             },
             "yaxis": {
-                "title": {"text": self.y, "font": {"size": 12}},
+                "title": {"text": self.y, "font": {"size": 12}, "standoff": 6},
                 "zeroline": False,
                 **self.axes.get("yaxis", {}),
             },
