@@ -1,4 +1,4 @@
-"""One worker's learning: batches in, steps out."""
+"""One worker's training: takes the batches of its share of the data, and makes steps of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from polyrhythm.training.stages import graded
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step came to.
+    """The result of a step.
 
     Attributes:
         images: in its batch.
@@ -106,7 +106,7 @@ class Learner:
         """Goes on where others have begun epochs; before the first batch.
 
         Args:
-            job: the same, and what they did.
+            job: as given at first, with what they have done of the data.
         """
         self._job = job
 

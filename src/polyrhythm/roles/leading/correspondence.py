@@ -1,4 +1,4 @@
-"""What the other ranks tell the leader: events, states and last reports."""
+"""The leader's message exchange with all other ranks: their events, states and final reports, losses and successors."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class Correspondence:
-    """The leader's side of the control messages.
+    """Receives and sends the leader's control messages.
 
-    Where the strategy goes on without a worker, nobody waits for one that is lost, and a successor is welcome.
+    Where the run survives the loss of a worker, a lost one is not waited for, and its successor is let in.
 
     Args:
         world: where the leader is.
         strategy: says which losses the run survives.
-        say: takes the leader's own events, whose times it sets.
-        welcome: makes what a successor is given.
-        ledger: of the run, which a successor of the leader has from that one.
+        say: emits an event of the leader's, and sets its time.
+        welcome: makes the message that lets a successor in.
+        ledger: of the run so far, which a leader's successor takes over.
 
     Attributes:
         attendance: of the workers.
-        workers: what each has handed in.
-        servers: what they have said.
-        assembly: of the workers, for the next formation.
-        reform: lets workers regroup; set where they do.
-        group: the leader's way from formation to formation of its group, where groups regroup apart.
-        introductions: what a new leader hears of who is there.
-        takes: is offered every message first, and says whether it has taken it.
+        workers: the latest state of each.
+        servers: their reports and states.
+        assembly: makes the workers' formations.
+        reform: regroups all workers; set where they do so together.
+        group: regroups the leader's own group, where groups regroup apart.
+        introductions: of the ranks to a new leader.
+        takes: is given every message first; returns whether it has handled it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Correspondence:
             self._send(self._world.cast.workers[worker], message)
 
     def take_over(self) -> None:
-        """Says that this rank, a successor of the leader, leads from now on; everyone hands in again what counts."""
+        """Announces this rank, a successor of the leader, as the new one; all then send their latest state again."""
         incarnation = self._world.incarnation
         self.workers.see(LEADER, incarnation)
         self._unheard = self.attendance.present - {LEADER} if self._meets_rarely else set()
@@ -110,9 +110,9 @@ class Correspondence:
                 self._control.start(partial(self.send_if_there, rank, word))
 
     def await_untrained(self) -> dict[str, Tensor] | None:
-        """Waits until a worker has said what it holds that nobody trains; gives it, or None where nobody can.
+        """Waits for a worker's untrained tensors; gives them, or None where no worker has any.
 
-        Newcomers wait for their welcome meanwhile, of which that is a part; see `welcome_all`.
+        Successors wait meanwhile, since these are part of their welcome; see `welcome_all`.
         """
         known, present = self.introductions, self.attendance.present
         known.hold_back()
@@ -120,44 +120,44 @@ class Correspondence:
         return known.untrained
 
     def welcome_all(self) -> None:
-        """Lets in who has asked for it while this leader could not."""
+        """Lets successors in that asked for it during `await_untrained`."""
         for rank, incarnation in self.introductions.held_back():
             self.enter(rank, incarnation)
 
     def await_introductions(self) -> None:
-        """Waits until all who are there have said so to this new leader, and handed in again what they last had."""
+        """Waits until all workers have introduced themselves to this new leader, and sent their latest state again."""
         self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
 
     def let_leave(self) -> None:
-        """Lets everyone leave whose last words are here, and were kept by who said them until now."""
+        """Lets the workers leave that have sent their final state; until now they kept it for a new leader."""
         if self._world.goes_on_without(LEADER, self._strategy):
             for worker in self.workers.states:
                 if worker != LEADER:
                     self.send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
 
     def read(self) -> None:
-        """Takes what has arrived."""
+        """Handles the messages that have arrived, without waiting."""
         while self._hear(self._control.poll):
             pass
 
     def read_until(self, enough: Callable[[], bool]) -> None:
-        """Takes what arrives until there is enough."""
+        """Handles messages as they arrive, until `enough` gives true."""
         while not enough():
             self._hear(self._control.receive)
 
     def is_final(self, worker: int) -> bool:
-        """Whether a worker has said its last words."""
+        """Whether a worker has sent its final state."""
         return self.workers.is_final(worker)
 
     def wait_for_step(self, step: int) -> None:
-        """Waits until every worker has handed in its state of this step, or was stopped before it.
+        """Waits until every worker has sent its state of this step, or has stopped before it.
 
-        A successor that servers let go on where its predecessor was may be behind who waits here, and wait for it.
+        A successor that is behind, and so may wait for the leader, is not waited for.
         """
         self._wait_for_all(lambda account: account.step >= step or account.stopped, self._may_wait)
 
     def wait_for_stop(self, steps: int) -> None:
-        """Waits until every worker has stopped early, or taken all steps; who has may wait for others before it leaves.
+        """Waits until every worker has stopped early, or taken all steps; it may not have left yet.
 
         Args:
             steps: that every worker takes.
@@ -167,17 +167,17 @@ class Correspondence:
         )
 
     def _may_wait(self, worker: int) -> bool:
-        """Whether a worker may wait for the leader's next step, so that the leader must not wait for that one's."""
+        """Whether a worker may be waiting for the leader's next step, so that waiting for it would be a deadlock."""
         return self._leaves_behind and (worker in self._behind or worker in self._unheard)
 
     def wait_for_workers(self) -> None:
-        """Waits for the last words of every worker."""
+        """Waits for the final state of every worker."""
         self._wait_for_all(lambda account: account.final)
 
     def _wait_for_all(
         self, done: Callable[[Account], bool], but: Callable[[int], bool] = lambda worker: False
     ) -> None:
-        """Waits until it can be said of the state of every worker that is there; lets them regroup meanwhile."""
+        """Waits until `done` holds for the state of every present worker, except those of `but`; regroups meanwhile."""
         states = self.workers.states
         while not all(
             but(worker) or (worker in states and done(states[worker].account))
@@ -191,7 +191,7 @@ class Correspondence:
                 self._hear(self._control.receive)
 
     def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
-        """Takes a message, or the news of a loss; gives whether there was either."""
+        """Handles one message or one loss; gives whether there was either."""
         try:
             found = get()
         except PeerLost as loss:
@@ -217,7 +217,7 @@ class Correspondence:
             self._hold_up(worker)
 
     def _hold_up(self, worker: int) -> None:
-        """A worker's group cannot finish a step without it: worker 0 regroups with its own, and others may be late."""
+        """Notes who cannot finish a step without a lost worker: its group, which worker 0 may be in."""
         self._behind.update(self._neighbours.held_up_by(worker))
         if self.group is not None and self._neighbours.beside_leader(worker):
             self.group.lose(worker)
@@ -228,7 +228,7 @@ class Correspondence:
             self.enter(rank, incarnation)
 
     def enter(self, rank: int, incarnation: int) -> None:
-        """Welcomes a successor of a lost worker; where workers go in step, it waits for the next formation."""
+        """Lets a successor of a lost worker in; where workers regroup, it waits for the next formation."""
         worker = self._world.cast.workers.index(rank)
         self.workers.see(worker, incarnation)
         self.workers.states.pop(worker, None)
@@ -239,7 +239,7 @@ class Correspondence:
             self._behind.add(worker)
 
     def _meet(self, source: int, message: Message) -> None:
-        """Hears a worker introduce itself."""
+        """Takes a worker's introduction to this new leader."""
         worker = self._world.cast.workers.index(source)
         self._unheard.discard(worker)
         self.workers.see(worker, message.version)
@@ -279,7 +279,7 @@ class Correspondence:
 
     def send_if_there(self, rank: int, message: Message) -> None:
         """Sends, unless that rank is lost."""
-        with suppress(PeerLost):  # as is heard where something is received from it
+        with suppress(PeerLost):  # which a receive reports
             self._control.send(rank, message)
 
     def _send(self, rank: int, message: Message) -> None:

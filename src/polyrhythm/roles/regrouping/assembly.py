@@ -28,16 +28,16 @@ class LeaderMessages(Protocol):
     attendance: Attendance
 
     def read(self) -> None:
-        """Takes what has arrived."""
+        """Handles the messages that have arrived, without waiting."""
 
     def read_until(self, enough: Callable[[], bool]) -> None:
-        """Takes what arrives until there is enough."""
+        """Handles messages as they arrive, until `enough` gives true."""
 
     def is_final(self, worker: int) -> bool:
-        """Whether a worker has said its last words."""
+        """Whether a worker has sent its final state."""
 
     def send_if_there(self, rank: int, message: Message) -> None:
-        """Sends, unless that rank is lost, as will be heard."""
+        """Sends a message, unless that rank is lost."""
 
 
 class Assembly:
