@@ -107,7 +107,11 @@ def check_example(printed: str, workers: int, epochs: int) -> None:
     ("strategy", "failure", "words"),
     [
         ("synchronous", "body", "left with status 1"),
-        ("mixed(inside=local_sgd)", "killed", "was killed by SIGKILL"),
+        (
+            "mixed(inside=local_sgd)",
+            "killed",
+            r"was killed by SIGKILL; mixed\(inside=local_sgd\) does not go on without a worker",
+        ),
     ],
 )
 def test_a_worker_that_fails_ends_the_others_soon(

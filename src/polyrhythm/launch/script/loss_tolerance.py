@@ -20,6 +20,7 @@ class LossTolerance:
         spares_leader: whether they go on without the first one, if it has a successor.
         waits: whether they wait for that one.
         holders: of each shard, the indices of the servers that hold it.
+        why_not: why a worker's death ends the run, for people; empty if it does not.
     """
 
     workers: int
@@ -27,6 +28,7 @@ class LossTolerance:
     spares_leader: bool = False
     waits: bool = False
     holders: tuple[tuple[int, ...], ...] = ()
+    why_not: str = ""
 
     @classmethod
     def of(cls, strategy: Strategy, workers: int) -> LossTolerance:
@@ -35,7 +37,14 @@ class LossTolerance:
         # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
         spares = strategy.goes_on(workers) and not strategy.regroups_apart(workers)
         leader = spares and strategy.spares_leader(workers)
-        return cls(workers, spares, leader, strategy.regroups(workers), holders)
+        why_not = ""
+        if strategy.regroups_apart(workers):
+            why_not = (
+                f"{strategy} goes on without a worker under polyrhythm train only, not in a loop of your own"
+            )
+        elif not spares and workers > 1:
+            why_not = f"{strategy} does not go on without a worker"
+        return cls(workers, spares, leader, strategy.regroups(workers), holders, why_not)
 
     def tolerates(self, rank: int, lost: Collection[int] = ()) -> bool:
         """Whether the others go on without a rank; without the first worker, if it has a successor.

@@ -98,7 +98,10 @@ class ScriptWatch:
             named = int(self._read(FAILED_KEY))
             culprits = [rank for rank in self._ranks.there if rank.peer.rank == named] or culprits
         # One that was killed had no time to notice anything, so the others noticed it.
-        raise RunError(min(culprits, key=lambda rank: rank.process.returncode or 0).end)
+        culprit = min(culprits, key=lambda rank: rank.process.returncode or 0)
+        why = self._tolerance.why_not if self._tolerance is not None and culprit.was_killed else ""
+        of_worker = why and culprit.peer.rank < self._ranks.workers
+        raise RunError(f"{culprit.end}; {why}" if of_worker else culprit.end)
 
     def _can_be_spared(self, rank: ScriptRank) -> bool:
         """Whether the run goes on without a rank; what the script says to be wrong would be wrong with a successor."""
