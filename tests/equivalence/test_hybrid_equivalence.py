@@ -42,7 +42,8 @@ def test_workers_together_train_as_one_with_their_batches(scheme: str, workers: 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_worker_is_the_plain_network_bit_for_bit(scheme: str) -> None:
-    job = make_job(f"hybrid(scheme={scheme})", model=convolutional)
+    """In float32 some processors' last bits depend on where a matrix begins, which is elsewhere in a flat vector."""
+    job = make_job(f"hybrid(scheme={scheme})", model=convolutional, dtype=torch.float64)
     assert torch.equal(vector_of(simulated(job).models[0]), vector_of(plain_loop(job)))
 
 

@@ -147,8 +147,8 @@ def _rehearsable() -> list[str]:
 @pytest.mark.parametrize("spec", _rehearsable())
 def test_a_small_model_is_rehearsed_to_the_byte_and_the_instant(spec: str) -> None:
     real, rehearsed = _both(spec, perceptron, bucket_bytes=16)
-    often = strategy(spec).round_steps(3) == 1 and not strategy(spec).one_host
-    assert len(real) > (15 if often else 1)
+    if not strategy(spec).one_host:  # whose workers share memory, and need no message
+        assert len(real) > (15 if strategy(spec).round_steps(3) == 1 else 1)
     _assert_same(real, rehearsed)
 
 
