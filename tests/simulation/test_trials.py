@@ -146,6 +146,14 @@ def test_a_server_dies_after_another_only_when_that_ones_successor_has_had_time_
         assert second.at_s - first.at_s > 10 * SLOW_S * 0.99  # times are rounded to three digits
 
 
+def test_deaths_that_go_on_and_on_leave_the_others_the_time_to_meet() -> None:
+    tried = on_slow_links(trial("d_psgd", steps=4))
+    gaps_s = [getattr(fault, "every_s", None) for seed in range(60) for fault in faults_of(tried, seed)]
+    known_s = [gap_s for gap_s in gaps_s if gap_s is not None]
+    assert len(known_s) > 10
+    assert min(known_s) >= 10 * SLOW_S
+
+
 def _rank(fault: Fault) -> int | str | None:
     return fault.rank if isinstance(fault, Kill) else None
 

@@ -35,7 +35,7 @@ from polyrhythm.training.optimizers.sgd import SGD
 _DRAWS = 15
 _STEPS_OF_PATIENCE = 100
 _PASSAGES_TO_SETTLE = 10
-"""A new server gets its shards while workers push, and others answer them."""
+"""A new server gets its shards while workers push, and a mean of models breaks when one more dies."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     rehearsal = trial.rehearsal
     spares = rehearsal.strategy.spares(rehearsal.workers)
     length_s = rehearsal.steps * _step_s(trial.layout)
-    drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares)
+    settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, rehearsal.sizes.nbytes)
+    drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares, settle_s=settle_s)
     bears = rehearsal.strategy.spares_leader(rehearsal.workers)
     if bears and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
     if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
-        settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, rehearsal.sizes.nbytes)
         drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s, settle_s)
     return drawn
 

@@ -19,7 +19,9 @@ _ALONE, _SETTLED = 0.5, 0.5
 """How often a needed rank has no successor; for which part of a run a successor is let be, to get its shards."""
 
 
-def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tuple[Fault, ...]:
+def drawn_faults(
+    cast: Cast, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
+) -> tuple[Fault, ...]:
     """Draws one to three faults.
 
     Messages are neither dropped, doubled nor corrupted, since no strategy is meant to bear that.
@@ -29,6 +31,7 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tupl
         seed: of the draw.
         length_s: about how long the run takes.
         spares: how many workers may be missing at once; for the leader see `drawn_change_of_lead`.
+        settle_s: that deaths which go on and on are apart on average, at least.
     """
     random = Random(seed_for("fault mix", seed))
     calm = [_slow, _delay, _cut]
@@ -39,7 +42,7 @@ def drawn_faults(cast: Cast, seed: int, length_s: float, *, spares: int) -> tupl
         found.append(random.choice(calm + kills if spares > 0 else calm)(cast, random, length_s))
         if bounded and found[-1].name == Kill.name:
             spares -= 1
-    return tuple(found)
+    return tuple(_apart(fault, settle_s) for fault in found)
 
 
 def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
@@ -139,6 +142,13 @@ def _kill(cast: Cast, random: Random, length_s: float) -> Fault:
 def _kills(cast: Cast, random: Random, length_s: float) -> Fault:
     every_s = _rounded(length_s * random.uniform(0.5, 1))  # so that a group gets through a step in between
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
+
+
+def _apart(fault: Fault, settle_s: float) -> Fault:
+    """Gives those who are left the time to go on that the model takes on the links, before the next one dies."""
+    if not isinstance(fault, Kill) or fault.every_s is None or fault.every_s >= settle_s:
+        return fault
+    return fault.model_copy(update={"every_s": _rounded(settle_s)})
 
 
 def _restart(random: Random, length_s: float) -> float | None:
