@@ -107,3 +107,11 @@ def test_a_successor_that_comes_when_others_have_stopped_takes_no_step(spec: str
         assert isinstance(events[-1], RunEnded)
         ended.append(events[-1].outcome)
     assert set(ended) == {"interrupted"}
+
+
+@pytest.mark.parametrize("servers", ["servers=1", "servers=3", "servers=2, replicas=2"])
+def test_nobody_waits_for_a_late_worker_0_that_was_told_to_stop(servers: str) -> None:
+    """Its gradient was dropped, two others have pushed theirs of the next step, and the fourth worker is lost."""
+    events = played(f"backup_workers({servers})", [0.045, 0.01, 0.01, 0.01], "kill(rank=3, at_s=0.02)", 0.011)
+    assert isinstance(events[-1], RunEnded)
+    assert (events[-1].outcome, events[-1].result["workers_lost"]) == ("interrupted", 1)

@@ -137,7 +137,10 @@ class Served(WithServers):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         link = None if self.replicas == 1 else ReplicatedPushPull(setting)
-        return ServedWorker(setting, link, own_updates=self.rules()[0].own_updates)
+        consistency = self.rules()[0]
+        return ServedWorker(
+            setting, link, own_updates=consistency.own_updates, dropped_late=consistency.drops
+        )
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""

@@ -17,12 +17,21 @@ class ServedWorker(WorkerPart):
         setting: this worker's.
         servers: its way to the servers, where it is another than the plain one.
         own_updates: whether it updates its own copy, in case that an answer is empty.
+        dropped_late: whether servers drop a gradient that comes late. Others may then wait for another one of whoever
+            stops, which for its part may wait for their states; so it leaves before that.
     """
 
     def __init__(
-        self, setting: WorkerSetting, servers: PushPull | None = None, *, own_updates: bool = False
+        self,
+        setting: WorkerSetting,
+        servers: PushPull | None = None,
+        *,
+        own_updates: bool = False,
+        dropped_late: bool = False,
     ) -> None:
         super().__init__()
+        self._leaves_at_once = dropped_late
+        self._has_left = False
         self._leads = setting.workers.rank == 0
         self._hands_out = self._leads and not setting.succeeds
         self._servers = servers or PushPull(setting)
@@ -43,7 +52,10 @@ class ServedWorker(WorkerPart):
         self._servers.push(step, step.weight, learning_rate)
         if self._optimizer is not None and step.weight > 0 and is_finite(self._flat.gradients):
             self._optimizer.step(self._flat.gradients, learning_rate)
-        return self._servers.take()
+        stops = self._servers.take()
+        if stops and self._leaves_at_once:
+            self._leave()
+        return stops
 
     def check_servers(self) -> None:
         """Takes note of servers that were lost while nothing was asked of them."""
@@ -65,9 +77,14 @@ class ServedWorker(WorkerPart):
 
     def end(self) -> None:
         """Leaves; worker 0 waits for the final parameters."""
-        self._servers.leave()
+        self._leave()
         if self._leads:
             self._servers.pull(final=True)
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._servers.leave()
+            self._has_left = True
 
     def let_go(self) -> None:
         """Tells the servers that nobody needs them any more."""
