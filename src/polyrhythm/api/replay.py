@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from polyrhythm.api import run_folder
+from polyrhythm.api.simulate import CLUSTER_FILE
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
@@ -44,6 +45,11 @@ def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
     folder = Path(run)
     if not (folder / CONFIG_FILE).is_file():
         raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the run to replay")
+    if (folder / CLUSTER_FILE).is_file():
+        raise RequestError(
+            f"{folder} is a simulation, which is the same every time: repeat it with polyrhythm simulate "
+            f"{folder / CONFIG_FILE} --cluster {folder / CLUSTER_FILE}"
+        )
     recording = read_recording(folder)
     _check_whole(folder, recording)
     config = _config(folder, recording)
