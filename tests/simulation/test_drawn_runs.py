@@ -115,3 +115,9 @@ def test_nobody_waits_for_a_late_worker_0_that_was_told_to_stop(servers: str) ->
     events = played(f"backup_workers({servers})", [0.045, 0.01, 0.01, 0.01], "kill(rank=3, at_s=0.02)", 0.011)
     assert isinstance(events[-1], RunEnded)
     assert (events[-1].outcome, events[-1].result["workers_lost"]) == ("interrupted", 1)
+
+
+def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
+    run = drawn(11514)
+    assert run.spec == "backup_workers(servers=3)"
+    check_end(run, *told(run.rehearse))

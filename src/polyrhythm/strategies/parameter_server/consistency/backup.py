@@ -56,10 +56,10 @@ class Backup(Consistency):
         return pushers - self.gathers(pushers) if self.spare else pushers
 
     def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
-        """Exactly N gradients an update, all fresh."""
+        """Exactly N gradients an update, all fresh; fewer where so few are left at the end."""
         if self.in_step():
             return []
-        return [Gathered(self.gathers(len(pushers)), drops=True)]
+        return [Gathered(self.gathers(len(pushers)), drops=True, leftover=True)]
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
         """The step is the one of all."""
