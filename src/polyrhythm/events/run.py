@@ -25,6 +25,7 @@ class RunStarted(Event):
         start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
         earlier_s: seconds of training of the run that this one resumes.
         parameters: number of trained numbers in the model.
+        free_running: whether no worker ever waits for a slower one.
         begun: what other numbers of workers did of epochs that were not over; empty if there were none.
     """
 
@@ -40,6 +41,7 @@ class RunStarted(Event):
     steps: int = 0
     start_step: int = 0
     earlier_s: float = 0.0
+    free_running: bool = False
     begun: dict[str, Any] = field(default_factory=dict)
 
 

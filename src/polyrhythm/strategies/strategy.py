@@ -172,6 +172,10 @@ class Strategy(Config):
         """Whether workers take their steps together: all stop after the same one, and timing changes no result."""
         raise NotImplementedError
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """Whether a worker may have to wait for a slower one; free-running workers wait for servers and links only."""
+        return True
+
     def agrees(self, workers: int) -> bool:
         """Whether all workers hold the same parameters after every step."""
         return self.in_step(workers)

@@ -2,8 +2,9 @@
 
     a worker's time = computing + waiting;  waiting = for slower workers + for servers and network
 
-Whoever is slowest waits for servers and network only. So the least wait of a step, over all workers, is taken to be
-what everyone's exchange costs, and the rest of the waiting to be for slower workers.
+Free-running workers wait for servers and network only. Where workers do wait for each other, the slowest waits for
+servers and network only: the least wait of a step, over all workers, is taken to be what everyone's exchange costs, and
+the rest of the waiting to be for slower workers.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         return None
     seconds = sum(total.seconds for total in totals.values())
     waiting = sum(total.wait_s for total in totals.values()) / seconds
-    least_s = min(total.wait_s / total.steps for total in totals.values())
-    exchange = min(waiting, least_s * sum(total.steps for total in totals.values()) / seconds)
+    exchange, free_running = waiting, bool(figures.started and figures.started.free_running)
+    if not free_running:
+        least_s = min(total.wait_s / total.steps for total in totals.values())
+        exchange = min(waiting, least_s * sum(total.steps for total in totals.values()) / seconds)
     slower, compute = waiting - exchange, 1 - waiting
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
@@ -82,9 +85,10 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     else:
         cause, why = _exchange(figures, busy, queue)
     other = lock_step(figures, totals)
+    others = "" if free_running else f"{percent(slower)} waiting for slower workers, "
     text = (
-        f"{why}: {percent(compute)} of the workers' time was computing, {percent(slower)} waiting for slower workers, "
-        f"{percent(exchange)} for {'servers and network' if figures.server_loads else 'the network'}"
+        f"{why}: {percent(compute)} of the workers' time was computing, {others}{percent(exchange)} "
+        f"{'waiting ' if free_running else ''}for {'servers and network' if figures.server_loads else 'the network'}"
         f"{f'; {other.text}' if other else ''}"
     )
     return HeldBack(

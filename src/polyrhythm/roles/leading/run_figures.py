@@ -81,6 +81,7 @@ class RunFigures:
             start_epoch=epoch,
             earlier_s=earlier_s,
             parameters=self._replica.flat.size,
+            free_running=not job.strategy.waits_for_slower(len(cast.workers)),
             begun=job.begun.to_json(),
         )
 

@@ -114,6 +114,7 @@ class RehearsalLeader:
                 epochs=rehearsal.epochs,
                 steps_per_epoch=rehearsal.steps_per_epoch,
                 parameters=rehearsal.sizes.parameters,
+                free_running=not rehearsal.strategy.waits_for_slower(rehearsal.workers),
             )
         )
         if remark := rehearsal.strategy.remark(rehearsal.workers):

@@ -85,6 +85,10 @@ class ADPSGD(Strategy):
         """Only alone."""
         return workers == 1
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """Never."""
+        return False
+
     def goes_on(self, workers: int) -> bool:
         """Always: neighbours of a lost worker average with others, or with nobody."""
         return workers > 1

@@ -69,6 +69,10 @@ class Downpour(WithServers):
         """Never."""
         return False
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """Never."""
+        return False
+
     def goes_on(self, workers: int) -> bool:
         """Always: nobody waits for anybody."""
         return True

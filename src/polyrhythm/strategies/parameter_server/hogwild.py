@@ -60,6 +60,10 @@ class Hogwild(Strategy):
         """Never, but for one alone."""
         return workers == 1
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """Never."""
+        return False
+
     def goes_on(self, workers: int) -> bool:
         """Always: whoever is left has the vector, in which half an update is no more than one that others cross."""
         return workers > 1

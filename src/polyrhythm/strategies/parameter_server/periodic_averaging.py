@@ -78,6 +78,10 @@ class PeriodicAveraging(WithServers):
         """Never: nobody waits for anybody."""
         return False
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """Never."""
+        return False
+
     def round_steps(self, workers: int) -> int:
         """As asked."""
         return self.steps

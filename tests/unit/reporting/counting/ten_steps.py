@@ -8,7 +8,9 @@ from polyrhythm.events import RunStarted, WorkerProgress
 from polyrhythm.reporting.counting.figures import RunFigures
 
 
-def ten_steps(workers: Sequence[tuple[float, float]], *, servers: int) -> RunFigures:
+def ten_steps(
+    workers: Sequence[tuple[float, float]], *, servers: int, free_running: bool = False
+) -> RunFigures:
     """Makes the figures of workers, each of which has computed and waited for so many seconds in all."""
     figures = RunFigures()
     figures.add(
@@ -21,6 +23,7 @@ def ten_steps(workers: Sequence[tuple[float, float]], *, servers: int) -> RunFig
             servers=servers,
             epochs=1,
             steps_per_epoch=10,
+            free_running=free_running,
         )
     )
     for worker, (compute_s, wait_s) in enumerate(workers):

@@ -55,6 +55,24 @@ def test_steps_that_are_unequally_long_are_no_stragglers() -> None:
     assert told.cause == "lock-step waiting"
 
 
+@pytest.mark.parametrize(
+    ("free_running", "cause", "slower"), [(False, "stragglers", 17 / 30), (True, "network", 0)]
+)
+def test_free_running_workers_wait_for_no_slower_one(free_running: bool, cause: str, slower: float) -> None:
+    # The first one shares a host with the servers, say, and so hardly waits; but it computes slowly.
+    told = held_back(ten_steps([(10, 0), (1, 9), (2, 8)], servers=0, free_running=free_running))
+    assert told is not None
+    assert (told.cause, told.slower_workers_share) == (cause, pytest.approx(slower))
+    assert told.compute_share + told.slower_workers_share + told.exchange_share == pytest.approx(1)
+    assert ("slower workers" in told.text) is not free_running
+
+
+@pytest.mark.parametrize("spec", ["ad_psgd", "easgd", "parameter_server", "periodic_averaging(steps=2)"])
+def test_a_slow_worker_holds_no_free_running_one_back(spec: str) -> None:
+    around = Surroundings(step_s=lambda worker: 0.05 if worker == 1 else 0.01, bandwidth_bytes_per_s=2e4)
+    assert simulated_cause(spec, around).slower_workers_share == 0
+
+
 def test_busy_servers_are_told_from_a_slow_network() -> None:
     served = found([(2, 8), (2, 8)], busy=0.9, queue=4.5, staleness=1)
     assert served.cause == "servers"

@@ -82,6 +82,10 @@ class Served(WithServers):
         """As the consistency has it."""
         return self.rules()[0].in_step()
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """As the consistency has it."""
+        return self.rules()[0].waits_for_slower()
+
     def spares(self, workers: int) -> int:
         """As many as the consistency can do without; in lock-step, as the aggregator needs for those who are left."""
         consistency, handling = self.rules()

@@ -22,6 +22,10 @@ class Asynchronous(Consistency):
         """Never."""
         return False
 
+    def waits_for_slower(self) -> bool:
+        """Never."""
+        return False
+
     def gathers(self, pushers: int) -> int:
         """One."""
         return 1

@@ -43,6 +43,10 @@ class Softsync(Consistency):
         """Never."""
         return False
 
+    def waits_for_slower(self) -> bool:
+        """Never."""
+        return False
+
     def gathers(self, pushers: int) -> int:
         """The rule's c."""
         return max(1, pushers // self.n)

@@ -70,6 +70,10 @@ class ElasticAveraging(WithServers):
         """As the mode has it."""
         return self.mode == "synchronous"
 
+    def waits_for_slower(self, workers: int) -> bool:
+        """As the mode has it."""
+        return self.in_step(workers)
+
     def agrees(self, workers: int) -> bool:
         """Never: every worker has parameters of its own."""
         return False

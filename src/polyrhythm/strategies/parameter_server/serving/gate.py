@@ -102,6 +102,10 @@ class Consistency(Config):
     def in_step(self) -> bool:
         """Whether all pushers are at the same step at all times."""
 
+    def waits_for_slower(self) -> bool:
+        """Whether a pusher may have to wait for a slower one."""
+        return True
+
     @abstractmethod
     def gathers(self, pushers: int) -> int:
         """How many gradients an update is made of."""
