@@ -121,3 +121,23 @@ def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
     run = drawn(11514)
     assert run.spec == "backup_workers(servers=3)"
     check_end(run, *told(run.rehearse))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "backup_workers(spare=0)",
+        "gaia(sites=1)",
+        "parameter_server(consistency=synchronous, servers=2)",
+        "ssp(s=0)",
+    ],
+)
+def test_a_new_worker_0_that_is_told_to_stop_holds_up_no_step(spec: str) -> None:
+    """Those who have pushed the step that it comes in at wait for its gradient, and it for their end."""
+    ended = []
+    for place in range(8):
+        fault = f"kill(rank=0, at_s={0.0205 + place * 5e-4}, restart_after_s=0)"
+        events = played(spec, [0.0102, 0.01, 0.0101], fault, stop_s=0.011)
+        assert isinstance(events[-1], RunEnded)
+        ended.append(events[-1].outcome)
+    assert set(ended) == {"interrupted"}

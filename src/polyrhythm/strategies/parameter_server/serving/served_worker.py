@@ -39,10 +39,16 @@ class ServedWorker(WorkerPart):
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
 
     def start(self, step: int) -> int:
-        """Worker 0 hands out the shards; everyone takes the servers' parameters."""
+        """Worker 0 hands out the shards; everyone takes the servers' parameters, and leaves if it is told to stop.
+
+        Others may wait for a gradient of it in the step under way, while as worker 0 it waits for them to stop.
+        """
         if self._hands_out:
             self._servers.initialise()
-        return self._servers.pull()
+        reached = self._servers.pull()
+        if self._servers.stops:
+            self._leave()
+        return reached
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Pushes, and takes the answers, which overwrite an update of its own where they are not empty.
@@ -72,8 +78,12 @@ class ServedWorker(WorkerPart):
         return self._servers.stops
 
     def catch_up(self) -> None:
-        """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away."""
-        self._servers.pull()
+        """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away.
+
+        Who has left takes none: it pushes no more, and servers would let it in again.
+        """
+        if not self._has_left:
+            self._servers.pull()
 
     def end(self) -> None:
         """Leaves; worker 0 waits for the final parameters."""
