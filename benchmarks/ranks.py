@@ -13,9 +13,9 @@ import torch
 
 from namespaces import Host
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import connect
-from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.process import ask_names_briefly
 
 Role = Callable[[Communicator], Any]
 _PORTS = count(29500)  # a new one each time: the last one's connections may still be closing

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.rehearse import piece_of
+from polyrhythm.simulation.run import piece_of
 from polyrhythm.simulation.stage import modelled_stage
 
 WINDOWS = 5

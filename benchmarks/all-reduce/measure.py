@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 
 _PATIENCE = timedelta(minutes=1)
 _ENOUGH_S = 0.01

@@ -23,8 +23,7 @@ import torch
 from study import Outcome, job_of, run, spread
 
 from polyrhythm.roles.job import Job
-from polyrhythm.simulation.cluster import Cluster, Link
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import Cluster, Link, open_cluster
 
 SERVERS = {1: 1, 2: 1, 4: 3, 8: 7}
 """By nodes, as in their table 2; they say nothing of servers on 1 node."""

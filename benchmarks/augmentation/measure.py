@@ -15,8 +15,8 @@ from statistics import median
 import torch
 
 from polyrhythm.augmentation.chain import build_chain
-from polyrhythm.data.dealing.seeding import sample_keys
-from polyrhythm.models.torchvision_operators import define_missing_operators
+from polyrhythm.data.seeding import sample_keys
+from polyrhythm.models.create import define_missing_operators
 
 CHAIN = "colour_casting; rotation(strength=15); stretching(strength=0.2); flip"
 

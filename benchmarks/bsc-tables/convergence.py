@@ -23,7 +23,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.events import Event, WorkerProgress
 from polyrhythm.roles.job import Keeping
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 

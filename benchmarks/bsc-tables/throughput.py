@@ -22,9 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.models.create import create_model
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.simulation.cluster import Cluster, Link
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.simulation.cluster import Cluster, Link, open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 from polyrhythm.training.model_sizes import ModelSizes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.models.create import create_model
-from polyrhythm.training.passes.execution import Execution, ForwardPass
+from polyrhythm.training.forward_pass import Execution, ForwardPass
 
 _SHAPES = {"mlp": ((1, 28, 28), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
 _CLASSES = 10

@@ -22,12 +22,11 @@ import torch
 
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.world import goes_on_without
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.simulation.injection.fault_mix import drawn_death
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.trials import Trial, faults_of, faults_text, play
+from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.invariant import Conditions, Invariant

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from polyrhythm.data.caching.cache_limit import CacheLimit
-from polyrhythm.data.caching.cached_split import CachedSplit, CachePlan
-from polyrhythm.data.caching.decoded_files import keep_decoded
+from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan
 from polyrhythm.data.dataset import Split
-from polyrhythm.data.pictures.image_folder import ImageFileSplit
+from polyrhythm.data.decoded_files import keep_decoded
+from polyrhythm.data.image_files import ImageFileSplit
 
 BATCH = 32
 

@@ -19,15 +19,15 @@ from itertools import cycle, islice
 
 import torch
 
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Batch
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 READY_BATCHES = 8
 

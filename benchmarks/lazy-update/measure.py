@@ -31,12 +31,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 from namespaces import shaped_hosts
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.roles.world import DrawnPace
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from ranks import on_hosts
 
 _BITS_PER_S = 1e9

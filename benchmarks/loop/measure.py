@@ -15,15 +15,15 @@ from itertools import islice
 
 import torch
 
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.learner import Learner
-from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class Bare:

@@ -30,17 +30,15 @@ from torch import nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.torch_distributed.groups import Groups
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import connect
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Groups, host_store, local
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0,), (1,))
 LEARNING_RATE = 1e-3

@@ -31,7 +31,7 @@ from attempt import Attempt, prepare
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.events import RunEnded
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.training.saving.checkpoint import checkpoints
+from polyrhythm.training.checkpoint import checkpoints
 
 WORKERS = 3
 SAME_BITS = (

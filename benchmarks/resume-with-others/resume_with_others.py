@@ -29,11 +29,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 from attempt import Attempt, prepare
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.data.dealing import Begun
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.roles.calendar import Calendar
-from polyrhythm.training.saving.checkpoint import checkpoints
+from polyrhythm.roles.job import Calendar
+from polyrhythm.training.checkpoint import checkpoints
 
 STRATEGIES = (
     "synchronous",

@@ -15,12 +15,11 @@ from namespaces import Host
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.planning.link import MeasuredLink
-from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import StopRequest, World
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.world import DrawnPace, StopRequest, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.layout import Layout, lay_out
-from polyrhythm.simulation.rehearse import perform
+from polyrhythm.simulation.run import perform
 from polyrhythm.simulation.step_time import generator_for_rank
 from polyrhythm.simulation.step_times.normal import Normal
 from polyrhythm.strategies.strategy import Strategy

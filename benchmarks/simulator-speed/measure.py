@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.rehearse import rehearse_on
+from polyrhythm.simulation.run import rehearse_on
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy

@@ -21,12 +21,12 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.roles.job import Keeping
-from polyrhythm.roles.pace import Announce, DrawnPace
+from polyrhythm.roles.world import Announce, DrawnPace
 from polyrhythm.simulation import stage
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 
 
 class Stopwatch:
@@ -93,7 +93,7 @@ def measure(strategy: str, options: argparse.Namespace) -> Stopwatch:
     pace, optimizer = timed(watch)
     with (
         mock.patch.object(stage, "DrawnPace", pace),
-        mock.patch("polyrhythm.training.optimizing.optimizer_plan.FlatOptimizer", optimizer),
+        mock.patch("polyrhythm.training.optimizer_plan.FlatOptimizer", optimizer),
     ):
         simulate_on(layout, job, lambda event: None)
     return watch

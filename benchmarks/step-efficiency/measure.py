@@ -42,22 +42,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
 from namespaces import shaped_hosts
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Rendezvous,
     from_environment,
     host_store,
     local,
 )
-from polyrhythm.communication.transports.torch_distributed.transport import connect
-from polyrhythm.launch.kept_memory import keep_freed_memory
+from polyrhythm.launch.process import keep_freed_memory
 from polyrhythm.models.create import create_model
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import Step
 from ranks import on_hosts
 
 _SHAPES = {

@@ -23,12 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from namespaces import Host, shaped_hosts
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.pace import DrawnPace
 from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from ranks import on_hosts
 
 HOSTS = 4

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "asynchrony"))
 from study import job_of, spread
 
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.children.local import run_local
+from polyrhythm.launch.children.supervisor import run_local
 from polyrhythm.roles.job import Job
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.average import average
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.export import export
-    from polyrhythm.api.join import join
-    from polyrhythm.api.loop.group import Group
+    from polyrhythm.api.join import Group, join
     from polyrhythm.api.observed_run import Run
     from polyrhythm.api.predict import predict
     from polyrhythm.api.profile import profile
@@ -54,7 +53,7 @@ _HOMES = {
     "evaluate": "polyrhythm.api.evaluate",
     "export": "polyrhythm.api.export",
     "predict": "polyrhythm.api.predict",
-    "Group": "polyrhythm.api.loop.group",
+    "Group": "polyrhythm.api.join",
     "join": "polyrhythm.api.join",
     "profile": "polyrhythm.api.profile",
     "replay": "polyrhythm.api.replay",

@@ -19,7 +19,7 @@ CONTEXT.set_forkserver_preload(
         "polyrhythm.cli.main",
         "polyrhythm.api.train",
         "polyrhythm.launch.rank",
-        "polyrhythm.reporting.terminal.progress",
+        "polyrhythm.reporting.progress",
         "polyrhythm.reporting.pages.report",
         "polyrhythm.simulation.run",
     ]

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from conformance.three_ranks import SIZE, Check, others, payload
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.communicator import Communicator, NoSharedMemory
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.no_shared_memory import NoSharedMemory
 
 
 def all_reduce_adds_whole_numbers_exactly(communicator: Communicator) -> None:

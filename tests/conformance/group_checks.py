@@ -10,7 +10,7 @@ import torch
 from conformance.three_ranks import SIZE, Check
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 
 
 def a_subgroup_is_renumbered_and_apart(communicator: Communicator) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.data.dealing.sharding import batch_indices, epoch_order
+from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.events import CheckpointSaved, Event
 from polyrhythm.roles.job import Job, Keeping, Learning
 from polyrhythm.simulation.run import Surroundings, simulate

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from conformance.clean_process import CONTEXT
-from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import (
+from polyrhythm.communication.transports.torch_distributed.communicator import (
     TorchDistributedCommunicator,
     connect,
 )
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from processes.family import stop
 from processes.stacks import stacks_of_children
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.jobs import PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
-from polyrhythm.data.dealing.sharding import batch_images
+from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES

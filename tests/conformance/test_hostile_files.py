@@ -20,10 +20,10 @@ from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.models.weights import load_weights, save_weights
 from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, read_recording
-from polyrhythm.simulation.cluster_file import cluster_text, open_cluster, ready_clusters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
-from polyrhythm.training.saving.checkpoint import load_checkpoint, save_checkpoint
+from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
+from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 MUTATIONS = 300
 NASTY: tuple[Any, ...] = (

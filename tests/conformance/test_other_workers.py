@@ -25,15 +25,14 @@ from conformance.jobs import (
     uneven,
     with_batch_norm,
 )
-from polyrhythm.data.dealing.begun import left_of
-from polyrhythm.data.dealing.seeding import sample_keys
-from polyrhythm.data.dealing.sharding import epoch_order
+from polyrhythm.data.dealing import epoch_order, left_of
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Notice, RunStarted
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.simulation.run import Surroundings
-from polyrhythm.training.saving.checkpoint import latest_checkpoint
+from polyrhythm.training.checkpoint import latest_checkpoint
 
 WORKERS, IMAGES, EPOCHS = 3, 53, 2
 UNEVEN = Surroundings(step_s=uneven)

@@ -32,7 +32,7 @@ from polyrhythm.events import RunStarted
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.specs import choices
-from polyrhythm.training.saving.checkpoint import latest_checkpoint, load_checkpoint
+from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
 
 WORKERS = 3
 STEPS_PER_EPOCH = 5  # 53 images, 12 a step

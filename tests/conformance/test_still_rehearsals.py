@@ -6,8 +6,8 @@ import pytest
 from torch import Tensor
 
 from conformance.jobs import strategies, strategy, uneven
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.simulation.rehearse import piece_of, rehearsed
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.simulation.run import piece_of, rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizers.sgd import SGD

@@ -18,7 +18,7 @@ from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.topology import Topology
-from polyrhythm.training.saving.checkpoint import latest_checkpoint, load_checkpoint
+from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
 
 WORKERS = 4
 LENGTH = 3  # steps of an epoch: 48 images, 16 a step

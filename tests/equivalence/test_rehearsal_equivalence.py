@@ -16,19 +16,17 @@ from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, stra
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.partition.cut import cut
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World
-from polyrhythm.simulation.rehearse import piece_of
+from polyrhythm.simulation.run import piece_of
 from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
 from polyrhythm.specs import build
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes, time_shares
 from polyrhythm.training.optimizer import OptimizerConfig

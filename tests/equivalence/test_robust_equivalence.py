@@ -11,8 +11,7 @@ from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.specs import build
-from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS
-from polyrhythm.strategies.parameter_server.rules.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, squared_distances
 
 
 def by_krum(gradients, f):

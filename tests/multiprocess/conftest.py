@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from multiprocess.two_hosts import two_hosts
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 
 @pytest.fixture(autouse=True, scope="session")

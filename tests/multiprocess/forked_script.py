@@ -18,7 +18,7 @@ import pytest
 from conformance.clean_process import CONTEXT
 from polyrhythm.launch.script import meeting
 from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.run import run_script
+from polyrhythm.launch.script.supervisor import run_script
 
 _BEFORE_SCRIPT = 6
 """Words of a rank's command that only start Python."""

@@ -8,18 +8,18 @@ from collections import Counter
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
-from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.communication.transports.torch_distributed.transport import (
+from polyrhythm.communication.transports.torch_distributed.communicator import (
     TorchDistributedCommunicator,
     connect,
 )
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 LEADER, WORKER, SERVER = range(3)
 CAST = Cast((LEADER, WORKER), (SERVER,))

@@ -17,8 +17,8 @@ from multiprocess.faults.storing import MEBIBYTE, small_disk
 from polyrhythm.errors import RunError
 from polyrhythm.events import Notice
 from polyrhythm.reporting.event_log import EventLog, read_events
-from polyrhythm.training.saving import checkpoint
-from polyrhythm.training.saving.checkpoint import (
+from polyrhythm.training import checkpoint
+from polyrhythm.training.checkpoint import (
     checkpoint_path,
     checkpoints,
     load_checkpoint,

@@ -11,8 +11,8 @@ import torch
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.two_hosts import ip, two_hosts
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 
 from multiprocess.commands import finished
 from polyrhythm.models.pretrained.efficientnet_lite0 import _in_package, as_timm
-from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.models.weights import read_tensors
 
 SIDE = 96
 CLASSES = {"roofs": ("china.jpg", 0), "gardens": ("china.jpg", 300), "flower": ("flower.jpg", 150)}

@@ -12,7 +12,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.greeting import greet_all, loss
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
 from polyrhythm.communication.transports.shared_memory import outgoing
-from polyrhythm.communication.transports.tcp import send_handle
+from polyrhythm.communication.transports.tcp import outgoing_link as send_handle
 
 
 @pytest.fixture(params=[True, False], ids=["memory", "tcp"], scope="module")

@@ -11,15 +11,12 @@ from torch import Tensor, nn
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate, Synchronous, SynchronousWorker
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.training.flat_optimizer import UndoLog, make_optimizers_quickly
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
-from polyrhythm.training.optimizing.undo_log import UndoLog
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 RANKS, WHOLE_STEPS, LAST_WHOLE_BUCKET = 3, 2, 1
 

@@ -18,8 +18,13 @@ from multiprocess.commands import wait_for
 from multiprocess.live_server import LEADER, NUMBERS, RATE, SERVER, WORKER, LiveServer
 from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.tcp.card import Identity, TcpCard
-from polyrhythm.communication.transports.tcp.challenge import HELLO_BYTES, ProcessGone, answer
+from polyrhythm.communication.transports.tcp.handshake import (
+    HELLO_BYTES,
+    Identity,
+    ProcessGone,
+    TcpCard,
+    answer,
+)
 from polyrhythm.errors import PeerLost
 
 CONNECTIONS, WARM_UP, FLAT_BYTES = 10_000, 2_000, 300_000

@@ -13,16 +13,16 @@ import torch
 from multiprocess.commands import wait_for
 from multiprocess.live_server import LEADER, NUMBERS, PATIENCE_S, RATE, SERVER, WORKER, LiveServer
 from polyrhythm.communication.message import Kind, Message, encode_header
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory.frames import (
+from polyrhythm.communication.transports.shared_memory.slots import (
     HELLO_BYTES,
     IN_PACKET,
     Card,
     encode_hello,
     encode_place,
 )
-from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
+from polyrhythm.communication.transports.sockets import PacketSocket
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import PeerLost
 

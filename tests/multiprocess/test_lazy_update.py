@@ -10,12 +10,12 @@ from torch import nn
 
 from conformance.jobs import strategy
 from conformance.rank_processes import RankProcesses, Seat
-from polyrhythm.communication.transports.torch_distributed.transport import TorchDistributedCommunicator
+from polyrhythm.communication.transports.torch_distributed.communicator import TorchDistributedCommunicator
 from polyrhythm.roles import replica as replica_module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 STEPS = 8

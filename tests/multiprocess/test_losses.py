@@ -16,7 +16,7 @@ from multiprocess.commands import Result, Started, shell, wait_for
 from multiprocess.runs import Starter, ending, runs
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.api.replay import replay
-from polyrhythm.data.dealing.sharding import batch_indices
+from polyrhythm.data.dealing import batch_indices
 from polyrhythm.errors import RequestError
 from polyrhythm.events import (
     CheckpointSaved,

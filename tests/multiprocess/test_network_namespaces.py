@@ -15,8 +15,8 @@ import torch
 
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.errors import PeerLost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")

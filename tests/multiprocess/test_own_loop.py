@@ -16,7 +16,7 @@ from multiprocess.commands import finished
 from multiprocess.forked_script import run_forked
 from polyrhythm.errors import RunError
 from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.run import run_script
+from polyrhythm.launch.script.supervisor import run_script
 
 TASK = own_loop_task.__file__
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_loop.py")

@@ -13,7 +13,7 @@ import polyrhythm
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK
 from polyrhythm.launch.script.meeting import WORKERS_VARIABLE
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 STRATEGY = "parameter_server(servers=2, replicas=2, consistency=synchronous)"
 WORKERS, SERVERS, HALF, WHOLE = 2, 2, 3, 6

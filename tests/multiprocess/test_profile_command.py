@@ -14,7 +14,7 @@ from multiprocess.commands import Started, shell
 from multiprocess.runs import ending
 from multiprocess.two_hosts import tool
 from multiprocess.verb import POLYRHYTHM
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 
 PROFILE = ["profile", "--data", "digits", "--model", "mlp", "--steps", "5", "--json"]
 MEGABITS = 400

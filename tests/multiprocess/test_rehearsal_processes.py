@@ -7,11 +7,10 @@ import pytest
 from conformance.jobs import strategy
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.events import Event
-from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.roles.world import World
-from polyrhythm.simulation.rehearse import perform, rehearsed
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.world import DrawnPace, World
+from polyrhythm.simulation.run import perform, rehearsed
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.model_sizes import ModelSizes
 
 WORKERS, STEPS, STEP_S = 2, 4, 0.02

@@ -15,10 +15,10 @@ from multiprocess.brake import Brake
 from multiprocess.faults.play import process_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
-from polyrhythm.launch.children.local import run_local
+from polyrhythm.launch.children.supervisor import run_local
 from polyrhythm.roles.world import goes_on_without
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.training.saving.checkpoint import checkpoints
+from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.training.checkpoint import checkpoints
 
 WORKERS = 3
 PAUSE_S = 1.0

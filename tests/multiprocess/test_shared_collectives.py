@@ -18,8 +18,8 @@ from multiprocess.greeting import SOON_S
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
-from polyrhythm.communication.transports.torch_distributed import rank_collectives
-from polyrhythm.communication.transports.torch_distributed.transport import TorchDistributedCommunicator
+from polyrhythm.communication.transports.torch_distributed import collectives as rank_collectives
+from polyrhythm.communication.transports.torch_distributed.communicator import TorchDistributedCommunicator
 from polyrhythm.errors import PeerLost, RequestError
 
 LARGE = 1_600_001

@@ -14,7 +14,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing
-from polyrhythm.communication.transports.shared_memory.host import host_key
+from polyrhythm.communication.transports.shared_memory.meeting import host_key
 from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.errors import PeerLost

@@ -11,8 +11,8 @@ import pytest
 
 from multiprocess.commands import shell
 from polyrhythm.events import WorkerTimings
-from polyrhythm.reporting.counting.timings import PARTS
 from polyrhythm.reporting.event_log import read_events
+from polyrhythm.reporting.timings import PARTS
 
 COMMAND = [
     "train",

@@ -10,7 +10,7 @@ import torch
 from conformance.rank_processes import PATIENCE_S, RankProcesses, Seat
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
+from polyrhythm.communication.transports.torch_distributed.rendezvous import tell_of_loss
 from polyrhythm.errors import PeerLost
 
 

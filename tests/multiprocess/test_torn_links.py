@@ -16,14 +16,13 @@ from conformance.jobs import blobs, make_job, simulated
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.two_hosts import two_hosts
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.owned_socket import _open, hang_up
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket
+from polyrhythm.communication.transports.sockets import TcpSocket, _open, hang_up
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 RANKS, ROUNDS, TEARS = 3, 60, 400
 WORKERS, SERVERS = 2, 2

@@ -16,8 +16,8 @@ from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.tcp.card import TcpCard
-from polyrhythm.communication.transports.tcp.send_handle import MOST_COPIED_BYTES
+from polyrhythm.communication.transports.tcp.handshake import TcpCard
+from polyrhythm.communication.transports.tcp.outgoing_link import MOST_COPIED_BYTES
 from polyrhythm.communication.transports.torch_distributed import rank as rank_module
 from polyrhythm.errors import PeerLost
 

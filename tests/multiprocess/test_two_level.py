@@ -10,13 +10,13 @@ import torch
 
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.two_hosts import two_hosts
-from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import (
+from polyrhythm.communication.transports.torch_distributed.communicator import (
     TorchDistributedCommunicator,
     connect,
 )
-from polyrhythm.communication.transports.two_level.collectives import TwoLevelCollectives
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
+from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
+from polyrhythm.communication.transports.two_level import TwoLevelCollectives
 from polyrhythm.errors import PeerLost
 
 _CLONE_NEWNET = 0x40000000

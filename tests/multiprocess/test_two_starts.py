@@ -15,7 +15,7 @@ from multiprocess.verb import POLYRHYTHM
 from polyrhythm.claim import is_staging
 from polyrhythm.events import CheckpointSaved, Event, RunEnded, RunStarted
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.training.saving.checkpoint import checkpoints, load_checkpoint
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 TRAIN = [
     *(POLYRHYTHM, "train", "--data", "digits", "--model", "mlp", "--threads", "1", "--batch-size", "8"),

@@ -9,7 +9,7 @@ from polyrhythm.events import Event, RunEnded
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import _piece
 from polyrhythm.simulation.stage import Surroundings, plain_stage
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 WORKERS, IMAGES, BATCH_SIZE = 3, 53, 4
 LENGTH = 5  # steps of an epoch; 53 images are 4 full steps of 12, and 5 are left for the last one

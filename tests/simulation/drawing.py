@@ -9,18 +9,17 @@ from random import Random
 from typing import Any
 
 from conformance.jobs import blobs, make_job, strategy
-from polyrhythm.data.dealing.seeding import seed_for
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.job import Job, Losses
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopRequest, goes_on_without
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground
-from polyrhythm.simulation.injection.fault_mix import drawn_death
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.simulation.trials import Trial, faults_of, faults_text, play
+from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy

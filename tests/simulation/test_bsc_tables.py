@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "bsc-tables"
 

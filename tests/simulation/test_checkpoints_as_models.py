@@ -10,15 +10,14 @@ from torch import nn
 
 import polyrhythm
 from conformance.jobs import make_job, simulated
-from polyrhythm.config.checkpointed import fill
 from polyrhythm.config.recipe import CONFIG_FILE, configure, write_recipe
+from polyrhythm.config.trained import fill
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import evaluate
 from polyrhythm.events import Evaluated
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.training.saving.best_checkpoint import keep_best
-from polyrhythm.training.saving.checkpoint import checkpoints
+from polyrhythm.training.checkpoint import checkpoints, keep_best
 
 SPECS = ["synchronous", "parameter_server(consistency=asynchronous)", "local_sgd", "sgp", "easgd"]
 

@@ -8,11 +8,9 @@ import pytest
 from conformance.jobs import make_job, resumed, simulated
 from polyrhythm.events import CheckpointSaved, Evaluated, Notice
 from polyrhythm.roles.keeping import archive
-from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.roles.keeping.archivist import Archivist
-from polyrhythm.roles.leading import curator
-from polyrhythm.training.saving.best_checkpoint import best_checkpoint
-from polyrhythm.training.saving.checkpoint import checkpoints, load_checkpoint
+from polyrhythm.roles.keeping.archive import FOLDER, Archivist
+from polyrhythm.roles.leading import checkpoint_collector as curator
+from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
 
 PATIENCE_S = 30
 LEARNING = {"optimizer": "sgd(momentum=0.9)", "weight_average": 0.9, "epochs": 3}

@@ -11,9 +11,9 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collectives.binomial_tree import BinomialTree
 from polyrhythm.communication.collectives.two_level import TwoLevel
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.cost.order_statistics import (
@@ -26,8 +26,8 @@ from polyrhythm.cost.order_statistics import (
 from polyrhythm.cost.parameter_server import mean_staleness, staleness, synchronous_step_s
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, simulate_on
+from polyrhythm.simulation.stage import Wiring
 from polyrhythm.simulation.step_time import STEP_TIMES, generator_for_rank
-from polyrhythm.simulation.wiring import Wiring
 from polyrhythm.specs import build
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.training.flat_parameters import TAIL
@@ -97,7 +97,7 @@ TEXTS = 2e-4
 @pytest.fixture
 def no_progress(monkeypatch):
     """Keeps workers from telling how far they are while they train."""
-    monkeypatch.setattr("polyrhythm.roles.tally.REPORT_EVERY_S", inf)
+    monkeypatch.setattr("polyrhythm.roles.step_metrics.REPORT_EVERY_S", inf)
 
 
 def seconds_per_step(run, steps=6):

@@ -13,7 +13,7 @@ from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.run import Surroundings, _piece
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from simulation.drawing import OPTIONS, Drawn, drawn
 
 ROUNDS = 5

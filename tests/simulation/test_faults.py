@@ -19,8 +19,8 @@ from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Stage
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.role_assignment import Cast
 
 ALPHA_S, BANDWIDTH = 0.5, 1000.0
 Part = Callable[[World], None]

@@ -9,13 +9,13 @@ import pytest
 from conformance.jobs import blobs, make_job, result_of, simulated
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
-from polyrhythm.simulation.cluster_file import cluster_text, parse_cluster
+from polyrhythm.simulation.cluster import cluster_text, parse_cluster
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, _piece, simulate_on
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from unit.simulation.clusters import cluster
 
 

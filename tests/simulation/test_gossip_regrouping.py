@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
-from polyrhythm.data.dealing.sharding import dealt, epoch_order
+from polyrhythm.data.dealing import dealt, epoch_order
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.gossip.mixing.turns_worker import TurnsWorker
+from polyrhythm.strategies.gossip.mixing.turns import TurnsWorker
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 

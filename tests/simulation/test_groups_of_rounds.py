@@ -13,7 +13,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.parameter_server.groups.models import Models
+from polyrhythm.strategies.parameter_server.groups.mixed_worker import Models
 from simulation.trying import trial
 
 UNEVEN = Surroundings(step_s=uneven)

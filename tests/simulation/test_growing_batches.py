@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 from conformance.jobs import make_job, resumed, simulated, stop_at, strategy, uneven, vector_of
-from polyrhythm.data.dealing.sharding import epoch_order
+from polyrhythm.data.dealing import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, RunStarted, WorkerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.terminal.plain_progress import start_line
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.progress import start_line
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.training.batch_schedules.step import Step
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from conformance.jobs import blobs, make_job, perceptron, result_of
 from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.buckets.lazy_worker import LazyWorker
+from polyrhythm.strategies.allreduce.lazy_synchronous import LazyWorker
 from simulation.deaths import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
 from simulation.trying import layers
 

@@ -11,17 +11,16 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.roles.pace import FORWARD_SHARE, DrawnPace
+from polyrhythm.roles.world import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 STEP_S, LATENCY_S, WORKERS, STEPS = 0.3, 50e-6, 2, 8
 LIKE_DEEP_IMAGE = ((200_000, 5_000, 5_000, 5_000), (0.05, 0.3, 0.3, 0.35))

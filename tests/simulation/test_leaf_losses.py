@@ -8,8 +8,7 @@ from conformance.jobs import blobs, make_job, result_of, strategy
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.parameter_server.levels.leaf_group import LeafGroup
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Reply
+from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafGroup, LeafServer, Reply
 from simulation.deaths import events_of
 from simulation.trying import trial
 

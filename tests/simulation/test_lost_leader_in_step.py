@@ -22,7 +22,7 @@ from polyrhythm.events import (
     WorkerLost,
 )
 from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.leading.curator import Curator
+from polyrhythm.roles.leading.checkpoint_collector import Curator
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.injection.faults.kill import Kill

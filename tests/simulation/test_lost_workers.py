@@ -17,7 +17,7 @@ from conformance.jobs import (
     strategy,
     with_batch_norm,
 )
-from polyrhythm.data.dealing.sharding import batch_indices
+from polyrhythm.data.dealing import batch_indices
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import (
     CheckpointSaved,
@@ -31,7 +31,7 @@ from polyrhythm.roles.job import Losses
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.run import _piece, simulate
 from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, LENGTH, STEPS, WHOLE_S, WORKERS, events_of
 
 SERVERS = 2

@@ -10,14 +10,11 @@ import pytest
 from polyrhythm.communication.message import Message
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.invariant import Violation
-from polyrhythm.strategies.parameter_server.elastic.centre_link import CentreLink
-from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
+from polyrhythm.strategies.parameter_server.downpour import SumServer, SumWorker
+from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreServer
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
 from polyrhythm.strategies.parameter_server.serving.admission import payload
-from polyrhythm.strategies.parameter_server.sites.post import Post
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
-from polyrhythm.strategies.parameter_server.sums.server import SumServer
-from polyrhythm.strategies.parameter_server.sums.worker import SumWorker
+from polyrhythm.strategies.parameter_server.sites.site_server import Post, SiteServer
 from simulation.trying import trial
 
 Method = Callable[..., Any]

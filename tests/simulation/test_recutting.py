@@ -15,10 +15,10 @@ from polyrhythm.events import Notice
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.stage import Surroundings
-from polyrhythm.strategies.parameter_server.composition.recut import recut
+from polyrhythm.strategies.parameter_server.serving.resharding import recut
+from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 WORKERS, STEPS = 3, 10
 

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional
 
 from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_norm
-from polyrhythm.data.dealing.sharding import batch_indices, epoch_order
+from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.errors import RunError
 from polyrhythm.roles import replica
 from polyrhythm.roles.job import Losses
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
+from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate
+from polyrhythm.training.flat_optimizer import UndoLog
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.undo_log import UndoLog
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import layers, trial
 

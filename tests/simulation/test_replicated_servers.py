@@ -16,9 +16,9 @@ from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.run import _piece
 from polyrhythm.simulation.stage import plain_stage
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.parameter_server.replication.shard_copy import ShardCopy
-from polyrhythm.strategies.parameter_server.serving.readings import Readings
+from polyrhythm.strategies.parameter_server.replication.replicated_server import ShardCopy
+from polyrhythm.strategies.parameter_server.serving.pusher_state import Readings
+from polyrhythm.strategies.role_assignment import cast_in_order
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, STEPS, WHOLE_S, WORKERS, events_of
 from simulation.trying import trial
 

@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional
 
 from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, uneven
-from polyrhythm.data.dealing.begun import left_of
-from polyrhythm.data.dealing.seeding import sample_keys
-from polyrhythm.data.dealing.sharding import epoch_order
+from polyrhythm.data.dealing import epoch_order, left_of
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunStarted, WorkerProgress
 from polyrhythm.roles.keeping.archive import Archive

@@ -11,11 +11,9 @@ from torch.nn import functional
 
 from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
 from polyrhythm.communication.collectives.ring import Ring
-from polyrhythm.data.dealing.sharding import dealt, epoch_order
+from polyrhythm.data.dealing import dealt, epoch_order
 from polyrhythm.simulation.trials import play, try_seeds
-from polyrhythm.strategies.averaging.rounds.meeting_places import Agreed, MeetingPlaces
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Agreed, MeetingPlaces, Rounds, RoundsWorker
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.training.flat_parameters import FlatParameters
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of

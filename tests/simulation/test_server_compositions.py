@@ -16,7 +16,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerLost
 from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.pace import DrawnPace
+from polyrhythm.roles.world import DrawnPace
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup, BackupGate
@@ -26,9 +26,8 @@ from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import
 )
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync, SoftsyncGate
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.shard_server import DecisionExecutor, ShardServer
 from simulation.trying import trial
 
 Times = Callable[[int, int], float]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.rehearse import rehearse_on
+from polyrhythm.simulation.run import rehearse_on
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.training.model_sizes import ModelSizes
 

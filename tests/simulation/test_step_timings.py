@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from conformance.jobs import make_job, result_of, strategies, strategy
+from polyrhythm.communication.forwarding import TimedCommunicator
 from polyrhythm.communication.message import HEADER_BYTES
-from polyrhythm.communication.timed import TimedCommunicator
 from polyrhythm.events import Event, WorkerTimings
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.timings import StepParts
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.simulation.rehearse import rehearsed
-from polyrhythm.simulation.run import simulate
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.timings import StepParts
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.simulation.run import rehearsed, simulate
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.training.model_sizes import ModelSizes
 

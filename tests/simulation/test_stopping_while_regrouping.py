@@ -12,12 +12,11 @@ from conformance.jobs import blobs, make_job, resumed, simulated, uneven
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.injection.fault import parse_faults
-from polyrhythm.simulation.rehearse import piece_of
-from polyrhythm.simulation.run import Surroundings, _piece
+from polyrhythm.simulation.run import Surroundings, _piece, piece_of
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import modelled_stage, plain_stage
 from polyrhythm.simulation.trials import play
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from simulation.trying import trial
 
 FAULTS = "kill(rank=2, at_s=0.04, restart_after_s=0.01); kill(rank=1, at_s=0.05, restart_after_s=0.01)"

@@ -17,13 +17,11 @@ from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.simulation.cluster import Link
-from polyrhythm.simulation.exact_gradients import ExactGradients
 from polyrhythm.simulation.injection.fault import Fault
-from polyrhythm.simulation.injection.fault_mix import drawn_faults
 from polyrhythm.simulation.injection.faults.kill import Kill
-from polyrhythm.simulation.trials import Trial, faults_of, play, try_seeds
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.simulation.trials import ExactGradients, Trial, drawn_faults, faults_of, play, try_seeds
 from polyrhythm.strategies.invariant import Violation
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.optimizers.sgd import SGD
 from simulation.traces import default_strategies
 from simulation.trying import STEP_S, trial

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.jobs import strategy as strategy_of
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyrhythm.api.run_folder import choose
+from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.claim import UNCLAIMED, Superseded, claim, is_staging
 from polyrhythm.events import Notice
 from polyrhythm.reporting.event_log import EventLog, read_events
-from polyrhythm.training.saving import checkpoint
-from polyrhythm.training.saving.best_checkpoint import best_checkpoint, keep_best
-from polyrhythm.training.saving.checkpoint import (
+from polyrhythm.training import checkpoint
+from polyrhythm.training.checkpoint import (
+    best_checkpoint,
     checkpoint_path,
     forget_beyond,
+    keep_best,
     load_checkpoint,
     prune,
     save_checkpoint,
@@ -136,7 +137,9 @@ def test_of_two_that_claim_it_at_once_one_has_it(tmp_path: Path, monkeypatch: py
 def test_the_staging_folder_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     killed = claim(tmp_path / "run", ["checkpoints"])
     killed.draft(tmp_path / "run" / "config.yaml").write_text("half")
-    assert choose(tmp_path / "run", "run") == tmp_path / "run"  # though there are staging folders in it
+    assert (
+        choose_folder(tmp_path / "run", "run") == tmp_path / "run"
+    )  # though there are staging folders in it
     own = claim(tmp_path / "run", ["checkpoints"])
     assert own.name > killed.name
     assert own.holds()

@@ -9,17 +9,17 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.config.options import TrainedOptions
+from polyrhythm.config.run_config import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing.seeding import generator_for
+from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate, evaluate_scores, in_evaluation_mode
 from polyrhythm.models.weights import read_metadata, save_weights
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.training.averaging.weight_mean import mean_weights, recompute_batch_norms
+from polyrhythm.training.checkpoint import load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.saving.checkpoint import load_checkpoint
+from polyrhythm.training.weight_averaging import mean_weights, recompute_batch_norms
 
 BATCH_NORM_IMAGES = 10_000
 _BATCH = 100

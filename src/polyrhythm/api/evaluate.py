@@ -10,10 +10,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from polyrhythm.config.checkpointed import best_of
-from polyrhythm.config.options import EvaluateOptions, refuse_unknown
 from polyrhythm.config.recipe import configure
-from polyrhythm.config.trained import Trained, load_trained
+from polyrhythm.config.run_config import EvaluateOptions, refuse_unknown
+from polyrhythm.config.trained import Trained, best_of, load_trained
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import greedy_selection, log_probabilities

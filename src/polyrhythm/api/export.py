@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from polyrhythm.api.served import load_served
-from polyrhythm.config.options import NetworkOptions
+from polyrhythm.config.run_config import NetworkOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.models.exporting import export as export_network
 

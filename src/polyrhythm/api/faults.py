@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from polyrhythm.roles.world import LEADER, goes_on_without
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
 
 REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")

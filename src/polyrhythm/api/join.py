@@ -1,27 +1,38 @@
-"""Joining a run from a script with a training loop of its own."""
+"""Joining a run from a script with a training loop of its own: `join`, and the `Group` that it returns."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from typing import NoReturn
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar
 
-from polyrhythm.api.loop.group import Group
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.api.loop.coordination import Coordination
+from polyrhythm.api.loop.distributed_optimizer import Beginning, DistributedOptimizer, Retaking
+from polyrhythm.api.loop.position import Kept
+from polyrhythm.api.loop.shard import Shard, StepWeight, batches_of
+from polyrhythm.api.loop.store_board import Posted
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
-from polyrhythm.communication.transports.torch_distributed.transport import connect
-from polyrhythm.config.assemble import strategy_from
-from polyrhythm.errors import RequestError
-from polyrhythm.launch.cores import use_threads
-from polyrhythm.launch.kept_memory import keep_freed_memory
-from polyrhythm.launch.name_service import ask_names_briefly
-from polyrhythm.launch.script.meeting import leader_returns, meet, started_by_run
-from polyrhythm.launch.torchrun.neighbours import threads_beside
-from polyrhythm.launch.torchrun.started_rank import started_by_torchrun
+from polyrhythm.config.assemble import strategy_from, warn_of
+from polyrhythm.errors import LetGo, RequestError, RunError
+from polyrhythm.launch.devices import use_threads
+from polyrhythm.launch.patience import speaking_up
+from polyrhythm.launch.process import ask_names_briefly, keep_freed_memory
+from polyrhythm.launch.script.meeting import FAILED_KEY, LET_GO_KEY, leader_returns, meet, started_by_run
+from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
+from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 
 def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:
@@ -90,3 +101,203 @@ def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
     # SystemExit would run the script's own `except` and `finally` blocks, which would speak of a training that this
     # process has not done.
     os._exit(status)
+
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+class Group:
+    """This worker's end of a group; made by `join`, used in a `with`.
+
+    At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without a
+    word and the error goes on; once its process has ended, others that wait for it get `RunError`. A worker that is
+    killed is done without where the strategy can: the others go on, and the next epoch is shared out among them.
+
+    Args:
+        strategy: how the workers share the work.
+        world: where this rank is.
+        home: this rank's connections.
+
+    Attributes:
+        rank: index of this worker, whoever else is lost.
+        leads: whether this worker is the one to print and to save: worker 0, be it the first or a successor of it.
+        staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
+    """
+
+    def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
+        self.rank = world.cast.workers.index(world.network.rank)
+        self.leads = world.leads
+        self.staleness: Counter[int] = Counter()
+        self._strategy = strategy
+        self._world = world
+        self._home = home
+        self._weight = StepWeight()
+        self._coordination = Coordination(strategy, world, home)
+        self._replica: Replica | None = None
+        self._optimizer: DistributedOptimizer | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers share the present epoch, or the last one; at first how many were started."""
+        return self._coordination.workers
+
+    def distribute(
+        self, model: _Model, optimizer: torch.optim.Optimizer
+    ) -> tuple[_Model, DistributedOptimizer]:
+        """Ties a model and its optimiser to those of the other workers.
+
+        All workers get worker 0's parameters at the model's first use in training; weights loaded until then count.
+
+        Args:
+            model: changed in place: its parameters become views of one vector. On its final device.
+            optimizer: over the model's parameters, which it must treat number by number, as SGD and Adam do.
+
+        Returns:
+            The same model, and the optimiser to be used from now on.
+
+        Raises:
+            RequestError: model or optimiser cannot be distributed, or one has been.
+        """
+        if self._replica is not None:
+            raise RequestError("a group distributes one model: put several into one nn.Module")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise RequestError(
+                f"a group distributes one optimizer (given {type(optimizer).__name__}): give it param groups for what "
+                "differs"
+            )
+        if self._strategy.cuts_network:
+            raise RequestError(
+                f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
+                "polyrhythm.train, or join with synchronous"
+            )
+        replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
+        coordination = self._coordination
+        group = coordination.take(replica)
+        retaking = Retaking(replica, group)
+        coordination.coordinator.reform = retaking.regroup
+        made = DistributedOptimizer(
+            optimizer,
+            retaking,
+            Beginning(replica, lambda step: coordination.entry.begin(replica, group, step)),
+            self._weight,
+            str(self._strategy),
+            coordination.server_states,
+        )
+        if self.leads:
+            warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
+        made.register_step_pre_hook(lambda *_: coordination.step_begins())
+        made.register_step_post_hook(lambda *_: coordination.step_done())
+        self._optimizer = coordination.course.optimizer = made
+        return model, made
+
+    def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
+        """Gives the epochs that this worker has a share of: all of them, unless it is the successor of a lost one.
+
+            for epoch in group.epochs(20, scheduler):
+                for x, y in shard:
+                    …
+
+        `range(count)` would do, but a successor would begin at 0; so without this nobody takes a lost worker's place.
+
+        Args:
+            count: of epochs.
+            *kept: what a successor must have from the others: learning-rate schedulers, and whatever else has a
+                `state_dict` of numbers and texts and a `load_state_dict`.
+
+        Raises:
+            RequestError: there is no optimiser yet, or the run is over.
+        """
+        optimizer = self._optimizer
+        if optimizer is None or optimizer.over:
+            raise RequestError(
+                "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
+            )
+        self._coordination.course.kept = kept
+        self._coordination.say_who_may_come()
+        for epoch in self._coordination.epochs.through(count, optimizer.start):
+            self._coordination.tell_unseen()
+            yield epoch
+
+    def shard(self, loader: Iterable[Any]) -> Shard:
+        """Gives this worker's share of a loader; all workers must call it at the same place of their programs.
+
+        - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
+          N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
+          cover everything. A sampler that shuffles does so anew each epoch, the same on all; one of your own must
+          draw from torch's generators. Where fewer images than workers are left, some worker sees one of the others'
+          images in a step whose gradient does not count.
+        - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
+          workers: each takes every N-th batch, and all stop after the last whole round.
+
+        Without a worker that is lost, N is smaller from the next epoch on, and an epoch has more steps.
+        """
+        number = self._coordination.course.next_shard
+        workers = len(self._world.cast.workers)
+        posted = Posted(self._coordination.bulletin, f"script/shard/{number}", self.rank, workers)
+        made = Shard(batches_of(loader, posted), self._weight, self._coordination, number)
+        self._coordination.course.add(made)
+        return made
+
+    def average(self, value: float | Tensor, weight: float = 1.0) -> float:
+        """Gives the mean of the workers' values, the same on all; returns when all workers have called it.
+
+        In a strategy that lets workers go at their own pace, the k-th call of a worker meets the k-th of the
+        others, so the faster ones wait here for the slowest: call it once an epoch or at the end. Nobody waits for a
+        worker that is lost, nor for a successor that stays behind the others (in lock-step with servers).
+
+        Args:
+            value: this worker's.
+            weight: how much it counts, such as the images behind it.
+        """
+        if self._optimizer is not None and self._optimizer.over:
+            raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
+        course = self._coordination.course
+        number, course.averages = course.averages, course.averages + 1
+        return self._coordination.means.mean(number, float(value), float(weight))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+            return
+        own, store = self._home.rendezvous.own, self._home.rendezvous.store
+        with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
+            if isinstance(error, LetGo):
+                store.set(f"{LET_GO_KEY}/{own.rank}/{own.incarnation}", "")
+            elif not isinstance(error, RunError):
+                # That would be what this worker has noticed of another's end.
+                store.set(FAILED_KEY, str(own.rank))
+
+    def _finish(self) -> None:
+        if self._replica is None or self._optimizer is None:
+            raise RequestError(
+                "nothing was distributed: call group.distribute(model, optimizer) inside the `with`"
+            )
+        self._home.rendezvous.store.set(f"script/left/{self.rank}", "")
+        with speaking_up(self._who_is_missing):
+            self._optimizer.start()
+            self._optimizer.settle()
+            self.staleness = self._coordination.leave(self._replica, self._optimizer.steps)
+            self._optimizer.over = True
+            self._home.close()
+
+    def _who_is_missing(self) -> str:
+        store = self._home.rendezvous.store.clone()  # the other thread may be waiting on the store itself
+        missing = [
+            str(worker)
+            for worker, rank in enumerate(self._world.cast.workers)
+            if not (store.check([f"script/left/{worker}"]) or self._home.is_lost(rank))
+        ]
+        return (
+            f"worker {self.rank} has left the loop after {self._steps()} steps and waits for worker "
+            f"{', '.join(missing)} to leave"
+            if missing
+            else ""
+        )
+
+    def _steps(self) -> int:
+        return 0 if self._optimizer is None else self._optimizer.steps

@@ -1,27 +1,40 @@
-"""A run's folder, its event log and its other observers, from its first event to its report."""
+"""A run as it is left on disk: its folder, its event log and its other observers, up to its report.
+
+The folder holds `config.yaml`, a recipe of this run with nothing left open, and `environment.json`, its
+surroundings. It is claimed by the start that writes into it. A new run's folder is removed if the request is
+refused before the first event.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api import run_folder
-from polyrhythm.claim import Superseded, Unclaimed
+import torch
+
+from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging
+from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
-from polyrhythm.launch.preemption import Preempted
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.held_back import held_back
-from polyrhythm.reporting.event_log import LOG_FILE, EventLog, read_events
-from polyrhythm.reporting.observer import Observer
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.signals import Preempted
+from polyrhythm.reporting.event_log import LOG_FILE, EventLog, Observer, read_events
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import FOLDER
 
 _CHECK_EVERY_S = 1.0
 
@@ -57,7 +70,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
     folder = job.keeping.folder
     assert folder is not None
     begun = (folder / LOG_FILE).exists()
-    claim = run_folder.create(folder, config, job)
+    claim = create_folder(folder, config, job)
     with observed_run_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as observed:
         if begun and not job.keeping.resume:
             observed.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
@@ -76,7 +89,7 @@ def observed_run_in(
                 yield observed
         except (RequestError, KeyboardInterrupt):
             if not observed.begun and not resumed and claim.holds():
-                run_folder.discard(folder)
+                discard_folder(folder)
             raise
     finally:
         claim.release()
@@ -197,3 +210,123 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     if seen.timings:
         figures["timings"] = seen.timings.to_json()
     return Run(folder, end.outcome, figures)
+
+
+RUNS = Path("runs")
+
+
+def choose_folder(out: str | Path | None, name: str) -> Path:
+    """Chooses the folder of a new run; makes nothing.
+
+    Args:
+        out: as the user wishes; None takes a new one under `runs/`.
+        name: for that one.
+
+    Raises:
+        RequestError: something is there already.
+    """
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        candidates = (
+            RUNS / f"{stamp}-{name}{suffix}" for suffix in ["", *(f"-{number}" for number in range(2, 100))]
+        )
+        return next(folder for folder in candidates if not folder.exists())
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} is a file: name a folder with --out")
+    if folder.is_dir() and not _is_bare(folder):
+        if not (folder / CONFIG_FILE).exists():
+            raise RequestError(f"{folder} is not empty, and holds no run: name another with --out")
+        raise RequestError(
+            f"{folder} already holds another run: name another with --out, or continue it with --resume {folder}"
+        )
+    return folder
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether nothing is there, or what a start has left that was killed before it wrote anything."""
+    return all(
+        is_staging(path) or (path.name == FOLDER and path.is_dir() and all(map(is_staging, path.iterdir())))
+        for path in folder.iterdir()
+    )
+
+
+def create_folder(folder: Path, config: RunConfig, job: Job) -> Claim:
+    """Makes the folder of a job with `config.yaml` and `environment.json`, and claims it.
+
+    Raises:
+        RequestError: it cannot be written.
+        Superseded: a later start has claimed it.
+    """
+    return create_folder_for(folder, _settled(config, job), str(job.device))
+
+
+def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
+    """Makes a folder with `config.yaml` and `environment.json`, and claims it.
+
+    Args:
+        folder: new or empty.
+        config: with nothing left open.
+        device: where replicas live.
+
+    Raises:
+        RequestError: it cannot be written.
+        Superseded: a later start has claimed it.
+    """
+    existed, own = folder.exists(), None
+    path, environment = folder / CONFIG_FILE, folder / "environment.json"
+    try:
+        own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
+        write_recipe(config, own.draft(path))
+        own.publish(path)
+        text = json.dumps(_environment(config, device), indent=2) + "\n"
+        own.draft(environment).write_text(text, encoding="utf-8")
+        own.publish(environment)
+        return own
+    except OSError as error:
+        if own is not None:
+            own.release()
+        if not existed:
+            discard_folder(folder)
+        raise RequestError(
+            f"cannot write into {folder}: {error.strerror}; name another folder with --out"
+        ) from None
+
+
+def discard_folder(folder: Path) -> None:
+    """Removes a new run's folder: its run has not started."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # others' runs are in there, or it is not ours
+        RUNS.rmdir()
+
+
+def _settled(config: RunConfig, job: Job) -> RunConfig:
+    """Fills in what was left to us, so that the recipe gives this run again whatever later defaults are."""
+    chosen = {"epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
+    return config.model_copy(update=chosen)
+
+
+def _environment(config: RunConfig, device: str) -> dict[str, Any]:
+    return {
+        "polyrhythm": version("polyrhythm"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": available_cores(),
+        "device": device,
+        "threads_per_worker": config.threads or "a share of the cores",
+        "host": platform.node(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "process": os.getpid(),
+    }
+
+
+def _cpu() -> str:
+    """Names the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

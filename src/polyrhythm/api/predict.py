@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polyrhythm.api.served import Served, load_served
-from polyrhythm.config.options import NetworkOptions
-from polyrhythm.data.pictures.image_folder import image_files
+from polyrhythm.config.run_config import NetworkOptions
+from polyrhythm.data.image_files import image_files
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import average
 

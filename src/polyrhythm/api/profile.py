@@ -8,23 +8,21 @@ from typing import Any, Unpack
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.config.assemble import assemble
-from polyrhythm.config.options import RunOptions
 from polyrhythm.config.recipe import configure
+from polyrhythm.config.run_config import RunOptions
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.cores import computing_with
-from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.devices import computing_with
+from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.torchrun.gathering import gather
-from polyrhythm.launch.torchrun.spokesman import leader_speaks, leads, started_by_torchrun
-from polyrhythm.planning.host import Host, measure_host
-from polyrhythm.planning.link import MeasuredLink, answer_link, measure_link
-from polyrhythm.planning.pair import measure_inside
-from polyrhythm.planning.profile import Profile
+from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started_by_torchrun
+from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
+from polyrhythm.planning.profile import Host, Profile, measure_host
 from polyrhythm.planning.step import StepProfile, profile_step
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.simulation.cluster_file import cluster_text
+from polyrhythm.simulation.cluster import cluster_text
 
 PROFILE_FILE = "profile.yaml"
 _LEAST_STEPS = 5

@@ -9,21 +9,20 @@ from typing import Any
 
 import torch
 
-from polyrhythm.api import run_folder
+from polyrhythm.api.observed_run import choose_folder, create_folder
 from polyrhythm.api.simulate import CLUSTER_FILE
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.cores import computing_with
+from polyrhythm.launch.devices import computing_with
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
-from polyrhythm.simulation.replay import Replay
+from polyrhythm.simulation.replay import Difference, Replay
 from polyrhythm.simulation.replay import replay as play
-from polyrhythm.simulation.script import Difference
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
@@ -109,8 +108,8 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
 
 def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> Replay:
     """Plays, and leaves a run folder."""
-    out = run_folder.choose(out, "replay")
-    claim = run_folder.create(out, config, job)
+    out = choose_folder(out, "replay")
+    claim = create_folder(out, config, job)
     log = EventLog(out / "events.jsonl", claim)
     try:
         found = play(

@@ -9,9 +9,9 @@ from typing import Any, Unpack
 
 import torch
 
-from polyrhythm.config.options import TrainedOptions
+from polyrhythm.config.run_config import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
-from polyrhythm.data.dealing.seeding import generator_for
+from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.robustness import declines
 from polyrhythm.reporting.pages.robustness_page import write_robustness

@@ -1,38 +1,47 @@
-"""Simulating a run, as the verb `simulate` does it."""
+"""Simulating a run, as the verb `simulate` does it: one run, or a strategy under the faults of many seeds.
+
+A simulated run has the figures of a real one, and some that only a simulation knows (waiting share, hosts,
+price). `try_strategy`, for `simulate --seeds`, makes dry runs of a strategy with many seeds under faults
+while its invariants are checked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from polyrhythm.api import run_folder
-from polyrhythm.api.cluster_figures import ClusterFigures, watched_ranks
-from polyrhythm.api.observed_run import ObservedRun, Run, observed_run, observed_run_in
+from polyrhythm.api.observed_run import (
+    ObservedRun,
+    Run,
+    choose_folder,
+    create_folder_for,
+    observed_run,
+    observed_run_in,
+)
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.model import name_of
-from polyrhythm.config.options import RunOptions, refuse_real_only
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
-from polyrhythm.events import Event
-from polyrhythm.launch.cores import computing_with
+from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
-from polyrhythm.reporting.observer import Observer
+from polyrhythm.reporting.event_log import Observer
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.simulation.cluster_file import cluster_text, open_cluster
+from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
+from polyrhythm.simulation.stage import check_slowness
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
-from polyrhythm.simulation.tempo import check_slowness
 from polyrhythm.simulation.timeline import Timeline
-from polyrhythm.simulation.trials import Trial
+from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
 
@@ -149,7 +158,7 @@ def _rehearse(
     known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
-    claim = run_folder.create_for(folder, config, "none")
+    claim = create_folder_for(folder, config, "none")
     with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
         _played(layout, folder, observed, play, known)
     return observed.run()
@@ -177,7 +186,7 @@ def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
 
 def _folder(out: str | Path | None, what: Job | Rehearsal, config: RunConfig, where: Cluster) -> Path:
     model = name_of(config.model).split("(")[0]
-    return run_folder.choose(out, f"{what.strategy.name}-{model}-{where.name}")
+    return choose_folder(out, f"{what.strategy.name}-{model}-{where.name}")
 
 
 def _played(
@@ -198,3 +207,139 @@ def _played(
     machines = layout.cluster.machines
     hosts = {rank: (host, f"host {host} ({machines[host].name})") for rank, host in enumerate(layout.host_of)}
     timeline.write(folder / TRACE_FILE, names, hosts)
+
+
+WATCHED_WORKERS, WATCHED_SERVERS = 64, 16
+"""So many have a timeline; of all it would be too long to be looked at."""
+
+
+class ClusterFigures:
+    """Passes events on, and completes the figures that come with the last.
+
+    Args:
+        layout: the cluster, and who is where.
+        known: figures that are known beforehand; they win.
+        timeline: of the run, which may not hold all of it.
+        emit: takes the events.
+    """
+
+    def __init__(
+        self, layout: Layout, known: dict[str, Any], timeline: Timeline, emit: Callable[[Event], None]
+    ) -> None:
+        self._layout = layout
+        self._known = known
+        self._timeline = timeline
+        self._emit = emit
+        self._waited_s = 0.0
+        self._worked_s: dict[int, float] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Takes an event."""
+        if isinstance(event, WorkerProgress):
+            self._waited_s += event.wait_s
+            self._worked_s[event.worker] = event.time_s
+        if isinstance(event, RunEnded):
+            self._say_where_the_timeline_ends(event.time_s)
+            event = dataclasses.replace(event, result={**event.result, **self._figures(event.result)})
+        self._emit(event)
+        if isinstance(event, RunStarted) and self._timeline.ranks is not None:
+            self._emit(Notice(time_s=event.time_s, text=_watched(self._layout, self._timeline.ranks)))
+
+    def _say_where_the_timeline_ends(self, time_s: float) -> None:
+        if self._timeline.full_at_s is not None:
+            text = f"trace.json holds the first {self._timeline.full_at_s:.3g} s only, which filled it"
+            self._emit(Notice(time_s=time_s, text=text))
+
+    def _figures(self, result: dict[str, Any]) -> dict[str, Any]:
+        worked_s = sum(self._worked_s.values())
+        return {
+            "waiting_share": self._waited_s / worked_s if worked_s > 0 else 0.0,
+            "cluster": self._layout.cluster.name,
+            "hosts": len(self._layout.hosts_used),
+            "price": result["seconds"] / 3600 * self._layout.price_per_hour,
+            **self._known,
+        }
+
+
+def watched_ranks(layout: Layout) -> frozenset[int] | None:
+    """Chooses the ranks whose timeline is kept: the first of each role; None where that is everybody."""
+    cast = layout.cast
+    if len(cast.workers) <= WATCHED_WORKERS and len(cast.servers) <= WATCHED_SERVERS:
+        return None
+    return frozenset((*cast.workers[:WATCHED_WORKERS], *cast.servers[:WATCHED_SERVERS]))
+
+
+def _watched(layout: Layout, ranks: frozenset[int]) -> str:
+    cast = layout.cast
+    parts = [("workers", cast.workers), ("servers", cast.servers)]
+    counted = [
+        f"{sum(rank in ranks for rank in members):,} of {len(members):,} {role}"
+        for role, members in parts
+        if members
+    ]
+    return f"trace.json shows the first {' and '.join(counted)}"
+
+
+def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
+    recipe: str | Path | None = None,
+    *,
+    cluster: str | Path | Cluster,
+    seeds: int,
+    steps: int | None = None,
+    step_time: str | StepTime | None = None,
+    faults: str | Sequence[str | Fault] | None = None,
+    on_failure: Callable[[Failure], bool] = lambda failure: True,
+    **options: Unpack[RunOptions],
+) -> Tried:
+    """Rehearses a strategy with many seeds under faults, while its invariants are watched.
+
+    Nothing is written. What fails is repeated by the command that it comes with.
+
+    Args:
+        recipe: a YAML file of options.
+        cluster: the name of a ready cluster, a cluster file, or a cluster.
+        seeds: how many to try, from `seed` on.
+        steps: that every worker takes.
+        step_time: compute time of a step instead of the cluster's.
+        faults: of every seed, beside the cluster's own; None draws some from each seed.
+        on_failure: is told every failure; says whether to go on.
+        **options: as for `simulate` with `gradients="none"`.
+
+    Raises:
+        RequestError: something in the request is wrong.
+    """
+    if seeds < 1:
+        raise RequestError(f"seeds must be at least 1 (given {seeds})")
+    refuse_real_only(options)
+    check_rehearsable(options, steps)
+    config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
+    where = described_cluster(cluster, step_time, ())
+    rehearsal, _ = assemble_rehearsal(config, steps)
+    layout = laid_out(where, rehearsal)
+    given = None if faults is None else parse_faults(faults)
+    for fault in given or ():
+        fault.check(layout)
+    said: dict[str, Any] = {
+        "cluster": where.name if isinstance(cluster, Cluster) else cluster,
+        "steps": steps,
+    }
+    said |= {"step_time": step_time, **options}
+
+    def command(seed: int, tried: str) -> str:
+        return _command(recipe, {**said, "faults": tried or None, "seed": seed})
+
+    trial = Trial(layout=layout, rehearsal=rehearsal, faults=given, command=command)
+    with computing_with(1):
+        return try_seeds(trial, range(config.seed, config.seed + seeds), on_failure=on_failure)
+
+
+def _command(recipe: str | Path | None, options: dict[str, Any]) -> str:
+    """Gives the command that rehearses one seed; a cluster or a strategy of one's own goes by its name."""
+    words = ["polyrhythm", "simulate", *([str(recipe)] if recipe is not None else [])]
+    words += ["--gradients", "none", "--check"]
+    for key, value in options.items():
+        if value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif value is not None and value is not False:
+            words += [f"--{key.replace('_', '-')}", str(value)]
+    return shlex.join(words)

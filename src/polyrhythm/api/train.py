@@ -1,4 +1,22 @@
-"""Training, as the verb `train` does it."""
+"""Training, as the verb `train` does it; with resumed runs, and runs in two phases.
+
+Resuming a run depends on when it stopped:
+
+    died     before its first checkpoint ─▶ begins anew, in the same folder
+             on the way                  ─▶ goes on from its last whole checkpoint
+             after its last checkpoint   ─▶ tests and saves its model, and ends
+    ended                       ─▶ refused; where the same request is repeated (`auto`), its figures once more
+
+Staged fine-tuning, as `freeze_epochs` asks for: a part stays frozen at first, then nearly everything is
+trained.
+
+    RUN-frozen:  `freeze_epochs` epochs with `freeze`      RUN:  the other epochs from its weights, norms frozen
+
+Batch norms stay frozen in the second phase too: statistics of a few small batches would replace those of the
+many that the weights were trained with, and networks that were tested with the one and trained with the other
+forget. The phases are two runs, each of which can be inspected, resumed and evaluated by itself; each has a
+whole learning-rate schedule.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +26,32 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from polyrhythm.api import resuming, run_folder
-from polyrhythm.api.entering import admission_of, entrance_of
-from polyrhythm.api.observed_run import ObservedRun, Run, observed_run
-from polyrhythm.api.thawing import train_thawing
+from polyrhythm.api.joining import admission_of, entrance_of
+from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
-from polyrhythm.config.options import RunOptions
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Event, Notice
-from polyrhythm.launch.children.local import run_local
+from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
 from polyrhythm.launch.children.restarting import run_restarting
-from polyrhythm.launch.preemption import Preempted
+from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
-from polyrhythm.launch.torchrun.spokesman import is_silent, leader_speaks, leads, started_by_torchrun
-from polyrhythm.reporting.observer import Observer
+from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
+from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
+from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.roles.keeping.archive import FOLDER, Archive
+from polyrhythm.training.checkpoint import checkpoints
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 
 def train(
@@ -67,8 +86,8 @@ def train(
     """
     _check_importable()
     with leader_speaks():
-        again = resuming.is_automatic(resume)
-        out, resume = resuming.automatic(out, resume)
+        again = is_automatic(resume)
+        out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
@@ -76,14 +95,14 @@ def train(
         keeping = Keeping(
             folder=folder,
             checkpoints=config.keep_checkpoints,
-            resume=resume is not None and not resuming.died_young(folder, config),
+            resume=resume is not None and not died_young(folder, config),
             best=config.keep_best,
         )
         job = assemble(config, keeping)
         # who comes late would look while checkpoints come and go
-        run = resuming.finished(job) if keeping.resume and not is_silent() else None
+        run = finished(job) if keeping.resume and not is_silent() else None
         if run is not None and not again:
-            raise resuming.all_done(folder, run.figures["epochs"])
+            raise all_done(folder, run.figures["epochs"])
     if run is not None:
         if started_by_torchrun():
             torchrun.take_leave(config.gather_s)
@@ -123,7 +142,7 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
     if resume is None:
         if out is not None and is_silent():
             return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
-        return run_folder.choose(
+        return choose_folder(
             out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}"
         )
     if out is not None:
@@ -217,3 +236,141 @@ def prepare_process() -> None:
     """Keeps this process to one compute thread, so that workers can be forked from it safely, and starts soon."""
     torch.set_num_threads(1)
     make_optimizers_quickly()
+
+
+AUTOMATIC = "auto"
+"""In place of a folder to resume from: whatever there is in the folder of `out`."""
+
+
+def is_automatic(resume: str | Path | None) -> bool:
+    """Whether whatever is there is to be gone on with."""
+    return str(resume) == AUTOMATIC
+
+
+def automatic(
+    out: str | Path | None, resume: str | Path | None
+) -> tuple[str | Path | None, str | Path | None]:
+    """Gives the folders of a new run and of one to continue, of which at most one is named, where `resume` is `auto`.
+
+    Raises:
+        RequestError: nobody says where the run would be.
+    """
+    if not is_automatic(resume):
+        return out, resume
+    if out is None:
+        raise RequestError("--resume auto looks for a run in the folder of --out: name it")
+    return (None, out) if (Path(out) / CONFIG_FILE).is_file() else (out, None)
+
+
+def died_young(folder: Path, config: RunConfig) -> bool:
+    """Whether a run that keeps checkpoints died before it had one.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+    """
+    begun = any((folder / name).exists() for name in (LOG_FILE, "environment.json"))
+    return begun and config.keep_checkpoints > 0 and not checkpoints(folder / FOLDER)
+
+
+def finished(job: Job) -> Run | None:
+    """Gives a run that has nothing left to do, as it ended; None if there is something.
+
+    Raises:
+        RequestError: there is nothing that it could go on from, or nobody knows how it ended.
+    """
+    folder = job.keeping.folder
+    assert folder is not None, "a resumed run has a folder"
+    run = finished_run(folder)
+    if run is not None and not checkpoints(folder / FOLDER) and run.figures["epochs"] >= job.learning.epochs:
+        return run  # it kept none, and needs none
+    snapshot = Archive(job).load()
+    if snapshot.epoch < job.learning.epochs:
+        return None
+    if not (folder / LOG_FILE).exists():
+        raise all_done(folder, snapshot.epoch)
+    return run
+
+
+def all_done(folder: Path, epochs: int) -> RequestError:
+    """Gives what is wrong where somebody resumes a run that has nothing left to do."""
+    return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to go on")
+
+
+def finished_run(folder: Path) -> Run | None:
+    """Gives the run of a folder if it has ended well, with its figures; None if it has not.
+
+    Raises:
+        RequestError: its log is damaged.
+    """
+    log = folder / LOG_FILE
+    events = read_events(log) if log.exists() else []
+    last = next((event for event in reversed(events) if isinstance(event, RunStarted | RunEnded)), None)
+    if not isinstance(last, RunEnded) or last.outcome != "done":
+        return None
+    again = [event for event in events if isinstance(event, Restarted)]
+    return replace(run_of(folder, last, RunFigures.of(events), again), before=True)
+
+
+def train_thawing(
+    train: Callable[..., Run | None],
+    config: RunConfig,
+    epochs: int,
+    folder: Path,
+    **told: Any,
+) -> Run | None:
+    """Trains in two phases.
+
+    Args:
+        train: trains a run; `polyrhythm.train`.
+        config: of both phases together.
+        epochs: of both phases together.
+        folder: of the second run; the first's is beside it.
+        **told: `observers` and `start_method`, as `train` takes them.
+
+    Returns:
+        The second run, or the first if it was interrupted.
+
+    Raises:
+        RequestError: the phases cannot be.
+    """
+    frozen_epochs = config.freeze_epochs
+    assert frozen_epochs is not None
+    if config.freeze == "none":
+        raise RequestError("--freeze-epochs says for how long, not what: give --freeze body, or names")
+    if frozen_epochs >= epochs:
+        raise RequestError(
+            f"--freeze-epochs {frozen_epochs} leaves none of {epochs} epochs for all: give more --epochs"
+        )
+    if started_by_torchrun():
+        raise RequestError(
+            "--freeze-epochs is two runs: under torchrun start one with --freeze, then one with --weights"
+        )
+    options = {name: getattr(config, name) for name in type(config).model_fields}
+    first_folder = folder.with_name(f"{folder.name}-frozen")
+    observers: Sequence[Observer] = told.pop("observers")
+    first = train(
+        out=first_folder,
+        observers=[_Lasting(each) for each in observers],
+        **told,
+        **{**options, "freeze_epochs": None, "epochs": frozen_epochs},
+    )
+    if first is None or first.outcome != "done":
+        return first
+    changed = {"freeze": "norms", "freeze_epochs": None, "weights": str(first_folder)}
+    return train(
+        out=folder, observers=observers, **told, **{**options, **changed, "epochs": epochs - frozen_epochs}
+    )
+
+
+class _Lasting:
+    """An observer who is not let go at the end of the first run."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def on_event(self, event: Event) -> None:
+        self._observer.on_event(event)
+
+    def close(self) -> None:
+        """Does nothing: there is another run to come."""

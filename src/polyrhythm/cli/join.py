@@ -27,7 +27,7 @@ def join(
     ] = None,
 ) -> None:
     """Join a run that was started with --listen, as one more worker, from this or another machine."""
-    from polyrhythm.api.guest import complain, enter_run
+    from polyrhythm.api.joining import complain, enter_run
     from polyrhythm.api.train import prepare_process
     from polyrhythm.errors import PolyrhythmError, RequestError
 

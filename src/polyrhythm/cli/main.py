@@ -1,4 +1,11 @@
-"""`polyrhythm`: the verbs, and what an error looks like."""
+"""`polyrhythm`: the verbs, their `--help`, and what an error looks like.
+
+What the help of a verb shows beside its options and arguments:
+
+    --json              nothing: a flag
+    --out TEXT          what kind of value it takes
+    RUN                 an argument's name, and nothing beside it
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,7 @@ import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
@@ -23,10 +31,40 @@ from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import INTERRUPTED, train
-from polyrhythm.cli.verb import Verb, Verbs
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine
-from polyrhythm.launch.preemption import PREEMPTED, Preempted
-from polyrhythm.launch.torchrun.spokesman import SaidByLeader, is_silent, linger, started_by_torchrun
+from polyrhythm.launch.signals import PREEMPTED, Preempted
+from polyrhythm.launch.torchrun.report_rank import SaidByLeader, is_silent, linger, started_by_torchrun
+
+
+class Verb(TyperCommand):
+    """A verb of the command line."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Gives the options, `--help` among them, in words of people and not of Python's types."""
+        return _with_plain_metavars(super().get_params(ctx))
+
+
+class Verbs(TyperGroup):
+    """The command line itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Gives the options of no verb, likewise."""
+        return _with_plain_metavars(super().get_params(ctx))
+
+
+def _with_plain_metavars(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if each.param_type_name == "argument":
+            each.metavar = each.metavar or each.name.upper()
+            each.display_type_rich = _no_type  # newer typers show Python's beside the name
+        elif each.metavar is None:
+            each.metavar = "" if each.is_flag else "TEXT"
+    return parameters
+
+
+def _no_type(ctx: Any) -> str:
+    return ""
+
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -43,7 +43,7 @@ def say_what_held_back(figures: dict[str, Any]) -> None:
 
 def say_timings(figures: dict[str, Any]) -> None:
     """Prints where the time of workers' steps went, if the run's figures say so."""
-    from polyrhythm.reporting.pages.timing_table import remark, timing_lines
+    from polyrhythm.reporting.timings import remark, timing_lines
 
     if "timings" in figures:
         print("", *timing_lines(figures["timings"]), remark(figures["timings"]), "", sep="\n")
@@ -51,7 +51,7 @@ def say_timings(figures: dict[str, Any]) -> None:
 
 def say_cache(figures: dict[str, Any]) -> None:
     """Prints where training images came from, if the run's figures say so."""
-    from polyrhythm.reporting.counting.cache_figures import cache_line
+    from polyrhythm.reporting.figures import cache_line
 
     if "cache" in figures:
         print(f"cache       {cache_line(figures['cache'])}")

@@ -1,10 +1,10 @@
-"""`polyrhythm simulate`."""
+"""`polyrhythm simulate`, also with `--seeds`."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +17,12 @@ from polyrhythm.cli.output import (
     say_what_held_back,
     say_where_the_report_is,
 )
-from polyrhythm.cli.seeds import try_seeds
-from polyrhythm.config.options import REAL_ONLY
+from polyrhythm.config.run_config import REAL_ONLY
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from polyrhythm.simulation.trials import Failure
+
 
 INTERRUPTED = 130
 
@@ -81,7 +85,7 @@ def simulate(
 
 def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     from polyrhythm.api.simulate import simulate as simulate_run
-    from polyrhythm.reporting.terminal.progress import progress_for
+    from polyrhythm.reporting.progress import progress_for
 
     observer = progress_for(sys.stderr)
     try:
@@ -117,3 +121,39 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
         print(f"model       {folder}/model.safetensors")
     say_where_the_report_is(folder)
     print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")
+
+
+FAILED = 1
+
+
+def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_json: bool) -> None:
+    """Tries many seeds, and prints every failure with the command that repeats it.
+
+    Args:
+        gradients: must be `none`.
+        out: must be left out: nothing is written.
+        request: what `try_strategy` takes.
+        as_json: whether standard output gets one JSON object.
+    """
+    from polyrhythm.api.simulate import try_strategy
+
+    if gradients != "none":
+        raise RequestError("--seeds goes with --gradients none: thousands of rehearsals, not of trainings")
+    if out is not None:
+        raise RequestError("--seeds leaves no run folder: leave --out out, and repeat a seed with it")
+
+    def tell(failure: Failure) -> bool:
+        print(f"seed {failure.seed}: {failure.what}\n  {failure.command}", file=sys.stderr)
+        return True
+
+    try:
+        tried = try_strategy(**request, on_failure=tell)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(tried.to_json())
+    else:
+        print(f"{tried.seeds:,} seeds in {tried.seconds:.1f} s: {len(tried.failures):,} failed")
+    if tried.failures:
+        raise typer.Exit(FAILED)

@@ -17,7 +17,7 @@ from polyrhythm.cli.output import (
     say_what_held_back,
     say_where_the_report_is,
 )
-from polyrhythm.launch.preemption import PREEMPTED
+from polyrhythm.launch.signals import PREEMPTED
 
 INTERRUPTED = 130
 
@@ -39,7 +39,7 @@ def train(
     """Train a classifier on several workers; leaves a run folder with the model and a report."""
     from polyrhythm.api.train import prepare_process
     from polyrhythm.api.train import train as train_run
-    from polyrhythm.reporting.terminal.progress import progress_for
+    from polyrhythm.reporting.progress import progress_for
 
     prepare_process()
     observer = progress_for(sys.stderr)

@@ -1,14 +1,19 @@
 """What a collective is: an algorithm that moves and adds up vectors over the ranks of a communicator.
 
-Each algorithm is one file of `collectives/`. Most are written over point-to-point messages alone, so that they run
-over any communicator, real or simulated, and give the same bits on both. All ranks of a group must give tensors of the
-same size and dtype, and call in the same order.
+Each algorithm is one file of `collectives/`. Most are written over point-to-point messages alone, so that
+they run over any communicator, real or simulated, and give the same bits on both. All ranks of a group must
+give tensors of the same size and dtype, and call in the same order.
+
+An algorithm for powers of two takes part with any number of ranks by folding (`folded`): Thakur,
+Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.
+
+    N = 6:   4 ──▶ 3,  5 ──▶ 0     then 0, 1, 2, 3 go on alone     3 ──▶ 4,  0 ──▶ 5
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -16,8 +21,8 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.cost.all_reduce import Sent, core_size, fold_partner
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.specs import Config
 
@@ -231,3 +236,25 @@ def exchange(ranks: PointToPoint, peer: int, vector: Tensor, tag: int, like: Ten
     found = receive(ranks, peer, tag, like)
     handle.wait()
     return found
+
+
+def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[[int], None]) -> None:
+    """Adds up over any number of ranks by an algorithm for a power of two.
+
+    Args:
+        ranks: who takes part.
+        vector: changed in place.
+        tag: of the messages.
+        reduce_core: adds `vector` up over the first ranks, as many as it is told, which is the largest power of two
+            that there is; called on these ranks only.
+    """
+    core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)
+    if ranks.rank >= core:
+        assert partner is not None
+        vector.copy_(exchange(ranks, partner, vector, tag, vector))
+        return
+    if partner is not None:
+        vector.add_(receive(ranks, partner, tag, vector))
+    reduce_core(core)
+    if partner is not None:
+        start_send(ranks, partner, vector, tag).wait()

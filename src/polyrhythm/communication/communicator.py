@@ -1,19 +1,61 @@
 """The communicator: all that a strategy may know about the network.
 
-A communicator is a set of ranks, numbered from 0, and a message space of its own: what is sent on one is never
-received on another, even between the same two ranks. The same protocol is real (`transports/torch_distributed`)
-and simulated (`transports/simulated`); code written against it cannot tell which.
+A communicator is a set of ranks, numbered from 0, and a message space of its own: what is sent on one is
+never received on another, even between the same two ranks. The same protocol is real
+(`transports/torch_distributed`) and simulated (`transports/simulated`); code written against it cannot tell
+which. Its clock tells and passes time, real or virtual.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from polyrhythm.communication.clock import Clock
 from polyrhythm.communication.message import Message
+from polyrhythm.errors import RequestError
+
+
+class Clock(Protocol):
+    """Tells and passes time, in seconds."""
+
+    def now(self) -> float:
+        """Seconds since the clock's own start."""
+
+    def sleep(self, seconds: float) -> None:
+        """Returns `seconds` later on this clock."""
+
+
+class WallClock:
+    """Real time; starts at 0 when made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._start
+
+    def sleep(self, seconds: float) -> None:
+        """Blocks this thread."""
+        time.sleep(seconds)
+
+
+class NoSharedMemory(RequestError):
+    """Ranks share no memory.
+
+    Args:
+        reason: why not.
+
+    Attributes:
+        reason: why not.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"these ranks share no memory: {reason}")
+        self.reason = reason
 
 
 class Handle(Protocol):

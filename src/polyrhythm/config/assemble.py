@@ -1,36 +1,57 @@
-"""From a configuration to a job: names become objects, and what cannot be is refused before anything starts."""
+"""From a configuration to a job: names become objects, and what is impossible is refused before anything starts.
+
+The parts: data with their caches (decoded images kept on disk for later runs, and in memory or on the GPU for
+later epochs), the objective (loss, class weights, teachers), the sizes of pictures (windows, size schedule),
+and a trial that makes once what every rank will make.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
 
 from polyrhythm.augmentation.chain import Chain, build_chain
-from polyrhythm.config.caching import with_caches
+from polyrhythm.augmentation.tones import Tones
+from polyrhythm.augmentation.transforms.window import Window
+from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
 from polyrhythm.config.model import device_from, model_maker, name_of
-from polyrhythm.config.objective import objective_from
-from polyrhythm.config.picture_sizes import chain_from, size_schedule_from
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.config.trying_out import try_out
+from polyrhythm.config.trained import facts_of, load_trained
+from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
 from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
+from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.open import open_data
+from polyrhythm.data.resized import WindowSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Job, Keeping, Learning, Losses
-from polyrhythm.roles.network_use import check_network_use
+from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
+from polyrhythm.models.create import check_picture_size
+from polyrhythm.partition.cut import cut
+from polyrhythm.partition.ownership import Ownership
+from polyrhythm.roles.job import Job, Keeping, Learning, Losses, check_network_use
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.training.batch_schedule import BatchSchedule
-from polyrhythm.training.loss import Targets
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.forward_pass import Execution, Precision, check_learns_alone
+from polyrhythm.training.loss import Loss, Targets
+from polyrhythm.training.objective import Objective, Teachers, Teaching
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import OptimizerPlan, check_shards
 from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.passes.execution import Execution
-from polyrhythm.training.passes.lone_pictures import check_learns_alone
-from polyrhythm.training.passes.precision import Precision
-from polyrhythm.training.schedule import Schedule
-from polyrhythm.training.size_schedule import SizeSchedule
+from polyrhythm.training.schedule import BatchSchedule, Schedule, SizeSchedule
+
+if TYPE_CHECKING:
+    from polyrhythm.data.dataset import Split
+
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
@@ -233,3 +254,192 @@ def _made(what: str, spec: Any, *packages: str) -> Config:
 def _is_slow(dataset: Dataset) -> bool:
     """Whether a batch of these data takes work enough to be prepared by a thread of its own."""
     return not isinstance(dataset.train, TensorSplit)
+
+
+def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Dataset:
+    """Gives the same data, whose decoded images are kept as the configuration says.
+
+    Raises:
+        RequestError: there is nothing to keep of such data, or no room for it.
+    """
+    if config.decoded is not None:
+        train, test = (
+            _on_disk(split, config.decoded, dataset.name) for split in (dataset.train, dataset.test)
+        )
+        dataset = replace(dataset, train=train, test=test)
+    limit = CacheLimit.parse(config.cache)
+    if limit.size_bytes == 0:
+        return dataset
+    decoding = _inmost(dataset.train)
+    needless = _needless(decoding, device)
+    if needless and limit.size_bytes is None:
+        return dataset
+    if needless or not isinstance(decoding, Decoding):
+        raise RequestError(f"cache {config.cache}: the images of {dataset.name} {needless}: leave cache out")
+    cached = CachedSplit(decoding, _plan(limit, config.workers, device))
+    return replace(dataset, train=_instead(dataset.train, cached))
+
+
+def _inmost(split: Split) -> Split:
+    """Gives what windows are cut out of, or the split itself."""
+    return split.larger if isinstance(split, WindowSplit) else split
+
+
+def _instead(split: Split, inmost: Split) -> Split:
+    """Gives a split with another one in the place of its inmost."""
+    return split.over(inmost) if isinstance(split, WindowSplit) else inmost
+
+
+def _on_disk(split: Split, folder: str, name: str) -> Split:
+    files = _inmost(split)
+    if not isinstance(files, ImageFileSplit):
+        raise RequestError(
+            f"decoded keeps what image files hold, and {name} is not made of them: leave it out"
+        )
+    return _instead(split, keep_decoded(files, folder))
+
+
+def _needless(split: Split, device: torch.device) -> str:
+    """Says why a cache would be of no use; nothing if it would."""
+    if not isinstance(split, Decoding):
+        return "are not decoded here, or differ each time"
+    if device.type == "cpu" and isinstance(split, TensorSplit):
+        return "are in memory already"
+    if device.type == "cpu" and isinstance(split, DecodedFiles):
+        return "are kept by the system, as files that were read"
+    return ""
+
+
+def _plan(limit: CacheLimit, workers: int, device: torch.device) -> CachePlan:
+    apart = started_by_torchrun()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if apart else workers
+    # A process sees an image as kept only after its bytes, where stores become visible in their order.
+    shared = device.type == "cpu" and not apart and strongly_ordered()
+    return CachePlan(limit=limit, processes=processes, shared=shared)
+
+
+LOSSES = "polyrhythm.training.losses"
+
+
+def objective_from(config: RunConfig, dataset: Dataset) -> Objective:
+    """Makes what a run minimises.
+
+    Raises:
+        RequestError: an unknown loss, a number out of its range, or teachers that cannot teach these data.
+    """
+    loss = config.loss if isinstance(config.loss, Loss) else build("loss", str(config.loss), LOSSES)
+    assert isinstance(loss, Loss)
+    weights = balanced_weights(dataset) if config.class_weights == "balanced" else None
+    targets = Targets(config.label_smoothing, weights)
+    teaching = Teaching(config.temperature, config.teacher_share)
+    return Objective(loss, targets, _teachers(config, dataset, teaching))
+
+
+def balanced_weights(dataset: Dataset) -> Tensor:
+    """Gives each class a weight, (K,), by which all count alike in training: n / (K n_k); 0 for one without images.
+
+    The mean weight of the training images is 1, so the learning rate keeps its meaning.
+    """
+    counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes))
+    present = int((counts > 0).sum())
+    return torch.where(counts > 0, counts.sum() / (present * counts.clamp_min(1)), 0.0).float()
+
+
+def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teachers | None:
+    if config.teacher is None:
+        return None
+    paths = [Path(part.strip()) for part in config.teacher.split(";") if part.strip()]
+    if not paths:
+        raise RequestError("--teacher names nobody: give a run folder, or several with ; between")
+    for path in paths:
+        if (facts_of(path).get("pixels") or "imagenet") != (config.pixels or "imagenet"):
+            raise RequestError(
+                f"{path} learned from pixels normalised otherwise: give the --pixels of its config.yaml"
+            )
+    with torch.random.fork_rng(devices=[]):
+        trained = [load_trained(path, dataset=dataset) for path in paths]
+    return Teachers(
+        [each.model.cpu() for each in trained],
+        [each.dataset.image_shape[-1] for each in trained],
+        teaching,
+    )
+
+
+SIZE_SCHEDULES = "polyrhythm.training.size_schedules"
+
+
+def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chain | None:
+    """Gives what changes the training pictures of a data set: first a window, where pictures are larger than that."""
+    if config.scale is not None:
+        window = Window(size=dataset.image_shape[1])
+        chain = Chain((window, *(chain.transforms if chain else ())))
+    return None if chain is None else chain.on(Tones(dataset.black, dataset.white))
+
+
+def size_schedule_from(
+    config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module]
+) -> SizeSchedule:
+    """Makes the schedule of picture sizes, and tries the network on all of them.
+
+    Raises:
+        RequestError: an unknown schedule, a size beyond that of the pictures, or one that the network cannot take.
+    """
+    schedule = build("size schedule", str(config.size_schedule), SIZE_SCHEDULES)
+    assert isinstance(schedule, SizeSchedule)
+    channels, *shape = dataset.image_shape
+    epochs = config.epochs or dataset.default_epochs
+    sides = {schedule.side(epoch, epochs, min(shape)) for epoch in range(epochs)} - set(shape)
+    if not sides:
+        return schedule
+    if shape[0] != shape[1]:
+        raise RequestError(f"size schedule {schedule} needs square pictures: give an --image-size")
+    with torch.random.fork_rng(devices=[]):
+        model = make_model()
+    for side in sorted(sides):
+        try:
+            check_picture_size(model, "", len(dataset.classes), (channels, side, side))
+        except RequestError:
+            raise RequestError(
+                f"size schedule {schedule} shows pictures of {side} pixels, which the model cannot take: give other "
+                "sizes, or a network that ends in a global pooling, such as resnet18"
+            ) from None
+    return schedule
+
+
+def try_out(
+    make_model: partial[nn.Module],
+    optimizer: OptimizerConfig,
+    strategy: Strategy,
+    workers: int,
+    image_shape: tuple[int, int, int],
+) -> int:
+    """Makes model and optimiser, and asks the strategy whether it can do with them.
+
+    Args:
+        make_model: makes the network.
+        optimizer: of the run.
+        strategy: of the run.
+        workers: how many there are.
+        image_shape: (C, H, W) of a picture.
+
+    Returns:
+        How many numbers the network has, buffers and all.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = make_model()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        made = optimizer.create(trained)
+    except ValueError as error:
+        raise RequestError(f"optimizer {optimizer}: {error}") from None
+    if strategy.shard_count:
+        check_shards(made, model, strategy.shard_count)
+    flat = FlatParameters(model)
+    strategy.check_optimizer(OptimizerPlan.of(made, flat), workers)
+    if strategy.cuts_network:
+        with torch.random.fork_rng(devices=[]):
+            Ownership.of(flat, cut(model, flat.vector.new_zeros(1, *image_shape)), workers)
+    return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

@@ -13,8 +13,7 @@ from torch import nn
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
-from polyrhythm.models.freezing import freeze
-from polyrhythm.models.start import start_from
+from polyrhythm.models.fine_tuning import freeze, start_from
 from polyrhythm.specs import Config
 
 

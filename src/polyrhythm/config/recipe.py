@@ -10,7 +10,7 @@ import yaml
 
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
-from polyrhythm.models.start import pixels_of
+from polyrhythm.models.fine_tuning import pixels_of
 from polyrhythm.specs import Config, Spec, validated
 
 CONFIG_FILE = "config.yaml"

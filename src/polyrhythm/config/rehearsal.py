@@ -14,12 +14,12 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing.sharding import steps_per_epoch
+from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of

@@ -1,4 +1,7 @@
-"""A trained network with its data, from a run folder or a file of weights."""
+"""A trained network with its data, from a run folder, a file of weights or a checkpoint of a run.
+
+A checkpoint gives the network as it was tested when the checkpoint was written.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,64 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from polyrhythm.config.checkpointed import fill, is_last, run_of
 from polyrhythm.config.model import device_from, model_maker, name_of
-from polyrhythm.config.options import PictureOptions, refuse_unknown
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import PictureOptions, refuse_unknown
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.weights import read_metadata
+from polyrhythm.roles.keeping.archive import FOLDER, Snapshot
+from polyrhythm.roles.keeping.worker_state import mean_buffers
+from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
+from polyrhythm.training.flat_parameters import FlatParameters
+
+
+def run_of(path: Path) -> Path | None:
+    """Gives the run folder of a checkpoint in it; None if the path is no checkpoint of a run."""
+    folder = path.parent.parent
+    inside = path.is_file() and path.parent.name == FOLDER
+    return folder if inside and (folder / CONFIG_FILE).is_file() else None
+
+
+def best_of(path: Path) -> Path:
+    """Gives the checkpoint of the highest test accuracy of a run folder.
+
+    Raises:
+        RequestError: it keeps none.
+    """
+    found = best_checkpoint(path / FOLDER)
+    if found is None:
+        raise RequestError(f"{path} keeps no best checkpoint: train with --keep-best")
+    return found
+
+
+def is_last(path: Path) -> bool:
+    """Whether a checkpoint, by its own name or as the best one, is that of a run's highest step."""
+    newest = checkpoints(path.parent)
+    return bool(newest) and path.name.endswith(newest[0].name)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, path: Path) -> None:
+    """Gives a model the weights of a checkpoint, and the mean of its workers' batch-norm statistics, in place.
+
+    Args:
+        model: on the CPU; what the run did not train it has already.
+        path: of the checkpoint.
+
+    Raises:
+        RequestError: the checkpoint is damaged, or of another network.
+    """
+    snapshot = Snapshot.of(*load_checkpoint(path))
+    flat, buffers = FlatParameters(model), dict(model.named_buffers())
+    kept = mean_buffers([snapshot.workers[number] for number in sorted(snapshot.workers)])
+    if snapshot.tested.shape != flat.vector.shape or kept.keys() - buffers.keys():
+        raise RequestError(f"{path} is of another network: give the --model that it was trained with")
+    flat.vector.copy_(snapshot.tested)
+    for name, value in kept.items():
+        buffers[name].copy_(value)
+
 
 MODEL_FILE = "model.safetensors"
 

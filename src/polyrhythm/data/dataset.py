@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from polyrhythm.data.pictures.images import CENTRAL_SHARE
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.errors import RequestError
 
 OWN_EPOCHS = 10

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.dealing.begun import Stretch, images_left, left_of
-from polyrhythm.data.dealing.seeding import sample_keys
-from polyrhythm.data.dealing.sharding import StandIn, dealt, dealt_in_steps, epoch_order, steps_per_epoch
-from polyrhythm.data.resized import scaled
-from polyrhythm.data.shards.shard_split import Streamed
-from polyrhythm.data.windows import Uncut
+from polyrhythm.data.dealing import (
+    StandIn,
+    Stretch,
+    dealt,
+    dealt_in_steps,
+    epoch_order,
+    images_left,
+    left_of,
+    steps_per_epoch,
+)
+from polyrhythm.data.resized import Uncut, scaled
+from polyrhythm.data.seeding import sample_keys
+from polyrhythm.data.shards import Streamed
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:

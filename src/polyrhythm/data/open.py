@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
-from polyrhythm.data.files.manifest import SUFFIXES
-from polyrhythm.data.pictures.images import CENTRAL_SHARE
-from polyrhythm.data.resized import resized
+from polyrhythm.data.images import CENTRAL_SHARE
+from polyrhythm.data.resized import resized, windowed
 from polyrhythm.data.sources.image_folder import ImageFolder
-from polyrhythm.data.sources.manifest import Manifest
+from polyrhythm.data.sources.manifest import SUFFIXES, Manifest
 from polyrhythm.data.sources.tar_shards import TarShards
-from polyrhythm.data.windows import windowed
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.augmentation.tones import Tones
-from polyrhythm.data.dealing.seeding import seed_for
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.specs import Config
 
 SEVERITIES = 5

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from polyrhythm.augmentation.chain import TRANSFORMS, Chain, Transform
 from polyrhythm.augmentation.tones import Tones
-from polyrhythm.data.dealing.seeding import sample_keys
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import unknown
 from polyrhythm.evaluation.corruption import SEVERITIES, Corruption
 from polyrhythm.evaluation.evaluate import in_evaluation_mode

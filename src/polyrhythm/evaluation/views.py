@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.data.pictures.images import CENTRAL_SHARE
+from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.resized import whole_pictures
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.dense.network import DenseNetwork, NotConvertible
-from polyrhythm.evaluation.dense.to_dense import to_dense
-from polyrhythm.evaluation.windows import SlidingWindows
+from polyrhythm.evaluation.dense import DenseNetwork, NotConvertible, SlidingWindows, to_dense
 
 if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split

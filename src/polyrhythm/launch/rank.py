@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyrhythm.communication.around import RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.communication.forwarding import RecordingCommunicator
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.events import Event, Notice
-from polyrhythm.launch.cores import use_threads
-from polyrhythm.launch.kept_memory import keep_freed_memory
+from polyrhythm.launch.devices import use_threads
+from polyrhythm.launch.process import keep_freed_memory
 from polyrhythm.launch.watchdog import LOST_AFTER, Watchdog, WatchdogSetting
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopRequest, World, goes_on_without
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 @dataclass(frozen=True)

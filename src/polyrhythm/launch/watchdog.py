@@ -1,4 +1,4 @@
-"""The watchdog: a thread of every real rank that says who hangs, where and why, and what is done about it.
+"""The watchdog: a thread of every real rank that says which rank hangs, where and why, and acts on it.
 
     0 s            limit                              4 x limit
     last pulse ───▶ diagnosis: rank, role, step,  ───▶ taken for lost: ended where it is on this host, and all others
@@ -6,15 +6,20 @@
                     do; stacks of all ranks            with this cause
                     a pulse again: all goes on
 
-Limits come from what is measured. A rank is silent for too long after GAPS times the median gap between its pulses,
-a wait lasts too long after STEPS times the median step of the one who waits, both never sooner than a floor.
-A rank that cannot reach the store for as long as others take to declare it lost ends itself, so that none lives on that
-others do without.
+Limits come from what is measured. A rank is silent for too long after GAPS times the median gap between its
+pulses, a wait lasts too long after STEPS times the median step of the one who waits, both never sooner than a
+floor. A rank that cannot reach the store for as long as others take to declare it lost ends itself, so that
+none lives on that others do without.
+
+Pulses (heartbeats) are what every rank says of itself, again and again, in the store where all meet. The
+cause of a loss is left in the same store by the rank that declares it, before any other rank can hear of the
+loss. `LivedClock` counts the seconds in which this process could run.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import threading
@@ -22,17 +27,94 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from polyrhythm.communication.activity import COMPUTING, Activity
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
-from polyrhythm.launch.causes_of_loss import cause_of_loss, leave_cause
-from polyrhythm.launch.lived_clock import LivedClock
-from polyrhythm.launch.pulse import Pulse, publish, read
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, tell_of_loss
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """One rank at one moment.
+
+    Attributes:
+        rank: which.
+        incarnation: how many have had its number before.
+        role: what it is, such as `worker 1`.
+        beat: counts up, so that others see it live, whatever their clocks say.
+        step: steps that it has done.
+        doing: in words.
+        doing_s: for how long.
+        takes_long: whether that may well take long.
+        host: equal for ranks of one host.
+        process: its number there.
+        left: whether it has left in good order.
+    """
+
+    rank: int
+    incarnation: int
+    role: str
+    beat: int = 0
+    step: int = 0
+    doing: str = ""
+    doing_s: float = 0.0
+    takes_long: bool = False
+    host: str = ""
+    process: int = 0
+    left: bool = False
+
+    @property
+    def peer(self) -> Peer:
+        """The process."""
+        return Peer(self.rank, self.incarnation)
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        where = f"step {self.step}, " if self.role.startswith("worker") else ""
+        return f"{self.role} (rank {self.rank}): {where}{self.doing} for {self.doing_s:.1f} s"
+
+    @classmethod
+    def of(cls, activity: Activity, own: Peer, role: str, host: str, beat: int) -> Pulse:
+        """Takes this process's."""
+        doing = activity.now()
+        return cls(
+            *own,
+            role=role,
+            beat=beat,
+            step=activity.step,
+            doing=doing.what,
+            doing_s=time.monotonic() - doing.since_s,
+            takes_long=doing.takes_long,
+            host=host,
+            process=os.getpid(),
+        )
+
+
+def publish(store: Any, pulse: Pulse) -> None:
+    """Leaves a pulse in the store."""
+    store.set(_pulse_key(pulse.rank), json.dumps(asdict(pulse)))
+
+
+def read(store: Any, ranks: list[int]) -> dict[int, Pulse]:
+    """Reads the latest pulses of some ranks, of those that have had one."""
+    there = [rank for rank in ranks if store.check([_pulse_key(rank)])]
+    if not there:
+        return {}
+    values = store.multi_get([_pulse_key(rank) for rank in there])
+    return {
+        rank: Pulse(**json.loads(bytes(value).decode())) for rank, value in zip(there, values, strict=True)
+    }
+
+
+def _pulse_key(rank: int) -> str:
+    return f"pulse/{rank}"
+
 
 GAPS = 6
 """A rank may be silent for so many of the gaps between its pulses, as they were lately."""
@@ -292,3 +374,48 @@ class Watchdog:
     def _leave(self, why: str) -> None:
         self._setting.say(f"{self._setting.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
         os._exit(1)
+
+
+class LivedClock:
+    """Counts the seconds in which this process could run: a whole run that is stopped for a while has missed nothing.
+
+    Args:
+        beat_s: after which it is told to tick; whoever takes much longer was stopped.
+
+    Attributes:
+        now_s: counted so far.
+    """
+
+    def __init__(self, beat_s: float) -> None:
+        self.now_s = 0.0
+        self._longest_s = 3 * beat_s
+        self._ticked_s = time.monotonic()
+
+    def tick(self) -> None:
+        """Counts what has passed since the last time."""
+        now_s = time.monotonic()
+        self.now_s += min(now_s - self._ticked_s, self._longest_s)
+        self._ticked_s = now_s
+
+
+def leave_cause(store: Any, peer: Peer, cause: str) -> None:
+    """Says why a process is taken for lost; it is there to be read when this returns.
+
+    Args:
+        store: where the ranks meet.
+        peer: the process.
+        cause: what goes on after "worker 1".
+    """
+    key = _cause_key(peer)
+    store.set(key, cause)
+    store.check([key])
+
+
+def cause_of_loss(store: Any, peer: Peer) -> str:
+    """Gives why a process was taken for lost, in words; empty if it was not."""
+    key = _cause_key(peer)
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
+
+
+def _cause_key(peer: Peer) -> str:
+    return f"watchdog/cause/{peer.rank}/{peer.incarnation}"

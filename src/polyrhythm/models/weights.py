@@ -1,23 +1,27 @@
-"""Weights as files: read without executing anything in them, written whole or not at all."""
+"""Weights as files: read in any format without executing anything in them, written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.models.weights_formats import is_safetensors, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import nn
+
 
 _FILE_IN_RUN_FOLDER = "model.safetensors"
 _SHOWN = 3
@@ -153,3 +157,69 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_CHECKPOINT_KEYS = ("state_dict", "model", "model_state_dict")
+_WRAPPERS = ("module.", "_orig_mod.")  # put before every name by DataParallel and by torch.compile
+
+
+def is_safetensors(file: Path) -> bool:
+    """Tells a safetensors file by its first bytes: the length of a header, then the header, which is JSON.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            return opened.read(9)[8:] == b"{"
+    except OSError as error:
+        raise RequestError(f"cannot read the weights file {file}: {error.strerror}") from None
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Reads the tensors of a file, on the CPU, by their names in the model.
+
+    Args:
+        file: safetensors, or what `torch.save` made of a state dict or of a checkpoint that holds one.
+
+    Raises:
+        RequestError: damaged, no weights, or objects inside that would have to be executed.
+    """
+    if not is_safetensors(file):
+        return _without_wrapper(_state_dict(file, _read_pickled_data(file)))
+    try:
+        return _without_wrapper(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"the weights file {file} is damaged ({error}): give another") from None
+
+
+def _read_pickled_data(file: Path) -> Any:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # what is wrong with the file is said below
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail in any way
+        if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise RequestError(
+                f"{file} holds the object {refused[1]}, which is no data, and nothing was executed: "
+                "save the state dict alone, best as safetensors"
+            ) from None
+        raise RequestError(f"{file} is damaged or no weights file: give another") from None
+
+
+def _state_dict(file: Path, content: Any) -> dict[str, Tensor]:
+    if isinstance(content, dict):
+        inner = next(
+            (content[key] for key in _CHECKPOINT_KEYS if isinstance(content.get(key), dict)), content
+        )
+        if inner and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in inner.items()):
+            return dict(inner)
+    raise RequestError(
+        f"{file} holds no weights: expected tensors by name, alone or under {' or '.join(_CHECKPOINT_KEYS)}"
+    )
+
+
+def _without_wrapper(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for wrapper in _WRAPPERS:
+        if tensors and all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
+    return tensors

@@ -1,32 +1,84 @@
 """Hybrid model and data parallelism: a forward and backward pass of K workers together.
 
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section 4; Wu,
-Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1, has the same split.
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
+4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1, has the same split.
 
     trunk gradient of worker i = d(w_i L_i)/d trunk      to be added up over the workers
-    head gradient, slice s     = d(sum_i w_i L_i)/d s    complete on worker s: nobody adds it up again
+    head gradient, slice s     = d(sum_i w_i L_i)/d s    complete on worker s: not to be added up again
 
-L_i is the mean loss of worker i's examples, w_i their weight; who divides both by sum_i w_i has the gradients of the
-mean over all examples. Rounds are those of the scheme; the head's gradients are those of all rounds together, so all
-schemes give those of one large batch. Departure: the paper's option to update the head after every round is left out.
+L_i is the mean loss of worker i's examples, w_i their weight; dividing both by sum_i w_i yields the gradients
+of the mean over all examples.
 
     trunk ─▶ ( examples ─▶ head forward ─▶ logits ─▶ loss ─▶ head backward ─▶ gradients of examples ) per round ─▶ trunk
-              └─ those of the next round set out before this one is computed
+              └─ those of the next round are sent before this one is computed
+
+The scheme tells which examples the head sees together, round by round:
+
+    a    one round:  all b examples of all K workers
+    b    K rounds:   all b examples of worker k in round k
+    c    K rounds:   examples b r/K ... b (r+1)/K of every worker in round r
+
+The head's gradients are those of all rounds together, so all schemes yield those of one large batch.
+
+Every worker computes a slice of the neurons of each layer of the head:
+
+    forward    y_s = f(x W_s' + b_s)  on worker s;   x of the next layer = (y_0 | y_1 | … )       for all examples
+    backward   dW_s = dz_s' x         on worker s;   dx = sum_s dz_s W_s, each worker its own columns of it
+
+W_s are the rows of W that belong to the slice, z_s the argument of f. The examples' owners get their logits,
+and provide the gradients of these. Autograd works inside a layer only, so no worker ever waits for another
+inside it.
+
+A dry run (`RehearsedPass`) sends the messages of a pass without its numbers, for networks that are not
+computed. Every message is as large as that of `HybridPass`, and comes at the same place: examples that are
+sent one round early, outputs of hidden layers, logits, and the gradients of all three on their way back.
+
+Departure from the papers: the option to update the head after every round is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from polyrhythm.communication.collective import start_send
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.partition import scheme as schemes
-from polyrhythm.partition.activations import Activations
-from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.scheme import Scheme
-from polyrhythm.partition.sharded_layers import ShardedLayers, added
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RunError
+from polyrhythm.partition.cut import Cut, Layer
+
+Scheme = Literal["a", "b", "c"]
+
+
+def rounds(scheme: Scheme, workers: int) -> int:
+    """Gives how many rounds a step has."""
+    return 1 if scheme == "a" else workers
+
+
+def sends(scheme: Scheme, worker: int, number: int) -> bool:
+    """Tells whether a worker has examples in a round, as far as that can be told without its batch."""
+    return scheme != "b" or worker == number
+
+
+def place(scheme: Scheme, batch: int, workers: int, number: int) -> slice:
+    """Gives the places in its batch of a worker's examples in a round in which it sends.
+
+    Args:
+        scheme: a, b or c.
+        batch: the worker's examples in the step.
+        workers: how many there are.
+        number: of the round.
+    """
+    if scheme == "c":
+        return slice(batch * number // workers, batch * (number + 1) // workers)
+    return slice(0, batch)
+
 
 Loss = Callable[[Tensor, slice], Tensor]
 """Takes logits (R, classes) and the places of their examples in the batch; gives their mean loss, ()."""
@@ -72,7 +124,7 @@ class HybridPass:
         features = self._features(images)
         gradients, value = torch.zeros_like(features), 0.0
         setting_out = self._send(features, 0)
-        for number in range(schemes.rounds(self._scheme, self._activations.size)):
+        for number in range(rounds(self._scheme, self._activations.size)):
             under_way, setting_out = setting_out, self._send(features, number + 1)
             mine = self._place(features, number)
             examples = [self._examples(features, number, source) for source in range(self._activations.size)]
@@ -92,20 +144,20 @@ class HybridPass:
 
     def _send(self, features: Tensor, number: int) -> list[Handle]:
         rank, size = self._activations.rank, self._activations.size
-        if number >= schemes.rounds(self._scheme, size) or not schemes.sends(self._scheme, rank, number):
+        if number >= rounds(self._scheme, size) or not sends(self._scheme, rank, number):
             return []
         return self._activations.start(features[self._place(features, number)])
 
     def _place(self, features: Tensor, number: int) -> slice:
         rank, size = self._activations.rank, self._activations.size
-        if not schemes.sends(self._scheme, rank, number):
+        if not sends(self._scheme, rank, number):
             return slice(0, 0)
-        return schemes.place(self._scheme, len(features), size, number)
+        return place(self._scheme, len(features), size, number)
 
     def _examples(self, features: Tensor, number: int, source: int) -> Tensor:
         if source == self._activations.rank:
             return features.detach()[self._place(features, number)]
-        if not schemes.sends(self._scheme, source, number):
+        if not sends(self._scheme, source, number):
             return features.detach()[:0]
         return self._activations.examples(source, features)
 
@@ -134,3 +186,326 @@ def _loss_of(logits: Tensor, mine: slice, share: float, of_loss: tuple[Loss, flo
         value = loss(leaf, mine)
         (gradient,) = torch.autograd.grad(value * (weight * share), leaf)
     return float(value.detach()) * share, gradient
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a layer's backward pass needs: its inputs, its slice of the parameters, and its outputs."""
+
+    inputs: Tensor
+    slices: list[tuple[Tensor, Tensor]]
+    outputs: Tensor
+
+
+class ShardedLayers:
+    """One worker's slices of a head.
+
+    Args:
+        layers: all of the head; their gradients are added to in this worker's rows only.
+        activations: the way to the others.
+        wants_inputs: whether somebody wants to know the gradient of the first layer's inputs.
+    """
+
+    def __init__(self, layers: Sequence[Layer], activations: Activations, *, wants_inputs: bool) -> None:
+        self._layers = layers
+        self._activations = activations
+        self._wants_inputs = wants_inputs
+        workers = activations.size
+        self._places = [neurons(layer.linear.out_features, workers) for layer in layers]
+        self._calls: list[_Call] = []
+
+    @property
+    def places(self) -> list[slice]:
+        """This worker's neurons of each layer."""
+        return [places[self._activations.rank] for places in self._places]
+
+    def forward(self, inputs: Tensor, counts: Sequence[int]) -> Tensor:
+        """Gives the logits of this worker's own examples.
+
+        Args:
+            inputs: (sum of counts, A), everybody's examples, in rank order.
+            counts: how many of them each worker owns.
+
+        Returns:
+            (counts[rank], classes).
+        """
+        rank, rows = self._activations.rank, sum(counts)
+        self._calls = []
+        for number, layer in enumerate(self._layers):
+            call = self._call(number, layer, inputs)
+            self._calls.append(call)
+            if number + 1 == len(self._layers):
+                parts, height = list(call.outputs.split(list(counts))), counts[rank]
+            else:
+                parts, height = [call.outputs] * len(counts), rows
+            shapes = [(height, width) for width in self._widths(number)]
+            inputs = _joined(self._activations.swap(parts, shapes), dim=1)
+        return inputs
+
+    def backward(self, gradient: Tensor, counts: Sequence[int]) -> Tensor | None:
+        """Adds this worker's slices of the layers' gradients up, and gives what is wanted of the inputs'.
+
+        Args:
+            gradient: (counts[rank], classes), of the logits that `forward` gave.
+            counts: as given to `forward`.
+
+        Returns:
+            (sum of counts, A): what this worker's neurons contribute, to be added up over the workers; None if nobody
+            wants it.
+        """
+        rank, rows = self._activations.rank, sum(counts)
+        widths = self._widths(len(self._layers) - 1)
+        shapes = [(count, widths[rank]) for count in counts]
+        gradient = _joined(self._activations.swap(gradient.split(widths, dim=1), shapes), dim=0)
+        partial: Tensor | None = None
+        for number in reversed(range(len(self._layers))):
+            partial = _backward(self._calls[number], gradient, self._places[number][rank])
+            if number:
+                assert partial is not None, "all layers but the first want to know of their inputs"
+                widths = self._widths(number - 1)
+                shapes = [(rows, widths[rank])] * len(counts)
+                gradient = added(self._activations.swap(partial.split(widths, dim=1), shapes))
+        self._calls = []
+        return partial
+
+    def _call(self, number: int, layer: Layer, inputs: Tensor) -> _Call:
+        place = self._places[number][self._activations.rank]
+        linear = layer.linear
+        leaf = inputs.detach().requires_grad_(self._wants_inputs or number > 0)
+        weight = linear.weight.detach()[place].requires_grad_(linear.weight.requires_grad)
+        slices: list[tuple[Tensor, Tensor]] = [(linear.weight, weight)]
+        bias = None
+        if linear.bias is not None:
+            bias = linear.bias.detach()[place].requires_grad_(linear.bias.requires_grad)
+            slices.append((linear.bias, bias))
+        with torch.enable_grad():
+            outputs = layer.finish(functional.linear(leaf, weight, bias))
+        return _Call(leaf, slices, outputs)
+
+    def _widths(self, number: int) -> list[int]:
+        return [place.stop - place.start for place in self._places[number]]
+
+
+def neurons(count: int, workers: int) -> list[slice]:
+    """Cuts so many neurons into neighbouring slices whose lengths differ by at most one; one a worker, maybe empty."""
+    return [slice(count * worker // workers, count * (worker + 1) // workers) for worker in range(workers)]
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    """Adds tensors of one shape up, in their order."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + part
+    return whole
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
+
+
+def _backward(call: _Call, gradient: Tensor, place: slice) -> Tensor | None:
+    """Adds to the gradients of a slice's parameters; gives that of the inputs, if they want one."""
+    trained = [(parameter, leaf) for parameter, leaf in call.slices if leaf.requires_grad]
+    leaves = [leaf for _, leaf in trained] + ([call.inputs] if call.inputs.requires_grad else [])
+    if not leaves:
+        return None
+    found = torch.autograd.grad(call.outputs, leaves, gradient)
+    for (parameter, _), slice_gradient in zip(trained, found, strict=False):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[place] += slice_gradient
+    return found[-1] if call.inputs.requires_grad else None
+
+
+_EXAMPLES, _LAYERS = 1, 2
+
+
+class Activations:
+    """One worker's end. All workers must make the same calls in the same order.
+
+    Args:
+        group: who shares the head.
+        name: tells its messages from those of others on the same group.
+
+    Attributes:
+        received_bytes: of numbers, headers not counted, since it was made.
+    """
+
+    def __init__(self, group: Communicator, name: str = "activations") -> None:
+        self._group = group.subgroup(name, range(group.size)) if group.size > 1 else group
+        self.rank, self.size = group.rank, group.size
+        self.received_bytes = 0
+
+    def start(self, examples: Tensor) -> list[Handle]:
+        """Starts to send examples (R, A) to all others, who learn from it how many there are."""
+        flat = examples.detach().reshape(-1)
+        return [start_send(self._group, to, flat, _EXAMPLES) for to in self._others()]
+
+    def examples(self, source: int, like: Tensor) -> Tensor:
+        """Waits for what another worker has started to send.
+
+        Args:
+            source: the worker.
+            like: (…, A), of the same dtype and device.
+
+        Returns:
+            (R, A).
+
+        Raises:
+            RunError: what has come is not whole examples of A numbers.
+        """
+        return self._take(source, _EXAMPLES, (-1, like.shape[-1]), like)
+
+    def finish(self, handles: Iterable[Handle]) -> None:
+        """Waits until what has been started is on its way, and its memory free."""
+        with _own_random_numbers():
+            for handle in handles:
+                handle.wait()
+
+    def swap(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Gives every worker its part, and takes this worker's from each.
+
+        Args:
+            parts: one a worker, in rank order.
+            shapes: of what each worker has for this one; that of its own part is not looked at. What is empty does
+                not travel.
+
+        Returns:
+            One a worker, in rank order.
+        """
+        ours = [part.detach().contiguous().reshape(-1) for part in parts]
+        sent = [start_send(self._group, to, ours[to], _LAYERS) for to in self._others() if ours[to].numel()]
+        own = parts[self.rank].detach()
+        taken = [
+            own if source == self.rank else self._take(source, _LAYERS, shape, own)
+            for source, shape in enumerate(shapes)
+        ]
+        self.finish(sent)
+        return taken
+
+    def _take(self, source: int, tag: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+        if 0 in shape:
+            return like.new_zeros(shape)
+        with _own_random_numbers():
+            vector = self._group.receive(source, tag)[1].tensor
+        whole = abs(shape[0] * shape[1])
+        if vector is None or vector.dtype != like.dtype or vector.numel() % whole:
+            raise RunError(
+                f"worker {source} sent activations that do not fit: {whole} numbers of {like.dtype} were expected; all "
+                "workers must train the same network"
+            )
+        self.received_bytes += vector.numel() * vector.element_size()
+        return vector.to(like.device).reshape(shape)
+
+    def _others(self) -> list[int]:
+        """Gives the other ranks, the next one first, so that not all begin with the same one."""
+        return [(self.rank + offset) % self.size for offset in range(1, self.size)]
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    """Goes on with the same random numbers afterwards: ranks of a simulation share a generator, and take turns."""
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """What the messages depend on.
+
+    Attributes:
+        features: of an example: A.
+        widths: neurons of each layer.
+        trains_trunk: whether somebody wants the gradients of examples.
+        number: a tensor of the dtype and device of what travels.
+        stands_for: how many numbers each number of a message stands for.
+    """
+
+    features: int
+    widths: tuple[int, ...]
+    trains_trunk: bool
+    number: Tensor
+    stands_for: float = 1.0
+
+
+class RehearsedPass:
+    """One worker's passes. All workers must call it equally often.
+
+    Args:
+        sizes: of the head.
+        group: the workers.
+        scheme: which examples the head sees together.
+    """
+
+    def __init__(self, sizes: HeadSizes, group: Communicator, scheme: Scheme) -> None:
+        self._sizes = sizes
+        self._scheme = scheme
+        self._rank, self._size = group.rank, group.size
+        self._group = group.subgroup("activations", range(group.size)) if group.size > 1 else group
+        self._widths = [
+            [span.stop - span.start for span in neurons(each, group.size)] for each in sizes.widths
+        ]
+
+    def run(self, batch: int) -> None:
+        """Passes a batch of so many examples of this worker through the head and back."""
+        setting_out = self._send(batch, 0)
+        for number in range(rounds(self._scheme, self._size)):
+            under_way, setting_out = setting_out, self._send(batch, number + 1)
+            self._round([self._rows(batch, number, source) for source in range(self._size)])
+            for handle in under_way:
+                handle.wait()
+
+    def _round(self, counts: Sequence[int]) -> None:
+        rank, rows = self._rank, sum(counts)
+        *hidden, last = self._widths
+        for widths in hidden:
+            self._swap([rows * widths[rank]] * self._size, [rows * width for width in widths])
+        logits = [count * last[rank] for count in counts], [counts[rank] * width for width in last]
+        self._swap(*logits)
+        self._swap(*reversed(logits))
+        for widths in reversed(hidden):
+            self._swap([rows * width for width in widths], [rows * widths[rank]] * self._size)
+        if self._sizes.trains_trunk:
+            features = self._sizes.features
+            self._swap([count * features for count in counts], [counts[rank] * features] * self._size)
+
+    def _send(self, batch: int, number: int) -> list[Handle]:
+        last = number >= rounds(self._scheme, self._size)
+        if last or not sends(self._scheme, self._rank, number):
+            return []
+        span = place(self._scheme, batch, self._size, number)
+        rows = span.stop - span.start
+        examples = self._numbers(rows * self._sizes.features)
+        # How many rows there are cannot be told from numbers that stand for several.
+        message = Message(Kind.VECTOR, examples, step=rows, tag=_EXAMPLES)
+        return [self._group.start_send(to, message) for to in self._others()]
+
+    def _rows(self, batch: int, number: int, source: int) -> int:
+        if not sends(self._scheme, source, number):
+            return 0
+        if source != self._rank:
+            _, message = self._group.receive(source, _EXAMPLES)
+            return message.step
+        span = place(self._scheme, batch, self._size, number)
+        rows: int = span.stop - span.start
+        return rows
+
+    def _swap(self, sent: Sequence[int], taken: Sequence[int]) -> None:
+        """Sends so many numbers to each worker, and waits for so many of each."""
+        handles = [
+            self._group.start_send(to, Message(Kind.VECTOR, self._numbers(sent[to]), tag=_LAYERS))
+            for to in self._others()
+            if sent[to]
+        ]
+        for source, count in enumerate(taken):
+            if count and source != self._rank:
+                self._group.receive(source, _LAYERS)
+        for handle in handles:
+            handle.wait()
+
+    def _numbers(self, count: int) -> Tensor:
+        return self._sizes.number.new_zeros(round(count / self._sizes.stands_for))
+
+    def _others(self) -> list[int]:
+        return [(self._rank + offset) % self._size for offset in range(1, self._size)]

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.activations import Activations
 from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.sharded_layers import neurons
+from polyrhythm.partition.hybrid_pass import Activations, neurons
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

@@ -1,6 +1,6 @@
-"""The log of a run: `events.jsonl`, one event a line.
+"""The observers of a run's events, and the first of them: the log, `events.jsonl`, one event a line.
 
-JSON knows no infinities and no not-a-number. They are written as the texts "NaN", "Infinity" and "-Infinity",
+JSON has no infinities and no not-a-number. They are written as the texts "NaN", "Infinity" and "-Infinity",
 as the JSON mapping of Protocol Buffers does, so that every line is valid JSON and reads back as it was.
 """
 
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from polyrhythm.events import Event
+
+
+class Observer(Protocol):
+    """Someone who is told every event of a run, in order, by one thread."""
+
+    def on_event(self, event: Event) -> None:
+        """Takes one event; returns soon, since the run waits for it."""
+
+    def close(self) -> None:
+        """Writes out what is held back and lets go of files and the terminal; a second call does nothing."""
+
 
 LOG_FILE = "events.jsonl"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

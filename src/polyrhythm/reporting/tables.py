@@ -11,7 +11,7 @@ from polyrhythm.reporting.quantities import MINUTE_S, duration, percent, whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from polyrhythm.reporting.counting.figures import RunFigures
+    from polyrhythm.reporting.figures import RunFigures
 
 _LABELS = {
     "run": "Run",

@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.events import Evaluated, RunStarted, ServerProgress, WorkerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.staleness import Staleness
+from polyrhythm.reporting.figures import RunFigures, Staleness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,10 +1,27 @@
-"""A job: all that a rank must know of the training that it takes part in."""
+"""A job: all that a rank must know of the training that it takes part in, and its calendar of steps.
+
+The calendar says which step belongs to which epoch, and how large batches are in it.
+
+epoch      0           1           2     3        batches grow twofold in epoch 2
+steps      0 1 2 3     4 5 6 7     8 9   10 11
+
+Where an epoch was begun by another number of workers, it has the steps that are left of it, and they have the
+numbers of its last steps. So the epochs after it, the schedules and the end of the run are where they would
+be if the present workers had done all of it.
+
+epoch      0           1           2     3        other workers did three quarters of epoch 1
+steps      0 1 2 3           7     8 9   10 11
+
+`check_network_use` refuses to run the network in a way that the strategy does not allow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -13,21 +30,106 @@ from torch import Tensor, nn
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.message import UNBOUNDED_BYTES
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing.begun import Begun
-from polyrhythm.errors import RunError
-from polyrhythm.roles.calendar import Calendar
+from polyrhythm.data.dealing import Begun, Stretch, batch_images, images_left, steps_per_epoch
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.forward_pass import Execution
 from polyrhythm.training.model_sizes import shares_of_numbers
+from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.passes.execution import Execution
-from polyrhythm.training.passes.objective import Objective
-from polyrhythm.training.run_length import RunLength
-from polyrhythm.training.schedule import Schedule
-from polyrhythm.training.size_schedule import SizeSchedule
+from polyrhythm.training.schedule import BatchSchedule, RunLength, Schedule, SizeSchedule
 from polyrhythm.training.size_schedules.constant import Constant as ConstantSize
+
+
+class Calendar:
+    """The steps of a run.
+
+    Args:
+        images: of an epoch.
+        workers: how many share them.
+        batch_sizes: of one worker, an epoch each.
+        begun: what others did of epochs that are not over.
+
+    Attributes:
+        total_steps: that every worker takes, the last one's number and one.
+    """
+
+    def __init__(
+        self, images: int, workers: int, batch_sizes: tuple[int, ...], begun: Begun | None = None
+    ) -> None:
+        self._workers = workers
+        self._batch_sizes = batch_sizes
+        self._begun = begun or Begun()
+        self._images = [
+            images_left(images, self._begun.epochs.get(epoch, ()), size)
+            for epoch, size in enumerate(batch_sizes)
+        ]
+        self._usual = (0, *accumulate(steps_per_epoch(images, workers, size) for size in batch_sizes))
+        self._starts = self._with_what_is_left()
+        self.total_steps = self._starts[-1]
+
+    @property
+    def length(self) -> RunLength:
+        """What schedules need to know."""
+        epochs, first = len(self._batch_sizes), self._batch_sizes[0]
+        grows = first != self._batch_sizes[-1]
+        return RunLength(self._usual[1], epochs, first * self._workers, self._usual if grows else ())
+
+    def start(self, epoch: int) -> int:
+        """Gives the steps before an epoch; before the one after the last, all."""
+        return self._starts[epoch]
+
+    def epoch_of(self, step: int) -> int:
+        """Gives the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        return min(bisect_right(self._starts, step) - 1, len(self._batch_sizes))
+
+    def epochs_done(self, step: int) -> float:
+        """Gives the epochs that so many steps make, as a whole number where they are whole."""
+        epoch = self.epoch_of(step)
+        if epoch == len(self._batch_sizes):
+            return epoch
+        left, steps = self._starts[epoch + 1] - step, self._usual[epoch + 1] - self._usual[epoch]
+        return epoch if left == steps else round(epoch + 1 - left / steps, 3)
+
+    def batch_size(self, epoch: int) -> int:
+        """Gives the images of a full batch of one worker."""
+        return self._batch_sizes[min(epoch, len(self._batch_sizes) - 1)]
+
+    def work(self, epoch: int) -> float:
+        """Gives what a step of an epoch computes, in units of one of the first epoch."""
+        return self.batch_size(epoch) / self._batch_sizes[0]
+
+    def images(self, step: int, worker: int) -> int:
+        """Gives the images in a worker's batch."""
+        epoch = self.epoch_of(step)
+        in_epoch = step - self._starts[epoch]
+        return batch_images(self._images[epoch], in_epoch, worker, self._workers, self._batch_sizes[epoch])
+
+    def images_left(self, epoch: int) -> int:
+        """Gives the images of an epoch that these workers see."""
+        return self._images[epoch]
+
+    def begun_with(self, steps: Sequence[int]) -> dict[int, tuple[Stretch, ...]]:
+        """Gives the stretches of all epochs that are not over when each worker has done so many steps of the run."""
+        found: dict[int, tuple[Stretch, ...]] = {}
+        for epoch, (start, stop) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
+            taken = tuple(min(max(each, start), stop) - start for each in steps)
+            stretches = self._begun.epochs.get(epoch, ())
+            if any(taken):
+                stretches = (*stretches, taken)
+            if stretches and (found or min(taken) < stop - start):  # else it is over, as are those before it
+                found[epoch] = stretches
+        return found
+
+    def _with_what_is_left(self) -> tuple[int, ...]:
+        starts = list(self._usual)
+        for epoch in range(len(self._batch_sizes) - 1, min(self._begun.epochs, default=len(starts)) - 1, -1):
+            steps = steps_per_epoch(self._images[epoch], self._workers, self._batch_sizes[epoch])
+            starts[epoch] = starts[epoch + 1] - steps
+        return tuple(starts)
+
 
 CPU = torch.device("cpu")
 _NUMBER_BYTES, _VECTORS, _VECTORS_A_WORKER = 8, 8, 4
@@ -189,3 +291,34 @@ class Job:
     def length(self) -> RunLength:
         """What schedules need to know."""
         return self.calendar.length
+
+
+def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, learning: Learning) -> None:
+    """Refuses to run the network in a way that the strategy does not allow.
+
+    Args:
+        strategy: of the run.
+        workers: how many there are.
+        dtype: in which it computes.
+        learning: how a replica learns.
+
+    Raises:
+        RequestError: so it is.
+    """
+    compiled = learning.execution.compiled
+    if compiled and strategy.waits_between_layers:
+        raise RequestError(
+            f"{strategy} waits between the layers of the network, and a compiled one has none: leave compile "
+            "out, or use synchronous"
+        )
+    if not strategy.cuts_network:
+        return
+    if dtype != torch.float32 or compiled:
+        raise RequestError(
+            f"{strategy} runs a network in two parts, in full precision and not compiled: leave precision and "
+            "compile out, or use synchronous"
+        )
+    if learning.weight_average and workers > 1:
+        raise RequestError(
+            f"{strategy} has no whole model to average after each step: leave weight_average out, or use synchronous"
+        )

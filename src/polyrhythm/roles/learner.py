@@ -11,23 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.data.caching.cached_split import CacheUse, placed, use_of
-from polyrhythm.data.dealing.seeding import seed_for
-from polyrhythm.data.dealing.sharding import StandIn
+from polyrhythm.data.cached_split import CacheUse, placed, use_of
+from polyrhythm.data.dealing import StandIn
 from polyrhythm.data.loader import Batch, Loader, Share
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
+from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
-from polyrhythm.roles.job import Job
-from polyrhythm.roles.network_use import check_network_use
+from polyrhythm.roles.job import Job, check_network_use
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.passes.execution import ForwardPass, channels_innermost
-from polyrhythm.training.passes.lone_pictures import by_running_statistics
-from polyrhythm.training.passes.objective import Objective
-from polyrhythm.training.passes.precision import Precision
-from polyrhythm.training.stages import graded
+from polyrhythm.training.forward_pass import ForwardPass, Precision, by_running_statistics, channels_innermost
+from polyrhythm.training.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
-"""What a run has said so far, as far as whoever takes up its lead must know it.
+"""The ledger: what a run has announced so far, with the leader's lists of workers and servers.
 
     leader ── events ──▶ keeper: the launcher, or a simulation     dies
-                            └── ledger ──▶ its successor: says nothing twice, and leaves nothing out
+                            └── ledger ──▶ its successor: announces nothing twice, and leaves nothing out
 
-It is made of events alone, so what it holds has been said, and what has not been said it does not hold.
+The ledger is made of events alone: it holds exactly what has been announced. `Attendance` lists the workers
+that are there, and what lost workers had done; `ServerAttendance` lists the servers that are there, and the
+shards that they can hand in.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.data.dealing import Begun
+from polyrhythm.errors import PeerLost
 from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
@@ -24,8 +28,163 @@ from polyrhythm.events import (
     WorkerProgress,
     from_json,
 )
-from polyrhythm.roles.attendance import Attendance
-from polyrhythm.roles.server_attendance import ServerLosses
+from polyrhythm.strategies.strategy import Strategy
+
+_SUMS = ("lost", "joined", "images_of_lost", "steps_of_lost")
+_COUNTED = ("losses", "step", "images", "steps")
+
+
+class Attendance:
+    """The leader's list of workers.
+
+    Args:
+        workers: how many there are.
+
+    Attributes:
+        present: the indices of those who take part.
+        lost: how often a worker was lost.
+        joined: how often a successor came.
+        images_of_lost: seen by lost workers in this session, as far as they had said so.
+        steps_of_lost: the same of their steps.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.present = set(range(workers))
+        self.lost = 0
+        self.joined = 0
+        self.images_of_lost = 0
+        self.steps_of_lost = 0
+        self._losses: Counter[int] = Counter()
+        self._step: Counter[int] = Counter()
+        self._images: Counter[int] = Counter()
+        self._steps: Counter[int] = Counter()
+
+    def note(self, event: WorkerProgress) -> None:
+        """Notes what a worker says of itself."""
+        self._step[event.worker] = event.step
+        self._steps[event.worker] += event.steps
+        self._images[event.worker] += event.images
+
+    def lose(self, worker: int) -> int:
+        """Strikes a worker off; gives the step after which it was last heard of."""
+        self.present.discard(worker)
+        self.lost += 1
+        self._losses[worker] += 1
+        self.images_of_lost += self._images.pop(worker, 0)
+        self.steps_of_lost += self._steps.pop(worker, 0)
+        return self.last_step(worker)
+
+    def last_step(self, worker: int) -> int:
+        """Gives the steps that a worker was last heard to have done."""
+        return self._step[worker]
+
+    def losses(self, worker: int) -> int:
+        """Gives how often a worker was lost."""
+        return self._losses[worker]
+
+    def join(self, worker: int) -> None:
+        """Enters a successor."""
+        self.present.add(worker)
+        self.joined += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the list as a JSON-able dict."""
+        counted = {name: dict(getattr(self, f"_{name}")) for name in _COUNTED}
+        return {"present": sorted(self.present), **{name: getattr(self, name) for name in _SUMS}, **counted}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Attendance:
+        """Reads what `to_json` gave."""
+        made = cls(0)
+        made.present = set(told["present"])
+        for name in _SUMS:
+            setattr(made, name, told[name])
+        for name in _COUNTED:
+            getattr(made, f"_{name}").update({int(worker): count for worker, count in told[name].items()})
+        return made
+
+
+@dataclass
+class ServerLosses:
+    """What has become of a run's servers.
+
+    Attributes:
+        lost: how often a server was lost that had all of its shards.
+        joined: how often a successor has got all of its shards.
+        absent: ranks of those who are lost, and have no successor with all of its shards.
+    """
+
+    lost: int = 0
+    joined: int = 0
+    absent: set[int] = field(default_factory=set)
+
+    def lose(self, rank: int) -> bool:
+        """Strikes a server off; gives whether it was there: a successor may be lost before it has its shards."""
+        news = rank not in self.absent
+        self.absent.add(rank)
+        self.lost += news
+        return news
+
+    def join(self, rank: int) -> None:
+        """Enters a successor that has all of its shards."""
+        self.absent.discard(rank)
+        self.joined += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives it as a JSON-able dict."""
+        return {"lost": self.lost, "joined": self.joined, "absent": sorted(self.absent)}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> ServerLosses:
+        """Reads what `to_json` gave."""
+        return cls(told["lost"], told["joined"], set(told["absent"]))
+
+
+class ServerAttendance:
+    """The leader's list of servers.
+
+    Args:
+        servers: their ranks, in the order of their indices.
+        strategy: says which shards each holds.
+        losses: so far.
+
+    Attributes:
+        losses: so far.
+    """
+
+    def __init__(self, servers: tuple[int, ...], strategy: Strategy, losses: ServerLosses) -> None:
+        self.losses = losses
+        self._servers = servers
+        self._strategy = strategy
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks of those who are there, with all of their shards."""
+        return [rank for rank in self._servers if rank not in self.losses.absent]
+
+    def lose(self, rank: int) -> bool:
+        """Strikes a server off; gives whether it was there with all of its shards.
+
+        Raises:
+            PeerLost: nobody else has one of its shards.
+        """
+        absent = {self._servers.index(each) for each in {rank, *self.losses.absent}}
+        if not self._strategy.spares_servers(absent):
+            raise PeerLost(rank, "waiting for a message from anyone")
+        return self.losses.lose(rank)
+
+    def holder(self, shard: int) -> int:
+        """Gives the rank of a server that is there and has a shard."""
+        ranks = [self._servers[index] for index in self._strategy.holders(shard)]
+        return next(rank for rank in ranks if rank not in self.losses.absent)
+
+    def shards_of(self, rank: int) -> list[int]:
+        """Gives the shards that a server holds."""
+        return self._strategy.holds(self._servers.index(rank))
+
+    def name(self, rank: int) -> str:
+        """Names a server for people."""
+        return f"server {self._servers.index(rank)} (rank {rank})"
 
 
 @dataclass

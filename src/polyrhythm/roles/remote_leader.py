@@ -5,15 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
-from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leader_channel import LeaderChannel
-from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import Regroup
-from polyrhythm.roles.regrouping.remote_formations import RemoteFormations
+from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup, RemoteFormations
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join
 from polyrhythm.roles.world import LEADER, Departed, World

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.step import Step
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class Replica:

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import Account
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 def digest(vector: Tensor) -> str:

@@ -1,22 +1,37 @@
-"""The server's loop: receive, let the server part decide, send.
+"""The server's loop: receive a message, let the server part decide, send the replies.
 
-A message that nobody of ours would send is refused: it changes nothing, is answered by nobody and counted by its
-reason, and the run's log hears of the first of each kind. It never ends the run, since a stranger may have sent it.
+A message that no rank of the run would send is refused: it changes nothing, is not answered, and is counted
+by its reason; the first one of each kind is written to the run's log. It never ends the run, since a stranger
+may have sent it.
+
+`Outbox` sends replies in the background while the server goes on receiving; `States` carries the states of
+shards between the server part and the leader; `Entry` lets the successor of a lost server ask the others for
+its shards; `Refusals` counts refused messages; `Reporter` reports the server's progress every
+`REPORT_EVERY_S` seconds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import (
+    Kind,
+    Message,
+    Reason,
+    RefusedMessage,
+    pack_json,
+    pack_tensors,
+    unpack_tensors,
+)
 from polyrhythm.errors import PeerLost
+from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.leader_channel import LeaderChannel
-from polyrhythm.roles.serving.entry import Entry
-from polyrhythm.roles.serving.outbox import Outbox
-from polyrhythm.roles.serving.refusals import Refusals
-from polyrhythm.roles.serving.reporter import REPORT_EVERY_S, Reporter
-from polyrhythm.roles.serving.states import States
-from polyrhythm.roles.world import World
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
@@ -107,3 +122,272 @@ def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
         "absent": getattr(part, "absent", {}),
     }
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
+
+
+class Outbox:
+    """Sends one server's replies in the background.
+
+    A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
+    answered again has had the answer before, so at most one reply a rank is kept. A reply to a rank that is lost, and
+    can be done without, is dropped.
+
+    Args:
+        strategy: says who can be done without.
+        world: where the server is.
+    """
+
+    def __init__(self, strategy: Strategy, world: World) -> None:
+        self._strategy = strategy
+        self._world = world
+        self._start_send = world.network.start_send
+        self._leaving: dict[int, Handle] = {}
+
+    def send(self, replies: list[tuple[int, Message]]) -> None:
+        """Starts to send."""
+        leaving, start_send = self._leaving, self._start_send
+        for to, reply in replies:
+            before = leaving.pop(to, None)
+            if before is not None:
+                self._wait(to, before)
+            try:
+                leaving[to] = start_send(to, reply)
+            except PeerLost:
+                if not self._world.goes_on_without(to, self._strategy):
+                    raise
+
+    def flush(self) -> None:
+        """Waits until everything has left."""
+        for to, handle in self._leaving.items():
+            self._wait(to, handle)
+        self._leaving.clear()
+
+    def _wait(self, to: int, handle: Handle) -> None:
+        try:
+            handle.wait()
+        except PeerLost:
+            if not self._world.goes_on_without(to, self._strategy):
+                raise
+
+
+class States:
+    """Answers the leader's requests for states on one server, and takes the state of a checkpoint.
+
+    Args:
+        part: of the server.
+        own: the number of its own shard.
+        channel: to the leader.
+    """
+
+    def __init__(self, part: ServerPart, own: int, channel: LeaderChannel) -> None:
+        self._part = part
+        self._own = own
+        self._channel = channel
+
+    def resume(self, shards: Sequence[int]) -> None:
+        """Takes from the leader what the run resumes from.
+
+        Args:
+            shards: the server's own, then those that it keeps.
+        """
+        for shard in shards:
+            _, message = self._channel.control.receive(LEADER)
+            self._load(shard, message)
+
+    def on_message(self, source: int, message: Message) -> None:
+        """Gives the leader the state of a shard, or takes it back before there is one.
+
+        Raises:
+            RefusedMessage: somebody else asks, for what is not here, or what comes is too late or no state.
+        """
+        if source != LEADER:
+            raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
+        if message.kind is Kind.CHECKPOINT:
+            self._hand_in(message.step)
+            return
+        if self._has_begun():
+            raise RefusedMessage(
+                Reason.ORDER, f"the state of shard {message.step} came although training has begun"
+            )
+        self._load(message.step, message)
+
+    def _load(self, shard: int, message: Message) -> None:
+        state = unpack_tensors(payload(message))
+        if shard == self._own:
+            self._part.load_state(state)
+        elif isinstance(self._part, KeepingPart):
+            self._part.load_state_of(shard, state)
+
+    def _has_begun(self) -> bool:
+        try:
+            self._part.state()
+        except RefusedMessage:  # there are no parameters yet
+            return False
+        return True
+
+    def _hand_in(self, shard: int) -> None:
+        """Only servers that keep others' have more than one."""
+        if shard == self._own:
+            state = self._part.state()
+        elif isinstance(self._part, KeepingPart):
+            state = self._part.state_of(shard)
+        else:
+            raise RefusedMessage(
+                Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here"
+            )
+        self._channel.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))
+
+
+class Entry:
+    """One server's: a successor asks others for its shards, and tells the leader that it has them.
+
+    Args:
+        part: of the server.
+        world: where it is.
+        outbox: takes its questions.
+
+    Attributes:
+        due: whether that has still to be told.
+    """
+
+    def __init__(self, part: ServerPart, world: World, outbox: Outbox) -> None:
+        self.due = False
+        if world.rejoins and isinstance(part, KeepingPart):
+            self.due = True
+            self._part = part
+            self._incarnation = world.incarnation
+            outbox.send(part.rejoin(world.incarnation))
+
+    def tell(self, channel: LeaderChannel) -> None:
+        """Tells the leader, once this server has all of its shards."""
+        if self._part.whole:
+            self.due = False
+            channel.send(Message(Kind.JOIN, version=self._incarnation))
+
+
+class Refusals:
+    """Counts what is refused, and tells the run's log of the first from each rank for each reason.
+
+    Args:
+        index: of the server.
+        world: where it is.
+        channel: to the leader.
+
+    Attributes:
+        counted: refused messages, by reason.
+    """
+
+    def __init__(self, index: int, world: World, channel: LeaderChannel) -> None:
+        self.counted: Counter[str] = Counter()
+        self._index = index
+        self._clock = world.clock
+        self._channel = channel
+        self._told: set[tuple[int, Reason]] = set()
+        self._started_at = self._clock.now()
+
+    @contextmanager
+    def of(self, source: int) -> Iterator[None]:
+        """Bears the refusal of a message from this rank."""
+        try:
+            yield
+        except RefusedMessage as refusal:
+            self.note(source, refusal)
+
+    def note(self, source: int, refusal: RefusedMessage) -> None:
+        """Counts a refusal, and tells the first of its kind."""
+        self.counted[refusal.reason.value] += 1
+        if (source, refusal.reason) in self._told:
+            return
+        self._told.add((source, refusal.reason))
+        text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
+        notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
+        self._channel.send(Message(Kind.EVENT, pack_json(notice.to_json())))
+
+
+REPORT_EVERY_S = 0.5
+AT_ONCE_S = 1e-4
+"""A message that is there within this time is taken to have been waiting."""
+
+
+class Reporter:
+    """Says now and then what a server has done since it last said so.
+
+    Args:
+        index: of the server.
+        part: of the server.
+        world: where it is.
+
+    Attributes:
+        said_at_s: when it last did.
+        updating_s: for how long its part has handled messages since then.
+    """
+
+    def __init__(self, index: int, part: ServerPart, world: World) -> None:
+        self._index = index
+        self._part = part
+        self._now = world.clock.now
+        self._started_at = self.said_at_s = self._now()
+        # Parts that may have thousands of pushers count themselves what is new, instead of comparing thousands of ages.
+        self._latest_staleness = getattr(part, "latest_staleness", None) or _Difference(part)
+        self._begun = False
+        self._wait_s = 0.0
+        self._taken = 0
+        self._waits = 0
+        self.updating_s = 0.0
+
+    def took(self, looked_at_s: float, now_s: float) -> None:
+        """Counts a message that has just come, and how long the server has waited for it.
+
+        Args:
+            looked_at_s: when it began to wait.
+            now_s: the present time.
+        """
+        if not self._begun:  # training starts with the first step; event times count from there
+            self._begun = True
+            self._started_at = self.said_at_s = now_s
+            self.updating_s = 0.0
+        waited_s = now_s - looked_at_s
+        self._taken += 1
+        if waited_s > AT_ONCE_S:
+            self._waits += 1
+            self._wait_s += waited_s
+
+    def tell(self, channel: LeaderChannel) -> None:
+        """Tells the leader."""
+        channel.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
+
+    def tell_the_rest(self, channel: LeaderChannel) -> None:
+        """Tells the leader, if there is something left to be said."""
+        if self._taken:
+            self.tell(channel)
+
+    def _event(self) -> ServerProgress:
+        """Gives what has been done since the last call, and starts anew."""
+        now = self._now()
+        seconds = now - self.said_at_s
+        idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
+        event = ServerProgress(
+            time_s=now - self._started_at,
+            server=self._index,
+            version=self._part.version,
+            staleness=self._latest_staleness(),
+            seconds=seconds,
+            busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
+            queue=self._taken / max(1, self._waits),
+            dropped=getattr(self._part, "dropped", 0),  # only some drop any
+            updating_s=self.updating_s,
+        )
+        self.said_at_s = now
+        self._wait_s, self._taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
+        return event
+
+
+class _Difference:
+    """What a part's counts of staleness have gained since they were last asked for."""
+
+    def __init__(self, part: ServerPart) -> None:
+        self._part = part
+        self._said = Counter(part.staleness)
+
+    def __call__(self) -> dict[int, int]:
+        said, self._said = self._said, Counter(self._part.staleness)
+        return dict(self._said - said)

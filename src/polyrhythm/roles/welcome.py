@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
-from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.replica import Replica

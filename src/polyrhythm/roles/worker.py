@@ -14,12 +14,10 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.learner import Learner
-from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import FormationSource, Member, Regroup
+from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Member, Regroup
 from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.remote_leader import RemoteLeader
-from polyrhythm.roles.step_timer import finish_work
-from polyrhythm.roles.tally import Tally
+from polyrhythm.roles.step_metrics import Tally, finish_work
 from polyrhythm.roles.welcome import share_untrained
 from polyrhythm.roles.world import World
 

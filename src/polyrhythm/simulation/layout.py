@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.role_assignment import Cast, Placement
 
 
 @dataclass(frozen=True)

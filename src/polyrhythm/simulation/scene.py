@@ -10,13 +10,12 @@ from random import Random
 
 from polyrhythm.communication.transports.simulated.rank import SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
-from polyrhythm.data.dealing.seeding import seed_for
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, World, goes_on_without
-from polyrhythm.simulation.injection.fault import Fault
-from polyrhythm.simulation.injection.faulty_links import FaultyLinks
+from polyrhythm.simulation.injection.fault import Fault, FaultyLinks
 from polyrhythm.simulation.stage import Draw, Stage
 from polyrhythm.strategies.strategy import Strategy
 

@@ -1,4 +1,12 @@
-"""The stage of a simulated run: virtual time, links, and a task for every rank."""
+"""The stage of a simulated run: virtual time, links, compute times, and a task for every rank.
+
+The links of a cluster are numbered, and a message takes a way over them:
+
+host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share
+
+A server that reads and writes slower than its host's NIC has a link of its own in each direction besides. The
+compute time of each worker's steps is drawn, scaled by its host, and slowed where the cluster says so.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +14,136 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
+from polyrhythm.communication.communicator import Clock
 from polyrhythm.communication.message import Message
-from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork, Route
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork, Network
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
+from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.pace import DrawnPace
-from polyrhythm.roles.world import LEADER, StopRequest, World
+from polyrhythm.roles.world import LEADER, DrawnPace, StopRequest, World
+from polyrhythm.simulation.cluster import Cluster, Link
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.tempo import check_slowness, step_times
+from polyrhythm.simulation.step_time import generator_for_rank
 from polyrhythm.simulation.timeline import ObservedNetwork, ObservedTime, Timeline
-from polyrhythm.simulation.wiring import Wiring
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
+
+
+class Wiring:
+    """The links between the ranks of a layout.
+
+    Args:
+        layout: which rank is where.
+
+    Attributes:
+        bandwidths: of all links, in bytes/s; first every host's sending NIC, then every receiving one, then the
+            insides of hosts, then every rack's uplink and every rack's downlink, then every server's sending and
+            every server's receiving, where the cluster limits them.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        cluster = layout.cluster
+        self._host_of = layout.host_of
+        self._hosts = len(cluster.machines)
+        self._racks = cluster.racks
+        nics = [machine.nic or cluster.nic for machine in cluster.machines]
+        insides = [machine.inside or cluster.inside for machine in cluster.machines]
+        self._nic_latency_s = [nic.latency_s for nic in nics]
+        self._inside_latency_s = [inside.latency_s for inside in insides]
+        speeds = [link.bandwidth_bytes_per_s for link in (*nics, *nics, *insides)]
+        uplinks = _uplinks(cluster, nics)
+        self._rack_count = len(uplinks)
+        self.bandwidths = [*speeds, *uplinks, *uplinks]
+        self._sending: dict[int, tuple[int, ...]] = {}
+        self._receiving: dict[int, tuple[int, ...]] = {}
+        if cluster.server_bandwidth_bytes_per_s is not None:
+            self._limit_servers(layout.cast.servers, cluster.server_bandwidth_bytes_per_s)
+
+    def route(self, source: int, to: int) -> Route:
+        """Gives the way from one rank to another."""
+        here, there = self._host_of[source], self._host_of[to]
+        if here == there:
+            return Route((2 * self._hosts + here,), self._inside_latency_s[here])
+        latency_s = max(self._nic_latency_s[here], self._nic_latency_s[there])
+        ends = (here, self._hosts + there, *self._sending.get(source, ()), *self._receiving.get(to, ()))
+        if self._racks is None:
+            return Route(ends, latency_s)
+        up, down = here // self._racks.hosts, there // self._racks.hosts
+        if up == down:
+            return Route(ends, latency_s)
+        first = 3 * self._hosts
+        between = (first + up, first + self._rack_count + down)
+        return Route((*ends, *between), latency_s + self._racks.latency_s)
+
+    def _limit_servers(self, servers: tuple[int, ...], bandwidth_bytes_per_s: float) -> None:
+        first = len(self.bandwidths)
+        for number, server in enumerate(servers):
+            self._sending[server] = (first + number,)
+            self._receiving[server] = (first + len(servers) + number,)
+        self.bandwidths += [bandwidth_bytes_per_s] * (2 * len(servers))
+
+
+def _uplinks(cluster: Cluster, nics: list[Link]) -> list[float]:
+    racks = cluster.racks
+    if racks is None:
+        return []
+    starts = range(0, len(nics), racks.hosts)
+    if racks.uplink_bandwidth_bytes_per_s is not None:
+        return [racks.uplink_bandwidth_bytes_per_s] * len(starts)
+    assert racks.oversubscription is not None
+    return [
+        sum(nic.bandwidth_bytes_per_s for nic in nics[start : start + racks.hosts]) / racks.oversubscription
+        for start in starts
+    ]
+
+
+def check_slowness(layout: Layout) -> None:
+    """Checks that slow ranks exist and compute.
+
+    Raises:
+        RequestError: one does not.
+    """
+    cluster, workers = layout.cluster, layout.cast.workers
+    named = [("slow", rank) for rank in cluster.slow]
+    named += [("passing_slowness", entry.rank) for entry in cluster.passing_slowness]
+    for key, rank in named:
+        if rank not in workers:
+            what = "is a server" if rank in layout.cast.servers else "does not exist"
+            raise RequestError(
+                f"cluster {cluster.name}: {key} names rank {rank}, which {what}: workers are 0 to {len(workers) - 1}"
+            )
+
+
+def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[], float]:
+    """Gives a function that draws the seconds of a worker's next step, which begins now.
+
+    Args:
+        layout: where the worker is.
+        clock: the simulation's.
+        seed: of the run.
+        rank: the worker's.
+    """
+    cluster = layout.cluster
+    generator = generator_for_rank(seed, rank)
+    factor = layout.step_factor(rank) * cluster.slow.get(rank, 1.0)
+    passing = [entry for entry in cluster.passing_slowness if entry.rank == rank]
+    if factor == 1.0 and not passing:
+        return partial(cluster.step_time.draw, generator)
+
+    def draw() -> float:
+        seconds = cluster.step_time.draw(generator) * factor
+        for entry in passing:
+            if entry.from_s <= clock.now() < entry.to_s:
+                seconds *= entry.factor
+        return seconds
+
+    return draw
+
 
 Draw = Callable[[], float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from random import Random
 
-from polyrhythm.data.dealing.seeding import seed_for
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.specs import Config
 
 STEP_TIMES = "polyrhythm.simulation.step_times"

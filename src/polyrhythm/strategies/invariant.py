@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class Violation(RunError):

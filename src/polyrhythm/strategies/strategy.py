@@ -1,12 +1,17 @@
 """What every strategy is made of: a configuration, a part for workers, and a part for servers if it has any.
 
-A strategy sees tensors, a communicator and a clock. It never imports `torch.distributed`, reads a global rank,
-sleeps, logs or seeds, so the same objects run on real machines and in simulation.
+A strategy sees tensors, a communicator and a clock. It never imports `torch.distributed`, reads a global
+rank, sleeps, logs or seeds, so the same objects run on real machines and in simulation.
+
+`Paper` and `Facts` are what the generated tables state about a strategy; `Offer` is what a group of workers
+in lockstep has for servers that it shares with other groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,24 +19,73 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
-from polyrhythm.strategies.buckets.gradient_mean import GradientMean
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.progress import Progress
 from polyrhythm.strategies.invariants.versions import Versions
-from polyrhythm.strategies.offer import Offer
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.placement import Placement
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.resharding import Resharding, SameForAll
+from polyrhythm.strategies.role_assignment import Cast, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Resharding, SameForAll, State
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a strategy comes from."""
+
+    authors: str
+    title: str
+    venue: str
+    year: int
+    arxiv: str = ""
+
+    @property
+    def short(self) -> str:
+        """First author and year."""
+        first, others = self.authors.split(",")[0], "," in self.authors
+        return f"{first}{' et al.' if others else ''} {self.year}"
+
+    def __str__(self) -> str:
+        """Gives the citation on one line."""
+        number = f", arXiv {self.arxiv}" if self.arxiv else ""
+        return f"{self.authors}, “{self.title}”, {self.venue} {self.year}{number}"
+
+
+@dataclass
+class Facts:
+    """What the generated table says of a strategy: M bytes of the model, N workers, R replicas in a group.
+
+    Attributes:
+        bytes_per_step: that all ranks together send for each step of one worker.
+        staleness: mean, of equal workers.
+        use_it: when to choose it.
+        when_a_worker_dies: what happens.
+    """
+
+    bytes_per_step: str
+    staleness: str
+    use_it: str
+    when_a_worker_dies: str = field(
+        default="the run stops and names it; `--resume` goes on from the last checkpoint"
+    )
+
+
+class Offer(Enum):
+    """What it has, and when.
+
+    Attributes:
+        GRADIENTS: the mean of its gradients, at every step, before anybody has updated anything with it.
+        MODELS: models that are equal at the end of a round, and may be others when the next one begins.
+        NOTHING: neither.
+    """
+
+    GRADIENTS = "gradients"
+    MODELS = "models"
+    NOTHING = "nothing"
 
 
 class Strategy(Config):

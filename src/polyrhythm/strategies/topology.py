@@ -1,16 +1,21 @@
-"""Topologies: who sends to whom, and how much of each other's parameters they take.
+"""Topologies: which worker sends to which, and the shares of each other's parameters that they take.
 
-In every turn worker i sends to its targets, and then holds a weighted sum of what it kept and what came:
+In every turn worker i sends to its targets, and then holds a weighted sum of what it kept and what it
+received:
 
     x_i' = sum_j P_ij x_j          P_ij the share of worker j's parameters that goes to worker i
 
-Columns of P add up to 1: everybody gives all of itself away, its own share included, so sums are conserved. Where
-rows do so too, the mean is.
+Columns of P add up to 1: every worker gives all of itself away, its own share included, so sums are
+conserved. Where rows do so too, the mean is conserved.
+
+The functions of graphs tell which workers can be reached, after how many turns a message has reached every
+worker, and how fast differences shrink (the mixing rate rho).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,7 +24,6 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
-from polyrhythm.strategies.graph import mixing_rate, turns_to_all, unreached
 
 TOPOLOGIES = "polyrhythm.strategies.topologies"
 """The folder of choices."""
@@ -168,3 +172,76 @@ class Circulant(Topology):
 def _turns_to_all(topology: Topology, peers: int) -> int:
     schedule = range(topology.period(peers))
     return turns_to_all([[topology.sources(peer, peers, turn) for peer in range(peers)] for turn in schedule])
+
+
+Neighbours = Callable[[int], Sequence[int]]
+"""Gives the peers that a peer's messages go to."""
+
+_ROUNDING = 1e-12
+
+
+def unreached(peers: int, neighbours: Neighbours) -> int | None:
+    """Gives the first peer that no path leads to from peer 0, or None.
+
+    Args:
+        peers: how many there are.
+        neighbours: of each.
+    """
+    seen, waiting = {0}, [0]
+    while waiting:
+        for other in neighbours(waiting.pop()):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return next((peer for peer in range(peers) if peer not in seen), None)
+
+
+def turns_to_all(sources: Sequence[Sequence[Sequence[int]]]) -> int:
+    """Gives after how many turns a word of anybody's is everywhere, if each turn's messages pass on what was known.
+
+    Args:
+        sources: for every turn of a schedule that repeats, and every peer, whom it hears.
+
+    Returns:
+        At the worst turn to begin with; 0 for a single peer.
+    """
+    peers = len(sources[0])
+    everybody = (1 << peers) - 1
+    worst = 0
+    for first in range(len(sources)):
+        known = [1 << peer for peer in range(peers)]  # one bit for each peer whose word has come
+        turns = 0
+        while any(words != everybody for words in known):
+            heard = sources[(first + turns) % len(sources)]
+            known = [_joined(known, peer, heard[peer]) for peer in range(peers)]
+            turns += 1
+        worst = max(worst, turns)
+    return worst
+
+
+def _joined(known: list[int], peer: int, sources: Sequence[int]) -> int:
+    words = known[peer]
+    for source in sources:
+        words |= known[source]
+    return words
+
+
+def mixing_rate(matrices: Sequence[Tensor]) -> float:
+    """Gives the factor by which what peers differ in shrinks in a turn, in the long run: rho.
+
+    That is the second largest modulus among the eigenvalues of the product of all matrices, per turn.
+
+    Args:
+        matrices: `(N, N)` each, float64, one a turn of a schedule that repeats; columns (or rows) add up to 1.
+    """
+    whole = matrices[0]
+    for matrix in matrices[1:]:
+        whole = matrix @ whole
+    if len(whole) == 1:
+        return 0.0
+    if float((whole - whole.mean(1, keepdim=True)).abs().max()) < _ROUNDING:
+        return (
+            0.0  # all columns are the same: the mean itself, whose other eigenvalues are 0 but for rounding
+        )
+    moduli = torch.linalg.eigvals(whole).abs().sort(descending=True).values
+    return math.pow(float(moduli[1]), 1 / len(matrices))

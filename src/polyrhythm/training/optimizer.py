@@ -1,10 +1,15 @@
-"""What every optimiser's configuration has in common."""
+"""What all optimisers' configurations have in common, and the base class of the project's own optimisers.
+
+`ParameterwiseOptimizer` is a step that goes through the parameters one by one.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.specs import Config
@@ -13,7 +18,6 @@ from polyrhythm.training.quantities import NonNegative, Positive
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
     from torch import nn
 
 
@@ -70,3 +74,28 @@ def apart(parameters: list[Any], of_vectors: dict[str, Any]) -> list[dict[str, A
         found += [{**group, "params": matrices}] if matrices else []
         found += [{**group, **of_vectors, "params": vectors}] if vectors else []
     return found
+
+
+class ParameterwiseOptimizer(torch.optim.Optimizer):
+    """An optimiser whose rule sees one parameter, its gradient and its state at a time."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes one step: changes the parameters and the state in place.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, parameter.grad, group)
+        return loss
+
+    @abstractmethod
+    def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Changes a parameter and `self.state[parameter]` in place."""

@@ -1,4 +1,6 @@
-"""What every learning-rate schedule has in common: warm-up and linear scaling.
+"""What schedules of learning rates, batch sizes and picture sizes have in common; and the length of a run.
+
+Learning-rate schedules: warm-up and linear scaling.
 
 Paper: P. Goyal and others, "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, arXiv
 1706.02677.
@@ -16,19 +18,67 @@ With linear scaling the ramp rises from the unscaled rate (first step: exactly t
 the global batch is no larger than the reference there is nothing to rise to: the rate is scaled at once.
 Without linear scaling it rises from 0 (first step: one part of the warm-up, since a rate of 0 would waste
 it).
+
+Batch schedules: batches may grow, in place of a learning rate that falls.
+
+Papers: A. Devarakonda, M. Naumov, M. Garland, "AdaBatch: adaptive batch sizes for training deep neural
+networks", 2017, arXiv:1712.02029; S. Smith, P. Kindermans, C. Ying, Q. Le, "Don't decay the learning rate,
+increase the batch size", ICLR 2018, arXiv:1711.00489.
+
+    lr(epoch) / batch(epoch)      is what a plan keeps constant: batch * k does what lr / k would do
+
+Every epoch still sees every image once, in fewer steps.
+
+Size schedules: the size of training pictures as a function of the epoch alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.training.quantities import Count, NonNegative
 
-if TYPE_CHECKING:
-    from polyrhythm.training.run_length import RunLength
+
+@dataclass(frozen=True)
+class RunLength:
+    """A run's length and width.
+
+    Attributes:
+        steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
+        epochs: epochs to train.
+        global_batch: images that all workers together look at for one step of each, in the first epoch.
+        starts: where epochs differ, because batches grow: the steps before each epoch, and in all; else empty.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    global_batch: int
+    starts: tuple[int, ...] = ()
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that every worker takes in the whole run."""
+        return self.starts[-1] if self.starts else self.nominal_steps
+
+    @property
+    def nominal_steps(self) -> int:
+        """Steps of the whole run if all its epochs were as long as the first."""
+        return self.steps_per_epoch * self.epochs
+
+    def nominal(self, step: int) -> float:
+        """Gives the step's place in the run as if all epochs were as long as the first.
+
+        So a schedule follows the images that have been seen, however many a step takes.
+        """
+        if not self.starts:
+            return step
+        epoch = min(bisect_right(self.starts, step), self.epochs) - 1
+        start, stop = self.starts[epoch : epoch + 2]
+        return self.steps_per_epoch * (epoch + (step - start) / (stop - start))
 
 
 class Schedule(Config, ABC):
@@ -84,3 +134,30 @@ class Schedule(Config, ABC):
 def elapsed(step: float, warmup_steps: int, total_steps: int) -> float:
     """Gives the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
     return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))
+
+
+class BatchSchedule(Config, ABC):
+    """A batch schedule's keys; `factor` is the schedule."""
+
+    @abstractmethod
+    def factor(self, epoch: int, epochs: int) -> int:
+        """Gives what the first epoch's batch size is multiplied by.
+
+        Args:
+            epoch: from 0.
+            epochs: of the run.
+        """
+
+
+class SizeSchedule(Config, ABC):
+    """A size schedule's keys; `side` is the schedule."""
+
+    @abstractmethod
+    def side(self, epoch: int, epochs: int, image_size: int) -> int:
+        """Gives the pixels a side of an epoch's training pictures, at most the image size.
+
+        Args:
+            epoch: from 0.
+            epochs: of the run.
+            image_size: of the pictures that the network is tested on.
+        """

@@ -19,8 +19,8 @@ from polyrhythm.events import Event, WorkerLost, WorkerProgress
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
+from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 _CLONE_NEWNET = 0x40000000
 _PORT = 29402

@@ -31,7 +31,7 @@ from polyrhythm.api.faults import Outcome
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Job
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 PAUSE_S = 0.01
 STOPPED = 1

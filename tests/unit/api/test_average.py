@@ -13,8 +13,8 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import save_weights
+from polyrhythm.training.checkpoint import checkpoint_path, save_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.saving.checkpoint import checkpoint_path, save_checkpoint
 
 
 def _saved(folder: Path, name: str, seed: int, spec: str = "mlp") -> Path:

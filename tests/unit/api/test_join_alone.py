@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.api.join import join
-from polyrhythm.api.loop.group import Group
+from polyrhythm.api.join import Group, join
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 from unit.api.alone import flat, network, points, shuffled
 
 Make = Callable[[Any], torch.optim.Optimizer]

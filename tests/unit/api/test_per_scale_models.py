@@ -11,8 +11,8 @@ from PIL import Image
 
 import polyrhythm
 from polyrhythm.config.recipe import CONFIG_FILE, configure, write_recipe
+from polyrhythm.data.images import NORMALIZATIONS
 from polyrhythm.data.open import open_data
-from polyrhythm.data.pictures.normalization import NORMALIZATIONS
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import save_weights
 

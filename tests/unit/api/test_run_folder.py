@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyrhythm.api import run_folder
+from polyrhythm.api import observed_run
+from polyrhythm.api.observed_run import choose_folder, create_folder, discard_folder
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
@@ -16,28 +17,28 @@ from polyrhythm.roles.job import Keeping
 
 def test_a_new_folder_is_named_by_time_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    chosen = run_folder.choose(None, "mixed-mlp")
+    chosen = choose_folder(None, "mixed-mlp")
     assert re.fullmatch(r"runs/\d{8}-\d{6}-mixed-mlp", str(chosen))
     assert not Path("runs").exists()
 
 
 def test_runs_of_one_second_get_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(observed_run.time, "strftime", lambda _: "now")
     for name in ("now-a", "now-a-2", "now-a-3"):
-        chosen = run_folder.choose(None, "a")
+        chosen = choose_folder(None, "a")
         assert chosen == Path("runs", name)
         chosen.mkdir(parents=True)
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    assert run_folder.choose(tmp_path, "a") == tmp_path
+    assert choose_folder(tmp_path, "a") == tmp_path
 
 
 def test_what_is_left_to_us_is_written_down(tmp_path: Path) -> None:
     config = configure({"data": "digits", "model": "mlp", "strategy": "parameter_server", "workers": 4})
     folder = tmp_path / "a" / "run"
-    run_folder.create(folder, config, assemble(config, Keeping(folder=folder)))
+    create_folder(folder, config, assemble(config, Keeping(folder=folder)))
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["epochs"] == 30
     assert re.fullmatch(r"sgd\(lr=[\d.]+\)", written["optimizer"])
@@ -49,9 +50,9 @@ def test_discard_leaves_other_runs_alone(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "other"):
         Path("runs", name).mkdir(parents=True)
-    run_folder.discard(Path("runs/mine"))
+    discard_folder(Path("runs/mine"))
     assert [path.name for path in Path("runs").iterdir()] == ["other"]
-    run_folder.discard(Path("runs/other"))
+    discard_folder(Path("runs/other"))
     assert not Path("runs").exists()
 
 
@@ -60,4 +61,4 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     config = configure({"data": "digits", "model": "mlp"})
     job = assemble(config, Keeping())
     with pytest.raises(RequestError, match=r"cannot write into .*file/run: Not a directory; name another"):
-        run_folder.create(tmp_path / "file" / "run", config, job)
+        create_folder(tmp_path / "file" / "run", config, job)

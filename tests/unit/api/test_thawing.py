@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.api.thawing import train_thawing
+from polyrhythm.api.train import train_thawing
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 
@@ -86,7 +86,7 @@ def test_phases_that_cannot_be_are_refused(values: dict[str, Any], complaint: st
 
 
 def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.api.thawing.started_by_torchrun", lambda: True)
+    monkeypatch.setattr("polyrhythm.api.train.started_by_torchrun", lambda: True)
     config = configure({"freeze": "body", "freeze_epochs": 2})
     with pytest.raises(RequestError, match="two runs"):
         train_thawing(_Trainer(), config, 5, Path("x"), observers=[], start_method="fork")

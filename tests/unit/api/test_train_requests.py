@@ -10,7 +10,7 @@ import pytest
 import polyrhythm
 from polyrhythm.api import train as api_train
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.launch.joining.admission import Admission
+from polyrhythm.launch.joining.join_server import Admission
 from polyrhythm.roles.job import Job
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from polyrhythm.augmentation.contact_sheet import contact_sheet
+from polyrhythm.api.augment import contact_sheet
 from polyrhythm.augmentation.tones import Tones
 
 

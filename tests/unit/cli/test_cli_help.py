@@ -10,8 +10,7 @@ import pytest
 
 from polyrhythm.cli.main import VERBS, _status
 from polyrhythm.cli.options import PANELS
-from polyrhythm.config.options import REAL_ONLY
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import REAL_ONLY, RunConfig
 
 WITHOUT_TORCH = """
 import sys

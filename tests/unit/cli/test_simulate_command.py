@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.cli.main import _status
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 
 TINY = ("--data", "digits", "--model", "mlp", "--epochs", "1", "--batch-size", "128")
 Refusal = Callable[..., str]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from polyrhythm.communication.in_turn import InTurn
+from polyrhythm.communication.all_reduce import InTurn
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 

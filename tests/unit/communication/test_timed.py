@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
-from polyrhythm.communication.timed import Blocked, TimedCommunicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 

@@ -9,11 +9,11 @@ from PIL import Image
 import polyrhythm
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
-from polyrhythm.data.caching.cached_split import CachedSplit, use_of
-from polyrhythm.data.caching.decoded_files import DecodedFiles
+from polyrhythm.data.cached_split import CachedSplit, use_of
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.pictures.image_folder import ImageFileSplit
-from polyrhythm.data.windows import WindowSplit
+from polyrhythm.data.decoded_files import DecodedFiles
+from polyrhythm.data.image_files import ImageFileSplit
+from polyrhythm.data.resized import WindowSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job, Keeping
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyrhythm.api.resuming import automatic
+from polyrhythm.api.train import automatic
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure
 from polyrhythm.errors import RequestError

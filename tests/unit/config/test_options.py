@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 import polyrhythm
-from polyrhythm.config.options import EvaluateOptions, RunOptions, refuse_real_only, refuse_unknown
-from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.run_config import (
+    EvaluateOptions,
+    RunConfig,
+    RunOptions,
+    refuse_real_only,
+    refuse_unknown,
+)
 from polyrhythm.errors import RequestError
 
 

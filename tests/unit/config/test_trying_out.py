@@ -12,7 +12,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 
 
 def assembled(**values: Any) -> Job:

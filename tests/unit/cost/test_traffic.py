@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.cost.all_reduce import Sent, children, core_size, fold_partner, rabenseifner, ring
 from polyrhythm.cost.machine import Payload
-from polyrhythm.cost.traffic import Sent, children, core_size, fold_partner, rabenseifner, ring
 
 
 @pytest.mark.parametrize("ranks", range(1, 40))

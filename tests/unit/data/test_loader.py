@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.dealing.sharding import batch_indices, epoch_order
+from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.errors import RequestError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyrhythm.data.dealing.sharding import StandIn
+from polyrhythm.data.dealing import StandIn
 from polyrhythm.data.loader import Share
 
 

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from polyrhythm.augmentation.chain import build_chain
-from polyrhythm.data.dealing.seeding import sample_keys
+from polyrhythm.data.image_files import ImageFileSplit
+from polyrhythm.data.images import NORMALIZATIONS
 from polyrhythm.data.loader import Loader, Share
 from polyrhythm.data.open import open_data
-from polyrhythm.data.pictures.image_folder import ImageFileSplit
-from polyrhythm.data.pictures.normalization import NORMALIZATIONS
-from polyrhythm.data.shards.shard_split import Streamed
-from polyrhythm.data.windows import WindowSplit
+from polyrhythm.data.resized import WindowSplit
+from polyrhythm.data.seeding import sample_keys
+from polyrhythm.data.shards import Streamed
 from polyrhythm.errors import RequestError
 
 LANDSCAPE = (90, 60)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.pictures.image_folder import ImageFileSplit
+from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.dense import SlidingWindows
 from polyrhythm.evaluation.evaluate import evaluate, evaluate_scores, in_evaluation_mode
 from polyrhythm.evaluation.views import ViewedClassifier, Views
-from polyrhythm.evaluation.windows import SlidingWindows
 from polyrhythm.models.create import create_model
 
 SHAPE = (1, 28, 28)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.launch.absences import Absences
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.launch.succession import Absences
+from polyrhythm.strategies.role_assignment import Cast
 
 CAST = Cast((0, 1, 2), (3, 4))
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from polyrhythm.communication.transports.torch_distributed.transport import one_gpu_a_rank
-from polyrhythm.launch.gpus import gpu_of
+from polyrhythm.communication.transports.torch_distributed.communicator import one_gpu_a_rank
+from polyrhythm.launch.devices import gpu_of
 
 
 @pytest.fixture

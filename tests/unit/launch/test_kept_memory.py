@@ -9,7 +9,7 @@ PROGRAM = """
 import ctypes
 import resource
 import torch
-from polyrhythm.launch.kept_memory import keep_freed_memory
+from polyrhythm.launch.process import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

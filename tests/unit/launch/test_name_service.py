@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from polyrhythm.launch.name_service import ask_names_briefly
+from polyrhythm.launch.process import ask_names_briefly
 
 
 def test_the_resolver_is_told_to_be_brief(monkeypatch: pytest.MonkeyPatch) -> None:

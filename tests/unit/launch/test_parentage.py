@@ -12,7 +12,7 @@ signal.pause()
 """
 GRANDCHILD = """
 import os, signal, sys
-from polyrhythm.launch.parentage import first_parent, leave_with
+from polyrhythm.launch.process import first_parent, leave_with
 if not (forked := os.fork()):
     print("of a copy", first_parent() == os.getppid(), flush=True)
     os._exit(0)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from polyrhythm.launch.preemption import PREEMPTED, Preempted, Preemption
+from polyrhythm.launch.signals import PREEMPTED, Preempted, Preemption
 
 
 def test_nine_tenths_of_the_notice_may_be_used() -> None:

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
-from polyrhythm.launch import lived_clock, watchdog
-from polyrhythm.launch.causes_of_loss import cause_of_loss
-from polyrhythm.launch.pulse import Pulse, publish, read
-from polyrhythm.launch.watchdog import GAPS, Watchdog, WatchdogSetting
+from polyrhythm.launch import watchdog
+from polyrhythm.launch import watchdog as lived_clock
+from polyrhythm.launch.watchdog import GAPS, Pulse, Watchdog, WatchdogSetting, cause_of_loss, publish, read
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyrhythm.data.preprocessing import Normalized, Preprocessing
+from polyrhythm.api.served import Normalized, Preprocessing
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.models.create import create_model
 from polyrhythm.models.exporting import FACTS_FILE, export

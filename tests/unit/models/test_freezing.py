@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models.freezing import freeze, head_of
+from polyrhythm.models.fine_tuning import freeze, head_of
 
 
 def _network() -> nn.Module:

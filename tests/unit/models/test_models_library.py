@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyrhythm.models.library import create_timm, create_torchvision
+from polyrhythm.models.create import create_timm, create_torchvision
 
 
 @pytest.mark.parametrize("channels", [1, 4])

@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models.create import create_model
-from polyrhythm.models.picture_size import check_picture_size
+from polyrhythm.models.create import check_picture_size, create_model
 
 
 class NotOnShapes(nn.Module):

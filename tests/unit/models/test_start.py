@@ -10,7 +10,7 @@ from torch import nn
 
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
-from polyrhythm.models.start import load_all_but_head, pixels_of, start_from
+from polyrhythm.models.fine_tuning import load_all_but_head, pixels_of, start_from
 
 
 def _network(classes: int) -> nn.Module:

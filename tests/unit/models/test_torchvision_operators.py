@@ -4,8 +4,8 @@ from importlib import import_module
 import pytest
 import torch
 
-from polyrhythm.models import torchvision_operators
-from polyrhythm.models.torchvision_operators import define_missing_operators
+from polyrhythm.models import create as torchvision_operators
+from polyrhythm.models.create import define_missing_operators
 
 
 def test_torchvision_can_be_imported_afterwards():

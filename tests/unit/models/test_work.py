@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.models.work import work_of_parameters
+from polyrhythm.training.model_sizes import work_of_parameters
 
 
 def test_a_convolution_and_a_layer_by_hand() -> None:

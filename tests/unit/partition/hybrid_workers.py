@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.partition.cut import cut
-from polyrhythm.partition.hybrid_pass import HybridPass
-from polyrhythm.partition.scheme import Scheme
+from polyrhythm.partition.hybrid_pass import HybridPass, Scheme
 
 CLASSES = 5
 IMAGE = (2, 6, 6)

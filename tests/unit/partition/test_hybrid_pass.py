@@ -7,13 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.cost import hybrid
 from polyrhythm.partition.cut import cut
-from polyrhythm.partition.hybrid_pass import HybridPass
-from polyrhythm.partition.sharded_layers import neurons
+from polyrhythm.partition.hybrid_pass import HybridPass, neurons
 from unit.partition.hybrid_workers import CLASSES, IMAGE, batch, gradients, network, passes, serial
 
 SCHEMES = ["a", "b", "c"]

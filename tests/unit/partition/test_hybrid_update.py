@@ -8,17 +8,17 @@ from torch.nn import functional
 
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import HybridPass
-from polyrhythm.partition.hybrid_update import HybridUpdate
 from polyrhythm.partition.ownership import Ownership
+from polyrhythm.strategies.allreduce.hybrid import HybridUpdate
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.lars import LARS
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from unit.partition.hybrid_workers import IMAGE, batch, network
 
 RATE, STEPS = 0.1, 4

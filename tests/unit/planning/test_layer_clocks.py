@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.planning.layer_clocks import LayerClocks
+from polyrhythm.planning.step import LayerClocks
 
 
 class Taking(torch.autograd.Function):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_link
 

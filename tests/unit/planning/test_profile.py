@@ -7,11 +7,10 @@ from math import exp
 
 import pytest
 
-from polyrhythm.planning.host import Host, measure_host
 from polyrhythm.planning.link import MeasuredLink
-from polyrhythm.planning.profile import Profile
+from polyrhythm.planning.profile import Host, Profile, measure_host
 from polyrhythm.planning.step import StepProfile
-from polyrhythm.simulation.cluster_file import cluster_text, parse_cluster
+from polyrhythm.simulation.cluster import cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
 STEP = StepProfile((0.5 * exp(-0.2), 0.5, 0.5 * exp(0.2)), 0.0, 0.1, 0.2, 0.2, ())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
 from polyrhythm.reporting.tables import class_rows, columns, fact_rows, facts, text
 

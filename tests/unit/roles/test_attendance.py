@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.events import WorkerProgress
-from polyrhythm.roles.attendance import Attendance
+from polyrhythm.roles.ledger import Attendance
 
 
 def _did(worker: int, step: int, steps: int, images: int) -> WorkerProgress:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from polyrhythm.data.dealing.begun import Begun
-from polyrhythm.data.dealing.sharding import batch_images, steps_per_epoch
-from polyrhythm.roles.calendar import Calendar
+from polyrhythm.data.dealing import Begun, batch_images, steps_per_epoch
+from polyrhythm.roles.job import Calendar
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 8, 8, 16), (1, 2), (60,), (3, 300)])

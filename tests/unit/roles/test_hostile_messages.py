@@ -21,16 +21,16 @@ from polyrhythm.communication.message import (
     pack_json,
     unpack_json,
 )
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.events import Notice, from_json
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 NUMBERS = 10
 MESSAGES, WARM_UP = 10_000, 2_000

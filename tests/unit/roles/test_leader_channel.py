@@ -8,13 +8,13 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.leader_channel import TAG, LeaderChannel
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 CAST = Cast((0, 1), (2,))
 WORKER = 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.roles.pace import DrawnPace, LivePace
+from polyrhythm.roles.world import DrawnPace, LivePace
 
 
 class Clock:

@@ -4,16 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.roles import replica as module
-from polyrhythm.roles.pace import DrawnPace, LivePace
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.roles.world import DrawnPace, LivePace, World
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

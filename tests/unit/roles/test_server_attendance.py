@@ -7,7 +7,7 @@ import json
 import pytest
 
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.server_attendance import ServerAttendance, ServerLosses
+from polyrhythm.roles.ledger import ServerAttendance, ServerLosses
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 
 RANKS = (5, 6, 7)

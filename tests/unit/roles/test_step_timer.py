@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from polyrhythm.communication.timed import Blocked
+from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.events import WorkerProgress, WorkerTimings, from_json
-from polyrhythm.roles.step_timer import NoTimer, StepTimer, Timekeeping
+from polyrhythm.roles.step_metrics import NoTimer, StepTimer, Timekeeping
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.roles.tally import REPORT_EVERY_S, Tally
+from polyrhythm.roles.step_metrics import REPORT_EVERY_S, Tally
 
 
 class Clock:

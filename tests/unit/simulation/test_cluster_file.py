@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.cluster_file import cluster_text, open_cluster, parse_cluster, ready_clusters
+from polyrhythm.simulation.cluster import cluster_text, open_cluster, parse_cluster, ready_clusters
 
 GOOD = """
 name: two

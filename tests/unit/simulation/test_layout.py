@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.cluster_file import open_cluster
+from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared

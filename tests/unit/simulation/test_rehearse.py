@@ -8,9 +8,9 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.events import Event
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
+from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.rehearse import rehearse_on, rehearsed
+from polyrhythm.simulation.run import rehearse_on, rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.training.model_sizes import ModelSizes

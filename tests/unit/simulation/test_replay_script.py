@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from polyrhythm.communication.around import RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals, check
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.forwarding import RecordingCommunicator
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
-from polyrhythm.simulation.script import Performance, Script, ScriptedCommunicator, ScriptOver
+from polyrhythm.simulation.replay import Performance, Script, ScriptedCommunicator, ScriptOver
 
 
 def _push(sender: int, step: int) -> Message:

@@ -10,15 +10,15 @@ from functools import cache
 import pytest
 
 from conformance.jobs import in_step, make_job, out_of_step, result_of, strategy
-from polyrhythm.communication.around import Around, RecordingCommunicator
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.forwarding import Around, RecordingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.simulation.replay import replay, stage
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 WORKERS = 4
 

@@ -11,9 +11,7 @@ from polyrhythm.events import Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.run import Surroundings, simulate
 from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 FAST = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e30}
 

@@ -4,9 +4,9 @@ import pytest
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import choices
-from polyrhythm.strategies.cast import Cast, cast_for
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.role_assignment import Cast, cast_for
 
 FOUR_BY_TWO = [0, 0, 1, 1, 2, 2, 3, 3]
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from polyrhythm.strategies.graph import mixing_rate, turns_to_all, unreached
+from polyrhythm.strategies.topology import mixing_rate, turns_to_all, unreached
 
 
 def drawn(peers: int, seed: int) -> list[list[int]]:

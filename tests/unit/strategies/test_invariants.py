@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.ledger import Ledger
@@ -17,6 +16,7 @@ from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.invariants.shards_together import ShardsTogether
 from polyrhythm.strategies.invariants.staleness import Staleness
 from polyrhythm.strategies.invariants.versions import Versions
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 WORKERS, SERVER = 2, 2
 CAST = cast_in_order(WORKERS, 1)

@@ -7,24 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from polyrhythm.strategies.averaging.rounds.resharding import OfRounds, OfRoundsOverBase
-from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
-from polyrhythm.strategies.parameter_server.batches.resharding import OfBatches
+from polyrhythm.strategies.allreduce.hybrid import OfSlices
+from polyrhythm.strategies.averaging.rounds.averaging import OfRounds, OfRoundsOverBase
+from polyrhythm.strategies.gossip.mixing.replica import OfReplicas
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
-from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
-from polyrhythm.strategies.parameter_server.groups.resharding import OfGroupsOfRounds
+from polyrhythm.strategies.parameter_server.downpour import OfSums
+from polyrhythm.strategies.parameter_server.elastic.averaging import OfCentre
+from polyrhythm.strategies.parameter_server.gaia import OfSites
+from polyrhythm.strategies.parameter_server.groups.mixed_worker import OfGroupsOfRounds
 from polyrhythm.strategies.parameter_server.hogwild import OfSharedVector
+from polyrhythm.strategies.parameter_server.sandblaster import OfBatches
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
-from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
-from polyrhythm.strategies.resharding import Held, SameForAll
-from polyrhythm.strategies.slices_resharding import OfSlices
-from polyrhythm.strategies.state import State
-from polyrhythm.training.optimizing.mean_optimizer import mean_optimizer
+from polyrhythm.strategies.state import Held, SameForAll, State
+from polyrhythm.training.optimizer_state import mean_optimizer
 
 VECTOR = torch.tensor([1.0, 2.0])
 SGD = {"optimizer": "SGD", "state": {}, "groups": [{}], "shapes": [[[2]]]}

@@ -10,11 +10,11 @@ from polyrhythm.communication.message import Kind, Message, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 

@@ -3,7 +3,7 @@
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.calendar import Calendar
+from polyrhythm.roles.job import Calendar
 from polyrhythm.specs import build
 
 BATCHES, RATES = "polyrhythm.training.batch_schedules", "polyrhythm.training.schedules"

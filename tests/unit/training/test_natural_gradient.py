@@ -10,8 +10,8 @@ from torch import nn
 from equivalence.dense_fisher import Dense
 from polyrhythm.specs import build
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.low_rank_fisher import LowRankFisher
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.natural_gradient import LowRankFisher
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 FOLDER = "polyrhythm.training.optimizers"
 ALPHA, ETA = 4.0, 0.1

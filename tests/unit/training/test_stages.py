@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyrhythm.training.stages import graded, stages
+from polyrhythm.models.fine_tuning import graded, stages
 
 
 def _network() -> nn.Module:

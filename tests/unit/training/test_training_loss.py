@@ -15,7 +15,7 @@ from polyrhythm.training.losses.cross_entropy import CrossEntropy
 from polyrhythm.training.losses.ensemble import Ensemble
 from polyrhythm.training.losses.oracle import Oracle
 from polyrhythm.training.losses.small_loss import SmallLoss
-from polyrhythm.training.passes.objective import Objective
+from polyrhythm.training.objective import Objective
 
 PLAIN = Targets()
 

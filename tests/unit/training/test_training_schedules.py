@@ -5,7 +5,7 @@ import torch
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
-from polyrhythm.training.run_length import RunLength
+from polyrhythm.training.schedule import RunLength
 from polyrhythm.training.schedules.constant import Constant
 from polyrhythm.training.schedules.cosine import Cosine
 from polyrhythm.training.schedules.linear import Linear

@@ -9,26 +9,18 @@ from collections.abc import Mapping
 
 import torch
 
-from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.coordinator import LoopCoordinator
-from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.entry import LoopEntry
-from polyrhythm.api.loop.epochs import Epochs
-from polyrhythm.api.loop.leader import LoopLeader, meets_every_step
-from polyrhythm.api.loop.means import Means
-from polyrhythm.api.loop.member import LoopMember
-from polyrhythm.api.loop.position import Logbook
-from polyrhythm.api.loop.progress import Progress
-from polyrhythm.api.loop.seat import Seat
-from polyrhythm.api.loop.server_states import ServerStates
+from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMember, meets_every_step
+from polyrhythm.api.loop.distributed_optimizer import ServerStates
+from polyrhythm.api.loop.epochs import Epochs, LoopEntry, Progress
+from polyrhythm.api.loop.position import Course, Logbook
+from polyrhythm.api.loop.shard import Seat
+from polyrhythm.api.loop.store_board import Bulletin, Means
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
-from polyrhythm.launch.script.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY
-from polyrhythm.launch.script.places import Place, Places
-from polyrhythm.roles.attendance import Attendance
+from polyrhythm.launch.script.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY, Place, Places
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
-from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.regrouping.regroup import Member
 from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica

@@ -1,20 +1,213 @@
-"""The optimiser that a user's loop calls: it shares out the gradients, and the strategy does the rest."""
+"""The optimiser that a user's loop calls: it exchanges the gradients, and the strategy does the rest.
+
+Lazy start: a replica starts at its model's first use in training. Replicas become equal when they start, and
+servers get their parameters then. So the start waits as long as it can, and weights and states that are
+loaded after `distribute` still count.
+
+Step retry: a step is repeated with a copy of its gradients when another worker is lost in the middle of it.
+
+    backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange, with the remaining workers
+
+A user's loop cannot be asked to compute the gradients again, and an exchange that broke may have changed some
+of them.
+
+Saved states: the leader asks the servers for their side of a saved optimiser, and sends it back when a state
+is loaded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import isclose
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from polyrhythm.api.loop.beginning import Beginning
-from polyrhythm.api.loop.retaking import Retaking
-from polyrhythm.api.loop.server_states import ServerStates
-from polyrhythm.api.loop.step_weight import StepWeight
-from polyrhythm.errors import RequestError
+from polyrhythm.api.loop.shard import StepWeight
+from polyrhythm.communication.message import Kind, Message, pack_tensors
+from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
-from polyrhythm.strategies.step import Step
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import Step
+
+
+class Beginning:
+    """Starts a replica once.
+
+    Args:
+        replica: all workers' must start at the same place of their programs.
+        begin: starts it with those of the others, at a step; gives the step where it has started.
+
+    Attributes:
+        step: where the replica starts; then where it has started.
+        past: whether it has started.
+    """
+
+    def __init__(self, replica: Replica, begin: Callable[[int], int]) -> None:
+        self.step = 0
+        self.past = False
+        self._begin = begin
+        used = [module for module in replica.model.modules() if list(module.parameters(recurse=False))]
+        self._hooks = [module.register_forward_pre_hook(self._on_use) for module in used]
+
+    def now(self) -> bool:
+        """Starts the replica, unless it has started; gives whether it has done so now."""
+        if self.past:
+            return False
+        self.past = True
+        for hook in self._hooks:
+            hook.remove()
+        self.step = self._begin(self.step)
+        return True
+
+    def in_training(self) -> None:
+        """Starts the replica if this is no evaluation, which a single worker may do on its own."""
+        if torch.is_grad_enabled():
+            self.now()
+
+    def _on_use(self, module: nn.Module, inputs: object) -> None:
+        if module.training:
+            self.in_training()
+
+
+_NONE = Step(-1)
+
+
+class Retaking:
+    """Takes the steps of a user's loop; repeats each until it succeeds.
+
+    Args:
+        replica: whose steps.
+        group: of the worker.
+
+    Attributes:
+        replica: as given.
+    """
+
+    def __init__(self, replica: Replica, group: WorkerGroup) -> None:
+        self.replica = replica
+        self._group = group
+        self._kept: Tensor | None = None
+        self._fresh: Tensor | None = None
+        self._step = _NONE
+        self._rate = 0.0
+        replica.run_hook = self.run_or_retake
+
+    def take(self, step: Step, learning_rate: float) -> None:
+        """Exchanges the gradients and updates the parameters.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        if not self._group.regroups:
+            self._finish(step, learning_rate)
+            return
+        if (
+            self.replica.part.uses_before_use
+        ):  # the step before may not be whole, and its gradients are still kept
+            self.run_or_retake(self.replica.part.settle)
+        self._keep()
+        self._step, self._rate = step, learning_rate
+        self._group.step = step.number
+        if self._group.run_or_regroup(partial(self._finish, step, learning_rate)) is None:
+            self._again()
+        self._group.step = step.number + 1
+
+    def regroup(self) -> None:
+        """Regroups with whoever is there, between two steps; a step that was half done is taken again.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        self.run_or_retake(_called)
+
+    def go_on_at(self, step: int) -> None:
+        """Goes on with a step."""
+        self._group.step = step
+
+    def run_or_retake(self, act: Callable[[], object]) -> None:
+        """Calls `act`, which communicates between two steps; if a worker is lost meanwhile, regroups and leaves it out.
+
+        A step that was half done is taken again. Gradients that the next step has computed already are kept.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        if not self._group.regroups:
+            act()
+            return
+        if self._group.run_or_regroup(partial(self._saving, act)):
+            return
+        fresh, self._fresh = self._fresh, None
+        self._again()
+        while not self._group.run_or_regroup(partial(self._saving, self.replica.settle)):
+            self._again()
+        if fresh is not None:
+            self.replica.flat.gradients.copy_(fresh)
+
+    def _saving(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except PeerLost:
+            if self._fresh is None:
+                self.replica.flat.gather_gradients()
+                self._fresh = self.replica.flat.gradients.clone()
+            raise
+        return True
+
+    def _again(self) -> None:
+        """Repeats the latest step until it succeeds, unless another worker has passed its update on."""
+        while self._kept is not None and self._group.step <= self._step.number:
+            self.replica.flat.gradients.copy_(self._kept)
+            if self._group.run_or_regroup(partial(self._finish, self._step, self._rate)) is not None:
+                self._group.step = self._step.number + 1
+
+    def _finish(self, step: Step, learning_rate: float) -> bool:
+        self.replica.begin(step)
+        return self.replica.finish(learning_rate)
+
+    def _keep(self) -> None:
+        flat = self.replica.flat
+        flat.gather_gradients()
+        if self._kept is None:
+            self._kept = flat.gradients.clone()
+        else:
+            self._kept.copy_(flat.gradients)
+
+
+def _called() -> None:
+    raise PeerLost(LEADER, "going on with the others")
+
+
+class ServerStates:
+    """The leader's way to them.
+
+    Args:
+        world: where the leader is.
+        strategy: says which server has what.
+        ask: asks for the state of every shard.
+    """
+
+    def __init__(self, world: World, strategy: Strategy, ask: Callable[[], list[State]]) -> None:
+        self._world = world
+        self._strategy = strategy
+        self._ask = ask
+
+    def ask(self) -> list[dict[str, Any]]:
+        """Asks for the state of every shard: tensors by name, and facts."""
+        return [{"tensors": tensors, "facts": facts} for tensors, facts in self._ask()]
+
+    def give(self, states: list[dict[str, Any]]) -> None:
+        """Gives every server the states of the shards that it holds; before training begins."""
+        for server, rank in enumerate(self._world.cast.servers):
+            for shard in self._strategy.holds(server):
+                packed = pack_tensors(states[shard]["tensors"], states[shard]["facts"])
+                self._world.network.send(rank, Message(Kind.STATE, packed, step=shard))
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -1,24 +1,37 @@
-"""A loop's epochs, of which its worker may have been lost in the middle, and begun anew.
+"""The epochs of a worker's loop, and how workers enter them: when a run begins, and as successors.
+
+A worker may be lost in the middle of an epoch, and its successor begins anew:
 
     worker 0   ◇ epoch 3 ─────────────── ◇ epoch 4 ─────── ◇ epoch 5
-    worker 1   ◇ epoch 3 ─── ✝              its successor ▷ ◇ epoch 5        where workers go in step
-    worker 1   ◇ epoch 3 ─── ✝  ▷ ── its rest ── ◇ epoch 5                   where each goes at its own pace
+    worker 1   ◇ epoch 3 ─── ✝              its successor ▷ ◇ epoch 5        in lockstep
+    worker 1   ◇ epoch 3 ─── ✝  ▷ ── its rest ── ◇ epoch 5                   each at its own pace
 
-Whoever comes first to the beginning of an epoch (◇) leaves a mark for all: who has a share of it, and where the loop
-is. So all deal it out alike, though they hear of a loss at different moments, and nobody waits for anybody.
+The first worker that comes to the beginning of an epoch (◇) leaves a mark for all: which workers have a share
+of it, and where the loop is. So all deal it out alike, though they learn of a loss at different moments, and
+no worker waits for another.
+
+`Progress` counts how much of the current epoch a worker has taken, and notes it for a successor of worker 0.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.mark import Mark
-from polyrhythm.launch.script.meeting import begun_key
+from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMember
+from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Position, find_position
+from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.launch.script.meeting import Place, Places, begun_key
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.welcome import join, share_untrained
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -166,3 +179,219 @@ class Epochs:
 
 def _end_key(loop: int) -> str:
     return f"script/epochs/{loop}/end"
+
+
+class Progress:
+    """Counts the training batches of one worker in the epoch under way, over all shards together.
+
+    Args:
+        course: of its loop.
+        logbook: takes the loop's positions; None where nobody will ask for them.
+
+    Attributes:
+        course: as given.
+        at: the epoch under way, or the last one; None before the first.
+        leaves_out: batches of it that whoever came before has taken, and that no share has left out yet.
+    """
+
+    def __init__(self, course: Course, logbook: Logbook | None) -> None:
+        self.at: Begun | None = None
+        self.leaves_out = 0
+        self.course = course
+        self._logbook = logbook
+        self._taken = self._taken_by_steps = 0
+        self._seated_in: Begun | None = None
+
+    def begin(self, at: Begun) -> None:
+        """An epoch begins, of which nothing is taken yet, nor left out."""
+        self.at = at
+        self.leaves_out = self._taken = self._taken_by_steps = 0
+
+    def be_seated(self) -> int:
+        """A share of the epoch begins; gives how many of its batches may be left out, which may be more than it has."""
+        self._seated_in = self.at
+        return self.leaves_out
+
+    def left_out(self, batches: int) -> None:
+        """So many batches of a share need not be taken again."""
+        self.leaves_out -= batches
+        self._taken += batches
+        self._taken_by_steps = self._taken
+
+    def took(self) -> None:
+        """One more batch is taken."""
+        self._taken += 1
+
+    def through(self, *, broken_off: bool) -> None:
+        """A share is handed out to its end, or the user has broken off; an iterator that was kept may say so late."""
+        if self._seated_in is self.at:
+            self._note(ALL if broken_off else self._taken, at_end=True)
+
+    def step_begins(self) -> None:
+        """A step is about to be taken, of the batches since the one before."""
+        self._note(self._taken_by_steps)
+
+    def step_done(self) -> None:
+        """A step has been taken."""
+        self._taken_by_steps = self._taken
+
+    def leave(self) -> None:
+        """No more steps will be taken."""
+        self._note(ALL, at_end=True)
+
+    def _note(self, taken: int, *, at_end: bool = False) -> None:
+        at, optimizer = self.at, self.course.optimizer
+        if self._logbook is None or at is None or optimizer is None:
+            return
+        unknown = not self._taken and optimizer.steps > at.steps
+        known = UNKNOWN if unknown else taken
+        self._logbook.note(self.course.position((at.loop, at.epoch), known, at_end=at_end))
+
+
+class LoopEntry:
+    """Brings one worker into the loop of the others; see `Entry`.
+
+    Args:
+        world: where this rank is.
+        strategy: says which losses the run survives.
+        bulletin: where workers leave word.
+        places: of the workers.
+        progress: how far this worker has come in its loop.
+        coordinator: the leader, or its stand-in here.
+
+    Attributes:
+        rejoins: whether this worker is a successor, and the others are under way.
+        waits: whether successors wait for the beginning of an epoch; one of worker 0 does not.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        bulletin: Bulletin,
+        places: Places,
+        progress: Progress,
+        coordinator: LoopCoordinator,
+    ) -> None:
+        workers = len(world.cast.workers)
+        self.rejoins = world.rejoins
+        self.waits = strategy.regroups(workers)
+        self._stays_behind = strategy.leaves_behind(workers)
+        self._world = world
+        self._strategy = strategy
+        self._bulletin = bulletin
+        self._places = places
+        self._progress = progress
+        self._course = progress.course
+        self._coordinator = coordinator
+        self._leader = coordinator if isinstance(coordinator, LoopLeader) else None
+        self._position: Position | None = None
+        self._worker = world.cast.workers.index(world.network.rank)
+        self._group: WorkerGroup | None = None
+
+    def begin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
+        """Starts a replica with all others, or among them; gives the step to begin with.
+
+        Args:
+            replica: this worker's.
+            group: of the worker.
+            step: where it would start.
+        """
+        self._group = group
+        if self.rejoins:
+            return self._rejoin(replica, group, step)
+        if self._strategy.goes_on(len(self._world.cast.workers)):
+            share_untrained(self._world, replica)
+        else:
+            replica.share_untrained()
+        self._coordinator.introduce(replica)
+        return group.start(step)
+
+    def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
+        """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
+        position, self._position = self._position, None
+        # In the middle of an epoch whoever led before has let others into it.
+        inside = position is not None and position.taken > 0
+        if self._leader is None or not entering or inside:
+            return
+        for worker in entering:
+            self._bulletin.post(_entered_key(worker), begun.to_text())
+        if self._leader.admit(entering, lambda worker: self._places.of(worker) is not Place.WAITING):
+            self._coordinator.reform()
+
+    def present(self) -> tuple[list[int], list[int]]:
+        """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
+
+        Those who go in step know who does, and worker 0 always does again; but where they meet seldom, the launcher may
+        know earlier that one of them is lost. Others hear of losses from it alone, some earlier than others.
+        """
+        places = self._places.read()
+        waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
+        there = {worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)}
+        members = None if self._group is None else self._group.members
+        if members is not None:
+            there = {worker for worker in members if worker in there or worker == LEADER}
+        return sorted({*there, *waiting}), waiting
+
+    def entered(self) -> Begun:
+        """Says that this worker, a successor, is there; gives the epoch with which it begins."""
+        waited = self.waits and self._leader is None
+        begun = Begun.from_text(
+            self._bulletin.read(_entered_key(self._worker) if waited else begun_key(self._worker))
+        )
+        if self.waits and not waited:
+            begun = self._come_to_position(begun)
+        self._places.set(self._worker, Place.BEHIND if self._stays_behind else Place.HERE)
+        return begun
+
+    def go_on(self, begun: Begun) -> None:
+        """Goes on behind what whoever came before has taken, or with the step with which the others are."""
+        assert self._course.optimizer is not None, "a loop has something to train"
+        if self._position is not None:
+            self._course.come_to(self._position)
+            self._progress.leaves_out = self._position.taken
+        elif self.waits:
+            self._course.optimizer.go_on_at(begun.steps)
+        else:
+            self._progress.leaves_out = max(0, self._course.optimizer.steps - begun.steps)
+
+    def begins(self, begun: Begun) -> None:
+        """An epoch begins for this worker."""
+        self._progress.begin(begun)
+
+    def _come_to_position(self, begun: Begun) -> Begun:
+        """Waits until one of those who go in step has said at which batch they are; gives the epoch of that."""
+        regroup, incarnation = self._coordinator.regroup, self._world.incarnation
+        assert regroup is not None, "who goes in step regroups"
+        last = begun.loop, begun.epoch
+        found = self._bulletin.await_found(
+            lambda: find_position(self._bulletin, incarnation, regroup.step, last),
+            "another worker to say where the loops are",
+        )
+        if found.taken == UNKNOWN:
+            raise RunError(
+                "worker 0 was lost in the middle of an epoch whose batches do not come from group.shard, so its "
+                "successor cannot leave out those that are taken: use group.shard"
+            )
+        self._position = found
+        return Begun(found.loop, found.epoch, found.steps)
+
+    def _rejoin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
+        if self._leader is not None:
+            self._leader.take_up(replica)
+            return group.start(step)
+        assert isinstance(self._coordinator, LoopMember), "only one leads"
+        if self.waits:
+            self._places.set(self._worker, Place.WAITING)
+        try:
+            join(self._world, replica, self._coordinator.channel)
+            self._coordinator.introduce(replica)
+            return group.start(step)
+        except PeerLost as loss:
+            print(f"polyrhythm: worker {self._worker} is not let in any more: {loss}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(0)
+
+
+def _entered_key(worker: int) -> str:
+    return f"script/entered/{worker}"

@@ -1,19 +1,117 @@
-"""Where loops are that go in step, so that a successor of worker 0 comes to the same batch.
+"""The position of a worker's loop, and how a successor's loop reaches the position of the others.
 
-    others     batch 4  step ✝ ───────────── formation ── position(epoch 2, 4 batches taken, …) ── step, again
-    successor                 ▷ mustering ── formation ── ◀ waits for it ── leaves 4 batches out ── step
+Marks say where the loops of all workers are when an epoch begins. Positions say where loops that run in
+lockstep are inside an epoch, so that a successor of worker 0 reaches the same batch:
 
-A worker notes its position whenever it comes to a step, or to the end of its share of an epoch: there, and nowhere
-else, all are at the same line of the script. Whoever has one of the steps at which all go on leaves it in the store.
+    others     batch 4  step ✝ ───────────── new view ──── position(epoch 2, 4 batches taken, …) ── step, again
+    successor                 ▷ gathering ── new view ──── ◀ waits for it ── leaves 4 batches out ── step
+
+A worker notes its position whenever it comes to a step, or to the end of its share of an epoch: there, and
+nowhere else, all are at the same line of the script. Each worker that has one of the steps at which all go on
+leaves it in the store.
+
+Of schedulers and the like a successor takes over the plain values in their `state_dict`. Nothing is
+unpickled: what is not a number, a text or a list of such (functions, tensors, counters) stays as the
+successor's own script has made it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from polyrhythm.api.loop.bulletin import Bulletin
+from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
+from polyrhythm.api.loop.shard import Shard
+from polyrhythm.api.loop.store_board import Bulletin
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Kept(Protocol):
+    """Something with a state, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Takes it back."""
+
+
+def plain_state(kept: Kept) -> dict[str, Any]:
+    """Gives what of a state is plain, JSON-able."""
+    found: dict[str, Any] = _plain(kept.state_dict())
+    return found
+
+
+def take_state(kept: Kept, handed: dict[str, Any]) -> None:
+    """Puts what `plain_state` gave over a state."""
+    kept.load_state_dict(_merged(kept.state_dict(), handed))
+
+
+def _plain(value: Any) -> Any:
+    """Gives the plain part of a value; of a list all or nothing, but for states in it."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items() if isinstance(key, str) and _is_plain(part)}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value)
+    return isinstance(value, _PLAIN)
+
+
+def _merged(own: Any, handed: Any) -> Any:
+    if isinstance(own, dict) and isinstance(handed, dict):
+        return {
+            key: _merged(value, handed[key]) if key in handed else value for key, value in own.items()
+        } | {key: value for key, value in handed.items() if key not in own}
+    if isinstance(own, list | tuple) and isinstance(handed, list) and len(own) == len(handed):
+        return type(own)(_merged(*pair) for pair in zip(own, handed, strict=True))
+    return handed
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One beginning, as whoever comes there first leaves it for all.
+
+    Attributes:
+        present: the workers that have a share of the epoch.
+        entering: of those, successors that are let in now, where workers go in step.
+        shards: how many epochs of each shard have been handed out.
+        averages: how many averages have been taken.
+        steps: that this worker has taken.
+        rates: the learning rate of every parameter group.
+        kept: plain states of what the loop keeps.
+    """
+
+    present: tuple[int, ...]
+    entering: tuple[int, ...]
+    shards: tuple[int, ...]
+    averages: int
+    steps: int
+    rates: tuple[float, ...]
+    kept: tuple[dict[str, Any], ...]
+
+    def to_text(self) -> str:
+        """Writes it for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Mark:
+        """Reads what `to_text` wrote."""
+        told: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
+        return cls(**values)
+
 
 ALL = 1 << 62
 """Batches taken of an epoch of which nothing is left."""
@@ -113,3 +211,88 @@ def find_position(bulletin: Bulletin, leader: int, steps: int, epoch: tuple[int,
 
 def _key(leader: int, steps: int, at_end: bool) -> str:
     return f"script/position/{leader}/{steps}/{'end' if at_end else 'step'}"
+
+
+class Course:
+    """Counts how far one worker's loop has come.
+
+    Attributes:
+        averages: how many averages it has taken.
+        kept: what the loop keeps that a successor must have, such as schedulers.
+        optimizer: once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.averages = 0
+        self.kept: Sequence[Kept] = ()
+        self.optimizer: DistributedOptimizer | None = None
+        self._shards: list[Shard | None] = []
+
+    @property
+    def next_shard(self) -> int:
+        """The number of the next shard."""
+        return len(self._shards)
+
+    def add(self, shard: Shard) -> None:
+        """Notes another shard."""
+        self._shards.append(shard)
+
+    def mark(self, present: Sequence[int], entering: Sequence[int]) -> Mark:
+        """Says where this loop is.
+
+        Args:
+            present: the workers that have a share of what comes next.
+            entering: of those, who is let in now.
+        """
+        assert self.optimizer is not None, "a loop has something to train"
+        return Mark(
+            present=tuple(present),
+            entering=tuple(entering),
+            shards=tuple(1 if shard is None else shard.epoch for shard in self._shards),
+            averages=self.averages,
+            steps=self.optimizer.steps,
+            rates=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
+            kept=tuple(map(plain_state, self.kept)),
+        )
+
+    def position(self, epoch: tuple[int, int], taken: int, *, at_end: bool = False) -> Position:
+        """Says where this loop is, at a step or at the end of a share.
+
+        Args:
+            epoch: loop and epoch.
+            taken: batches of it.
+            at_end: whether a share of it has been handed out to its end.
+        """
+        assert self.optimizer is not None, "a loop has something to train"
+        return Position(
+            loop=epoch[0],
+            epoch=epoch[1],
+            steps=self.optimizer.steps,
+            taken=taken,
+            at_end=at_end,
+            averages=self.averages,
+            rates=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
+            kept=tuple(map(plain_state, self.kept)),
+        )
+
+    def come_to(self, position: Position) -> None:
+        """Goes on inside an epoch, to whose beginning it has gone, where the others are."""
+        self.averages = position.averages
+        self._take(position.kept, position.rates)
+
+    def go_to(self, mark: Mark) -> None:
+        """Goes on where the others were at a mark, but for the steps that this worker has taken."""
+        self.averages = mark.averages
+        for shard, epoch in zip(self._shards, mark.shards, strict=False):
+            if shard is not None:
+                shard.epoch = epoch
+        not_made = len(mark.shards) - len(self._shards)
+        self._shards += [None] * not_made  # nor will this loop make them
+        self._take(mark.kept, mark.rates)
+
+    def _take(self, states: Sequence[dict[str, Any]], rates: Sequence[float]) -> None:
+        assert self.optimizer is not None, "a loop has something to train"
+        for kept, state in zip(self.kept, states, strict=True):
+            take_state(kept, state)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

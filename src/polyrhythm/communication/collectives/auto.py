@@ -1,15 +1,26 @@
 """Auto: the quickest of the others, by their formulas and by what the links are measured to be.
 
-Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, for choosing
-by the size of the vector.
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, for
+choosing by the size of the vector.
 
     collective(M) = argmin over c of T_c(N, M; L, o, β)
 
-L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are not
-fixed but follow from links measured once, at the start, by all ranks together; all get the same figures, and so the
-same choice. It is made anew for every size, takes all links for equal, and weighs only algorithms over messages:
-`library` tells no formula, and `two_level` needs to be told the hosts. Ranks that regroup do not measure again, since
-that may take longer than the next of them lives: figures that any of them has count for all.
+L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are
+not fixed but follow from links measured once, at the start, by all ranks together; all get the same figures,
+and so the same choice. It is made anew for every size, takes all links for equal, and weighs only algorithms
+over messages: `library` tells no formula, and `two_level` needs to be told the hosts. Ranks that regroup do
+not measure again, since that may take longer than the next of them lives: figures that any of them has count
+for all.
+
+To measure the links, neighbours play ping-pong, first 0 with 1, 2 with 3 and so on, then 1 with 2, …:
+
+    empty   an empty message there, one back           2 (L + o + β H)
+    burst   k empty messages in a row, then one back   2 (L + o + β H) + (k-1) (o + β H)
+    long    one of 1 MiB there, an empty one back      2 (L + o + β H) + β MiB
+
+H are the bytes of a header; the symbols are those of `cost.machine`. The quickest of some rounds counts, as
+the work of others can only make one longer; of the pairs, the slowest. Rank 0 hands the figures out, so that
+all ranks know the same to the last bit.
 """
 
 from __future__ import annotations
@@ -20,7 +31,7 @@ import torch
 from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 
-from polyrhythm.communication.collective import Collective, MessageCollective
+from polyrhythm.communication.collective import Collective, MessageCollective, receive, start_send
 from polyrhythm.communication.collectives.binomial_tree import BinomialTree
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.collectives.flat import Flat
@@ -29,10 +40,78 @@ from polyrhythm.communication.collectives.recursive_doubling import RecursiveDou
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.collectives.segmented_chain import SegmentedChain
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.link_figures import largest, measure_links
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError
+
+ROUNDS = 9
+WARMING_UP = 1  # in which links are opened, and ranks that come late are waited for
+BURST = 8
+LONG_BYTES = 1 << 20
+STROKES = ((1, 0), (BURST, 0), (1, LONG_BYTES))  # messages there, and bytes of each
+_LEAST_SECONDS_PER_BYTE = 1e-13
+"""Where noise hides the bytes: 10 TB/s."""
+
+
+def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
+    """Measures latency, overhead and bandwidth; all ranks must call it, and all get the same.
+
+    Args:
+        ranks: at least two.
+        tag: of the messages, which nobody else uses meanwhile.
+    """
+    measured = torch.zeros(3, dtype=torch.float64)
+    for turn in (0, 1):
+        serves = ranks.rank % 2 == turn
+        peer = ranks.rank + 1 if serves else ranks.rank - 1
+        if 0 <= peer < ranks.size:
+            figures = [_quickest_s(ranks, peer, serves, stroke, tag) for stroke in STROKES]
+            if serves:
+                measured = torch.tensor(figures, dtype=torch.float64)
+    empty_s, burst_s, long_s = largest(ranks, measured, tag).tolist()
+    seconds_per_byte = max(_LEAST_SECONDS_PER_BYTE, (long_s - empty_s) / LONG_BYTES)
+    port_s = min(max(0.0, (burst_s - empty_s) / (BURST - 1)), empty_s / 2)
+    return Machine(
+        latency_s=empty_s / 2 - port_s,
+        overhead_s=max(0.0, port_s - seconds_per_byte * HEADER_BYTES),
+        seconds_per_byte=seconds_per_byte,
+        header_bytes=HEADER_BYTES,
+    )
+
+
+def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int, int], tag: int) -> float:
+    """Plays some rounds; gives who serves the seconds of the quickest."""
+    there, back = torch.zeros(stroke[1], dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+    rounds = []
+    for _ in range(WARMING_UP + ROUNDS):
+        started_s = ranks.clock.now()
+        handles = [start_send(ranks, peer, there, tag) for _ in range(stroke[0] if serves else 0)]
+        for _ in range(1 if serves else stroke[0]):
+            receive(ranks, peer, tag, back if serves else there)
+        handles += [] if serves else [start_send(ranks, peer, back, tag)]
+        for handle in handles:
+            handle.wait()
+        rounds.append(ranks.clock.now() - started_s)
+    return min(rounds[WARMING_UP:])
+
+
+def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
+    """Gives the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
+
+    Args:
+        ranks: at least two.
+        figures: `(n,)`, of this rank.
+        tag: of the messages, which nobody else uses meanwhile.
+    """
+    if ranks.rank:
+        start_send(ranks, 0, figures, tag).wait()
+        return receive(ranks, 0, tag, figures)
+    for source in range(1, ranks.size):
+        figures = torch.maximum(figures, receive(ranks, source, tag, figures))
+    for to in range(1, ranks.size):
+        start_send(ranks, to, figures, tag).wait()
+    return figures
+
 
 _NEAR = 1.01
 """Times within a hundredth of the least are taken for equal."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from polyrhythm.communication.collective import MessageCollective, PointToPoint, receive, start_send
-from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.cost import all_reduce
+from polyrhythm.cost import all_reduce as traffic
+from polyrhythm.cost.all_reduce import Sent, children
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent, children
 
 
 class BinomialTree(MessageCollective):

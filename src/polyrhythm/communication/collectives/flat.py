@@ -18,9 +18,10 @@ from polyrhythm.communication.collective import (
     receive,
     start_send,
 )
-from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.cost import all_reduce
+from polyrhythm.cost import all_reduce as traffic
+from polyrhythm.cost.all_reduce import Sent
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent
 
 
 class Flat(MessageCollective):

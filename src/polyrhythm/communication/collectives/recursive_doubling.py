@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polyrhythm.communication.collective import MessageCollective, PointToPoint, exchange
-from polyrhythm.communication.fold import folded
-from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.communication.collective import MessageCollective, PointToPoint, exchange, folded
+from polyrhythm.cost import all_reduce
+from polyrhythm.cost import all_reduce as traffic
+from polyrhythm.cost.all_reduce import Sent
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent
 
 
 class RecursiveDoubling(MessageCollective):

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from polyrhythm.communication.collective import MessageCollective, PointToPoint, receive, start_send
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.cost import all_reduce, traffic
+from polyrhythm.cost import all_reduce
+from polyrhythm.cost import all_reduce as traffic
+from polyrhythm.cost.all_reduce import Sent
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent
 
 DEFAULT_OVERHEAD_BYTES = 65536.0
 """α/β of common networks, within a factor of two: 0.5 ms at 1 Gb/s, 5 µs at 100 Gb/s."""

@@ -29,8 +29,8 @@ from polyrhythm.communication.collective import (
     SlicedCollective,
 )
 from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.cost.all_reduce import Sent
 from polyrhythm.cost.machine import Machine, Payload
-from polyrhythm.cost.traffic import Sent
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.data.dealing.hold_out import held_out
+from polyrhythm.data.dealing import held_out
 from polyrhythm.specs import Config
 
 LARGEST = 16.0  # pixels count the dots of a 4 by 4 block

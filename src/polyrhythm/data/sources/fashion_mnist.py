@@ -2,19 +2,228 @@
 
 Paper: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
 Algorithms", 2017, arXiv:1708.07747.
+
+The files are fetched from a web address, or out of a Debian package without root; whole or not at all. Their
+content is known beforehand by its sha256; they lie in a folder as they are, or gzipped. They have the idx
+format of the MNIST family:
+
+    0 0 type dimensions | size of each dimension, 4 bytes, big-endian | the numbers, last dimension fastest
 """
 
 from __future__ import annotations
 
+import logging
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.request import urlopen
+
+import torch
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.data.files.cache import cache_folder
-from polyrhythm.data.files.fetching import download, unpack_debian
-from polyrhythm.data.files.idx import parse_idx
-from polyrhythm.data.files.verified_files import VerifiedFile, read_all
+from polyrhythm.data.user_cache import cache_folder, write_whole
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
+
+GZIP = 16 + zlib.MAX_WBITS
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """A file that must be exactly one content.
+
+    Attributes:
+        name: of the file, without `.gz`.
+        size_bytes: uncompressed.
+        sha256: of the uncompressed bytes, in hexadecimal.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+    def unpack(self, packed: bytes, origin: str) -> bytes:
+        """Uncompresses and verifies.
+
+        Raises:
+            RequestError: `packed` is not gzip, or not of this content; `origin` says where it came from.
+        """
+        try:
+            # Bounded, so that a hostile file cannot fill the memory.
+            content = zlib.decompressobj(GZIP).decompress(packed, self.size_bytes + 1)
+        except zlib.error:
+            raise RequestError(f"{origin} is damaged (not a whole gzip file): fetch it anew") from None
+        return self.verify(content, origin)
+
+    def verify(self, content: bytes, origin: str) -> bytes:
+        """Gives `content` back if it is what it must be.
+
+        Raises:
+            RequestError: it is not; `origin` says where it came from.
+        """
+        found = sha256(content).hexdigest()
+        if found != self.sha256:
+            raise RequestError(
+                f"{origin} is damaged (sha256 {found[:16]}…, not {self.sha256[:16]}…): fetch it anew"
+            )
+        return content
+
+    def read(self, folder: Path) -> bytes:
+        """Reads it from a folder, as it is or gzipped.
+
+        Raises:
+            RequestError: it is not there, cannot be read or is not of this content.
+        """
+        plain, packed = folder / self.name, folder / f"{self.name}.gz"
+        try:
+            if plain.is_file():
+                return self.verify(plain.read_bytes(), str(plain))
+            return self.unpack(packed.read_bytes(), str(packed))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RequestError(f"{packed} cannot be read ({reason}): put it, or {self.name}, there") from None
+
+
+def read_all(folder: Path, files: Sequence[VerifiedFile]) -> list[bytes]:
+    """Reads all of `files` from a folder, in their order, uncompressed and verified.
+
+    Raises:
+        RequestError: one is not there, cannot be read or is not what it must be.
+    """
+    return [file.read(folder) for file in files]
+
+
+CONNECT_S = 10.0
+DOWNLOAD_S = 300.0
+COMMAND_S = 300.0
+_CHUNK_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def download(address: str, files: Sequence[VerifiedFile], into: Path) -> None:
+    """Downloads files, gzipped, from below a web address, verifies them and puts them into a folder.
+
+    Args:
+        address: of the folder on the web, ending in `/`.
+        files: `NAME.gz` of each is fetched.
+        into: the folder; made if need be.
+
+    Raises:
+        RequestError: no connection, too slow, not what it must be, or `into` cannot be written.
+    """
+    # A warning, because it can take minutes and should not look like a hang.
+    _log.warning("fetching %d files from %s", len(files), address)
+    for file in files:
+        origin = f"{address}{file.name}.gz"
+        try:
+            packed = _get(origin, file.size_bytes)
+            file.unpack(packed, origin)
+            write_whole(into / f"{file.name}.gz", packed)
+        except (OSError, HTTPException) as error:
+            raise RequestError(f"{origin}: {getattr(error, 'reason', None) or error}") from None
+
+
+def _get(address: str, most_bytes: int) -> bytes:
+    give_up_s = time.monotonic() + DOWNLOAD_S
+    content = bytearray()
+    with urlopen(address, timeout=CONNECT_S) as response:
+        while chunk := response.read1(_CHUNK_BYTES):
+            content += chunk
+            # Gzipped, it is smaller than what it holds; whoever sends more sends something else.
+            if len(content) > most_bytes + 1024 or time.monotonic() > give_up_s:
+                raise OSError(f"too large or too slow ({len(content)} bytes so far)")
+    return bytes(content)
+
+
+def unpack_debian(package: str, files: Sequence[VerifiedFile], into: Path) -> None:
+    """Fetches a Debian package with apt-get, takes verified files out of it and puts them into a folder.
+
+    Nothing is installed. Where the system has no package lists, they are fetched into a temporary folder.
+
+    Args:
+        package: its name.
+        files: gzipped in any one folder of the package.
+        into: the folder; made if need be.
+
+    Raises:
+        RequestError: no apt-get, no such package, no connection, too slow, or not what it must be.
+    """
+    _log.warning("fetching the Debian package %s", package)
+    with TemporaryDirectory(prefix="polyrhythm-") as scratch:
+        archive = _fetch_archive(package, Path(scratch))
+        unpacked = Path(scratch, "unpacked")
+        _command(["dpkg-deb", "-x", str(archive), str(unpacked)], Path(scratch))
+        first = next(unpacked.rglob(f"{files[0].name}.gz"), None)
+        if first is None:
+            raise RequestError(f"package {package} does not hold {files[0].name}.gz")
+        read_all(first.parent, files)
+        try:
+            for name in (f"{file.name}.gz" for file in files):
+                write_whole(into / name, (first.parent / name).read_bytes())
+        except OSError as error:
+            raise RequestError(f"{into}: {error}") from None
+
+
+def _fetch_archive(package: str, scratch: Path) -> Path:
+    try:
+        _command(["apt-get", "download", package], scratch)
+    except RequestError:
+        lists, cache = scratch / "lists", scratch / "cache"
+        for folder in (lists / "partial", cache / "archives" / "partial"):
+            folder.mkdir(parents=True)
+        own = ["apt-get", "-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
+        _command([*own, "update"], scratch)
+        _command([*own, "download", package], scratch)
+    archive = next(scratch.glob("*.deb"), None)
+    if archive is None:
+        raise RequestError(f"apt-get download {package} left no archive")
+    return archive
+
+
+def _command(words: list[str], folder: Path) -> None:
+    what = f"{words[0]} {words[-1]}"
+    try:
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"took over {COMMAND_S:.0f} s"
+        raise RequestError(f"{what}: {reason}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise RequestError(f"{what}: {said[-1]}")
+
+
+def parse_idx(content: bytes) -> torch.Tensor:
+    """Reads an idx file of unsigned bytes, as uint8 of the file's shape, in new memory.
+
+    Raises:
+        ValueError: it is not such a file, or its length is not what its head says.
+    """
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError("not an idx file of unsigned bytes")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError("an idx file cut short in its head")
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if len(content) - start != torch.Size(shape).numel():
+        raise ValueError(f"an idx file of {len(content) - start} numbers whose head says {shape}")
+    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
+
 
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"

@@ -8,11 +8,9 @@ import torch
 from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing.hold_out import held_out
-from polyrhythm.data.pictures.image_checks import find_unreadable
-from polyrhythm.data.pictures.image_folder import ImageFileSplit, list_images, unreadable
-from polyrhythm.data.pictures.images import CENTRAL_SHARE
-from polyrhythm.data.pictures.normalization import NORMALIZATIONS, Pixels
+from polyrhythm.data.dealing import held_out
+from polyrhythm.data.image_files import ImageFileSplit, find_unreadable, list_images, unreadable
+from polyrhythm.data.images import CENTRAL_SHARE, NORMALIZATIONS, Pixels
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 

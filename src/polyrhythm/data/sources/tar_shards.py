@@ -15,11 +15,9 @@ import torch
 from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing.hold_out import held_out
-from polyrhythm.data.pictures.images import CENTRAL_SHARE
-from polyrhythm.data.pictures.normalization import NORMALIZATIONS, Pixels
-from polyrhythm.data.shards.shard_split import Reading, ShardSplit
-from polyrhythm.data.shards.tar_index import Record, TarIndex, index_shards
+from polyrhythm.data.dealing import held_out
+from polyrhythm.data.images import CENTRAL_SHARE, NORMALIZATIONS, Pixels
+from polyrhythm.data.shards import Reading, Record, ShardSplit, TarIndex, index_shards
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, Restarted, WorkerProgress
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.keeping.snapshot import Snapshot
+from polyrhythm.roles.keeping.archive import Archive, Snapshot
 
 Emit = Callable[[Event], None]
 Play = Callable[[Job, Emit], bool]

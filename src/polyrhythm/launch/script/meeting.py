@@ -4,32 +4,43 @@
     polyrhythm run   POLYRHYTHM_WORKERS processes, all of them workers; rank 0 asks the launcher for the servers
     neither          one worker alone
 
-Under `polyrhythm run` nobody knows how many servers there must be before a script has said what its strategy is. So
+Under `polyrhythm run` the number of servers is not known before a script has said what its strategy is. So
 workers are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1 of WORLD_SIZE = N+S.
+
+The store carries what ranks and launcher tell each other. `LossTolerance` says which losses the ranks
+survive, as their strategy says: worker 0 tells the launcher, which knows no strategy. `Places` says which
+workers are there, since the launcher knows first who is gone:
+
+launcher    HERE ─────▶ GONE, or COMING if it starts a successor
+successor               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the others
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     LOOPBACK,
     Rendezvous,
     from_environment,
+    newest_incarnations,
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.patience import Patience
-from polyrhythm.launch.script.loss_tolerance import LossTolerance
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.started_rank import cast_of, started_by_torchrun
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.strategy import Strategy
 
 WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
@@ -151,3 +162,110 @@ def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
     leaders = Patience().key(store, _STRATEGY_KEY, 0)
     if leaders != str(strategy):
         raise RequestError(f"rank {rank} joins with {strategy}, rank 0 with {leaders}: give all the same")
+
+
+class Place(StrEnum):
+    """What has become of a worker's place."""
+
+    HERE = "here"
+    GONE = "gone"
+    COMING = "coming"  # a successor is started
+    WAITING = "waiting"  # a successor waits for the next epoch
+    BEHIND = "behind"  # a successor takes part, steps behind the others, who must not wait for it
+
+
+class Places:
+    """Those of all workers.
+
+    Args:
+        store: where the ranks meet.
+        workers: how many there are.
+        is_lost: whether this rank knows a worker to be gone; asked where no launcher says so.
+    """
+
+    def __init__(
+        self, store: Any, workers: int, is_lost: Callable[[int], bool] = lambda worker: False
+    ) -> None:
+        self._store = store
+        self._keys = [f"script/place/{worker}" for worker in range(workers)]
+        self._is_lost = is_lost
+
+    def begin(self) -> None:
+        """Says that all are there, or about to be; only a launcher does."""
+        for worker in range(len(self._keys)):
+            self.set(worker, Place.HERE)
+
+    def set(self, worker: int, place: Place) -> None:
+        """Says what has become of a worker."""
+        self._store.set(self._keys[worker], place.value)
+
+    def of(self, worker: int) -> Place:
+        """Gives what has become of a worker."""
+        return self.read()[worker]
+
+    def read(self) -> list[Place]:
+        """Gives what has become of all."""
+        if not self._store.check(self._keys):  # torchrun's
+            return [Place.GONE if self._is_lost(worker) else Place.HERE for worker in range(len(self._keys))]
+        return [Place(bytes(value).decode()) for value in self._store.multi_get(self._keys)]
+
+
+@dataclass(frozen=True)
+class LossTolerance:
+    """What a script's ranks can do without.
+
+    Attributes:
+        workers: how many there are; servers come after them.
+        spares: whether the others go on without a worker that is not the first.
+        spares_leader: whether they go on without the first one, if it has a successor.
+        waits: whether they wait for that one.
+        holders: of each shard, the indices of the servers that hold it.
+        why_not: why a worker's death ends the run, for people; empty if it does not.
+    """
+
+    workers: int
+    spares: bool
+    spares_leader: bool = False
+    waits: bool = False
+    holders: tuple[tuple[int, ...], ...] = ()
+    why_not: str = ""
+
+    @classmethod
+    def of(cls, strategy: Strategy, workers: int) -> LossTolerance:
+        """Asks a strategy."""
+        holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
+        # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
+        spares = strategy.goes_on(workers) and not strategy.regroups_apart(workers)
+        leader = spares and strategy.spares_leader(workers)
+        why_not = ""
+        if strategy.regroups_apart(workers):
+            why_not = (
+                f"{strategy} goes on without a worker under polyrhythm train only, not in a loop of your own"
+            )
+        elif not spares and workers > 1:
+            why_not = f"{strategy} does not go on without a worker"
+        return cls(workers, spares, leader, strategy.regroups(workers), holders, why_not)
+
+    def tolerates(self, rank: int, lost: Collection[int] = ()) -> bool:
+        """Whether the others go on without a rank; without the first worker, if it has a successor.
+
+        Args:
+            rank: which.
+            lost: ranks of servers that are lost already.
+        """
+        if rank == LEADER:
+            return self.spares_leader
+        if rank < self.workers:
+            return self.spares
+        gone = {other - self.workers for other in {rank, *lost}}
+        return all(any(server not in gone for server in holders) for holders in self.holders)
+
+    def to_text(self) -> str:
+        """Writes it for the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> LossTolerance:
+        """Reads what `to_text` wrote."""
+        told = json.loads(text)
+        return cls(**told | {"holders": tuple(tuple(each) for each in told["holders"])})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK
 from polyrhythm.launch import tethered
-from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.script.meeting import INCARNATION_VARIABLE, RETURNS_VARIABLE, WORKERS_VARIABLE
 
 LAST_WORDS_S = 3.0

@@ -1,24 +1,43 @@
-"""Which processes are of one start of a run, however often the torchrun of each host has started its own again.
+"""Which processes are of one start of a run, however often each host's torchrun has started its own again.
 
-The store outlives processes that are started again, and each host counts its restarts alone. So rank 0 draws a name
-for every start, and keys have it in front; what an earlier start has left is never read.
+The store outlives processes that are started again, and each host counts its restarts alone. So rank 0 draws
+a name for every start, and keys have it in front; what an earlier start has left is never read.
 
-rank r   "call r <nonce>" ─────────────▶ rank 0: answers whoever calls, even who is dead by now
+rank r   "call r <nonce>" ─────────────▶ rank 0: answers every call, even of a process that is dead by now
          ◀──────────── answer/<nonce>: the name, and how many have had the rank before
          "there r <name>" ─────────────▶ rank 0: waits until all have heard its own name
          …all say where they are…        roles and cores are dealt out
-         ◀──────────── whole: from here on whoever is lost is missed by those who go on
+         ◀──────────── whole: from here on a rank that is lost is missed by those who go on
 
-Who dies before that is missed by nobody, so until then all look whether their start still counts (`wholeness.py`).
+A rank that dies before that is missed by no other, so until then all look whether their start still counts
+(`check_counts`):
 
-Where torchrun starts a lost rank again and leaves the others alone (`--master-addr`), that one calls while they are
-under way, and `reception.py` answers: it comes in as a successor.
+rank 0 looks whether a rank calls once more      ─┐ void: all begin again from the call
+the others, whether a new start has been named   ─┘
+rank 0 has all that it asks of the others: whole ─▶ from here on a rank that is lost is missed by those who go on
+
+Where torchrun starts a lost rank again and leaves the others alone (`--master-addr`), that one calls while
+they are under way, and `reception.py` answers: it comes in as a successor.
+
+A rank that has a link to worker 0, or has seen its pulse, knows without this that worker 0 is lost. But
+worker 0 may die before any rank has either; where torchrun then starts its host's ranks again alone, it waits
+for the others, and they for it. So every rank ends soon after worker 0 has begun another start of the run
+(`leave_with_start`).
+
+At the start of a run that has nothing left to do, rank 0 lets all others leave, as those who come too late
+(`tell_that_it_is_over`). The message stays in the store, so that ranks that come later still find it; rank 0
+waits for the others only where it hosts the store. They may never come: they may have left in good order, and
+only rank 0 was started again.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
+import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,3 +192,96 @@ def _name_start(rendezvous: Rendezvous, patience: Patience) -> Gathered:
 
 def _answer(nonce: str) -> str:
     return f"answer/{nonce}"
+
+
+_WHOLE = "whole"
+
+
+class StartIsVoid(Exception):
+    """Some process of a start has been replaced before the start was whole: it is begun again."""
+
+
+def check_counts(outside: Rendezvous, start: Gathered) -> None:
+    """Checks that a start still counts, of which nobody knows yet whether it is whole.
+
+    Args:
+        outside: of this rank, as its environment has it.
+        start: as this rank knows it.
+
+    Raises:
+        StartIsVoid: it does not; gather again.
+    """
+    store = outside.store
+    if outside.rank != LEADER:
+        if newest_start(store) != start.name:
+            raise StartIsVoid
+        return
+    while store.queue_len(CALLS):
+        word, rank, about = bytes(store.queue_pop(CALLS, False)).decode().split()
+        if word == "call" and about not in start.answered:
+            call_again(store, int(rank), about)
+            raise StartIsVoid
+
+
+def make_whole(start: Gathered, patience: Patience) -> None:
+    """Ends the gathering of a start, once all of this rank's questions to the others are answered.
+
+    Args:
+        start: as this rank knows it.
+        patience: looks whether the start counts.
+
+    Raises:
+        RunError: rank 0 has not come so far in time, or the store is gone.
+        StartIsVoid: the start does not count.
+    """
+    if start.rendezvous.rank == LEADER:
+        start.rendezvous.store.set(_WHOLE, "")
+    else:
+        patience.key(start.rendezvous.store, _WHOLE, LEADER)
+
+
+_LOOK_EVERY_S = 1.0
+
+
+def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
+    """Ends this process with status 1, and a line, soon after worker 0 has begun another start of the run.
+
+    Args:
+        outside: of this rank, as its environment has it.
+        start: that this process is of.
+    """
+    store = outside.store.clone()  # the run uses the other
+
+    def watch() -> None:
+        with suppress(RuntimeError):  # the store is gone, and the watchdog sees for how long
+            while newest_start(store) == start.name:
+                time.sleep(_LOOK_EVERY_S)
+            print(
+                f"error: rank 0 has been started again, and the run with it: rank {outside.rank} must start again too",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+
+    threading.Thread(target=watch, name="replaced", daemon=True).start()
+
+
+def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
+    """Lets all others leave, in rank 0's place at the start of a run that has nothing left to do.
+
+    Args:
+        rendezvous: of rank 0, as its environment has it.
+        patience: with the others.
+
+    Raises:
+        RunError: some ranks have not come in time, or the store is gone.
+    """
+    store, missing = rendezvous.store, set(range(rendezvous.size)) if rendezvous.keeper else {LEADER}
+    missing.remove(LEADER)
+    say_that_it_is_over(store)
+    while missing or store.queue_len(CALLS):  # who has called before the word was there waits for an answer
+        word, rank, about = patience.word(store, CALLS, lambda: sorted(missing)).split()
+        if word == "call":
+            answer_over(store, about)
+        elif word == "left":  # and does not need the store any more
+            missing.discard(int(rank))

@@ -1,22 +1,43 @@
-"""The reception of a run that torchrun has started, in worker 0's process: lets late comers in, and tells of losses.
+"""The reception of a run under torchrun, in worker 0's process: admits late comers, and tells of losses.
 
-    guest ─────────────────── door ──┐
-    lost rank, started again ─ call ─┼─▶ a place; words of who is gone ─▶ the newcomer
-    leader's events: lost, joined ───┘─▶ words of a loss ─▶ all others
+    guest ─────────────────── join server ─┐
+    lost rank, started again ─ call ───────┼─▶ a place; the list of who is gone ─▶ the newcomer
+    leader's events: lost, joined ─────────┘─▶ notice of a loss ─▶ all others
 
-`polyrhythm train` has a launcher that does this (`watch.py`), and starts successors besides. Here only torchrun starts
-processes. With its static rendezvous it starts those of one host again while the others go on: such a process calls as
-at the start of a run (`gathering.py`), and gets its rank back once whoever had it counts as lost.
+`polyrhythm train` has a launcher that does this (`children/supervisor.py`), and starts successors besides.
+Here only torchrun starts processes. With its static rendezvous it starts those of one host again while the
+others go on: such a process calls as at the start of a run (`gathering.py`), and gets its rank back once its
+last process counts as lost. Threads of worker 0's process answer such calls (`Calls`):
+
+call of rank r ─▶ r is known to be lost: it comes in as the successor
+             └──▶ r shows no pulse for as long as the watchdog bears: lost, unknown to all (it had no links yet)
+             └──▶ r lives: the caller waits
+
+`receiving` opens the reception for as long as worker 0's loop goes on.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch.distributed as dist
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.link_words import tell_of_loss, tell_of_start
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    Rendezvous,
+    tell_of_loss,
+    tell_of_start,
+)
 from polyrhythm.events import (
     Event,
     Notice,
@@ -27,11 +48,21 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
-from polyrhythm.launch.absences import Absences
-from polyrhythm.launch.joining.entrance import Entrance
-from polyrhythm.launch.joining.guests import Guests
-from polyrhythm.launch.joining.places import Places
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.launch.joining.connections import Address
+from polyrhythm.launch.joining.join_server import Entrance, Guests, Inside, Places
+from polyrhythm.launch.succession import Absences
+from polyrhythm.launch.torchrun.gathering import (
+    CALLS,
+    Gathered,
+    answer,
+    answer_over,
+    call_again,
+    say_that_it_is_over,
+    starts_hosts_apart,
+)
+from polyrhythm.launch.watchdog import read
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.role_assignment import Cast
 
 _DONE = "done"
 
@@ -187,3 +218,155 @@ class Reception:
 
     def _say(self, text: str) -> None:
         self._emit(Notice(time_s=self._time_s, text=text))
+
+
+_FOREVER = timedelta(days=365)
+_CLOSING_PATIENCE_S = 5.0
+
+
+class Calls:
+    """Answers them; a context.
+
+    Args:
+        outside: of worker 0, as torchrun has it: where ranks call.
+        start: of the run that is under way.
+        reception: has places.
+        silence_s: without a pulse, after which a rank that is called for is gone.
+    """
+
+    def __init__(self, outside: Rendezvous, start: Gathered, reception: Reception, silence_s: float) -> None:
+        self._store: Any = outside.store.clone()
+        self._pulses: Any = start.rendezvous.store.clone()
+        self._hearing: Any = outside.store.clone()  # a connection of its own, since it waits there
+        self._hearing.set_timeout(_FOREVER)
+        self._name = start.name
+        self._reception = reception
+        self._silence_s = silence_s
+        self._unanswered: dict[str, int] = {}
+        self._answered = set(start.answered)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._hear, name="calls", daemon=True)
+
+    def __enter__(self) -> Calls:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with suppress(RuntimeError, dist.DistError):  # the store is gone, and with it whoever calls
+            if self._reception.over:
+                say_that_it_is_over(self._store)
+            self._store.queue_push(CALLS, f"close 0 {self._name}".encode())
+            self._thread.join(_CLOSING_PATIENCE_S)
+            for nonce, rank in list(self._unanswered.items()):
+                if self._reception.over:
+                    answer_over(self._store, nonce)
+                else:  # for the next worker 0
+                    call_again(self._store, rank, nonce)
+
+    def _hear(self) -> None:
+        with suppress(RuntimeError, dist.DistError):
+            while True:
+                word, rank, about = self._hearing.queue_pop(CALLS, True).decode().split()
+                if word == "close" and about == self._name:
+                    return
+                if word == "call" and about not in self._answered and about not in self._unanswered:
+                    self._take(int(rank), about)
+
+    def _take(self, rank: int, nonce: str) -> None:
+        self._unanswered[nonce] = rank
+        self._reception.call(rank, partial(self._answer, nonce))
+        if nonce in self._unanswered:
+            threading.Thread(target=self._doubt, args=(rank, nonce), name="doubt", daemon=True).start()
+
+    def _answer(self, nonce: str, incarnation: int) -> None:
+        self._unanswered.pop(nonce, None)
+        self._answered.add(nonce)
+        answer(self._store, nonce, self._name, incarnation)
+
+    def _doubt(self, rank: int, nonce: str) -> None:
+        """Sees whether the process that is said to have a rank lives, for as long as somebody else calls for it."""
+        with suppress(RuntimeError, dist.DistError):
+            before = read(self._pulses, [rank]).get(rank)
+            while not self._over.wait(self._silence_s) and nonce in self._unanswered:
+                now = read(self._pulses, [rank]).get(rank)
+                if now is None or (now == before and not now.left):
+                    self._reception.miss(rank)
+                before = now
+
+
+@dataclass(frozen=True)
+class Late:
+    """How others come late.
+
+    Attributes:
+        entrance: for guests; None: they do not.
+        silence_s: for which a rank may be silent.
+    """
+
+    entrance: Entrance | None
+    silence_s: float
+
+
+@contextmanager
+def receiving(
+    outside: Rendezvous,
+    start: Gathered,
+    cast: Cast,
+    emit: Callable[[Event], None],
+    late: Late,
+) -> Iterator[Callable[[Event], None]]:
+    """Lets late comers in; gives what takes the run's events instead of `emit`, from any thread.
+
+    Args:
+        outside: of this rank, as torchrun has it: where lost ranks call.
+        start: of the run, as this rank knows it.
+        cast: who does what.
+        emit: takes events, one at a time.
+        late: how others come late.
+    """
+    if start.rendezvous.rank != LEADER:
+        yield emit
+        return
+    reception = Reception(start.rendezvous, cast, range(outside.size), emit)
+    with ExitStack() as stack:
+        if starts_hosts_apart(outside):
+            stack.enter_context(Calls(outside, start, reception, late.silence_s))
+        if late.entrance is not None:
+            guests = reception.open(late.entrance)
+            guests.door.open(Inside(_store_address(), cast, start.prefix))
+            stack.enter_context(_listening(reception, guests))
+        yield reception.on_event
+
+
+@contextmanager
+def _listening(reception: Reception, guests: Guests) -> Iterator[None]:
+    """Hears the door on a thread; at the end gives guests a moment to leave."""
+    bell, ringing = socket.socketpair()
+
+    def listen() -> None:
+        while bell.fileno() not in select.select([guests.door.fileno(), bell.fileno()], [], [])[0]:
+            reception.look()
+
+    thread = threading.Thread(target=listen, name="reception", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        _end(thread, ringing)
+        raise
+    else:
+        _end(thread, ringing)
+        guests.see_off(wait)
+    finally:
+        bell.close()
+        ringing.close()
+
+
+def _end(thread: threading.Thread, ringing: socket.socket) -> None:
+    ringing.send(b"!")
+    thread.join()
+
+
+def _store_address() -> Address:
+    return Address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

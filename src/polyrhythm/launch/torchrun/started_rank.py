@@ -1,38 +1,60 @@
-"""A rank that torchrun has started, on one host or several."""
+"""A rank that torchrun has started, on one host or several.
+
+Compute threads are a host's cores, shared out among its workers. torchrun says how many ranks it has started
+itself. There may be other torchruns on the same machine (two of them are a usual way to try several hosts),
+so ranks tell each other in the store on which cores of which machine they may run.
+
+One host's notice of preemption is shared by all ranks, so that all leave with the same status:
+
+SIGTERM at any rank ─▶ store: some host is preempted ─┐
+worker 0: the run has ended, done or early ───────────┴─▶ all ranks leave with 0, or with 75
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, from_environment
+from polyrhythm.communication.transports.shared_memory.meeting import machine_key
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    Rendezvous,
+    from_environment,
+    newest_incarnations,
+)
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Event
-from polyrhythm.launch.gpus import gpu_of
-from polyrhythm.launch.joining.admission import Admission
-from polyrhythm.launch.name_service import ask_names_briefly
-from polyrhythm.launch.parentage import first_parent, leave_with
+from polyrhythm.events import Event, RunEnded
+from polyrhythm.launch.devices import gpu_of, threads_for_worker, usable_cores
+from polyrhythm.launch.joining.join_server import Admission
 from polyrhythm.launch.patience import LIMIT_S, Patience
-from polyrhythm.launch.preemption import Preemption
+from polyrhythm.launch.process import ask_names_briefly, first_parent, leave_with
 from polyrhythm.launch.rank import Circumstances, run_rank
-from polyrhythm.launch.signals import asked_to_stop
-from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather, starts_hosts_apart
-from polyrhythm.launch.torchrun.neighbours import threads_beside
-from polyrhythm.launch.torchrun.nothing_left import tell_that_it_is_over
-from polyrhythm.launch.torchrun.receiving import Late, receiving
-from polyrhythm.launch.torchrun.replaced import leave_with_start
-from polyrhythm.launch.torchrun.shared_notice import SharedNotice
-from polyrhythm.launch.torchrun.spokesman import leads as leads
-from polyrhythm.launch.torchrun.spokesman import started_by_torchrun as started_by_torchrun
-from polyrhythm.launch.torchrun.wholeness import StartIsVoid, check_counts, make_whole
+from polyrhythm.launch.signals import PREEMPTED, Preemption, asked_to_stop
+from polyrhythm.launch.torchrun.gathering import (
+    Gathered,
+    RunIsOver,
+    StartIsVoid,
+    check_counts,
+    gather,
+    leave_with_start,
+    make_whole,
+    starts_hosts_apart,
+    tell_that_it_is_over,
+)
+from polyrhythm.launch.torchrun.reception import Late, receiving
+from polyrhythm.launch.torchrun.report_rank import leads as leads
+from polyrhythm.launch.torchrun.report_rank import started_by_torchrun as started_by_torchrun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.cast import Cast, cast_for
+from polyrhythm.strategies.role_assignment import Cast, cast_for
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -168,3 +190,120 @@ def _among(start: Gathered, cast: Cast, admission: Admission | None) -> Gathered
 def device_of(device: torch.device) -> torch.device:
     """Gives this rank the GPU of its local rank, where replicas live on GPUs; ranks beyond the last share."""
     return gpu_of(device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+_VARIABLE = "OMP_NUM_THREADS"
+_TORCHRUNS_OWN = "1"
+"""What torchrun sets, unless somebody has, where it starts several ranks."""
+
+
+def threads_beside(
+    rendezvous: Rendezvous,
+    started: Sequence[int],
+    cast: Cast,
+    strategy: Strategy,
+    patience: Patience | None = None,
+) -> int:
+    """Gives the compute threads of this rank, if it is a worker; every rank that was started must call it.
+
+    Args:
+        rendezvous: of this rank.
+        started: the ranks that torchrun has started.
+        cast: who does what.
+        strategy: knows whether its servers need cores of their own.
+        patience: with the others; None: that of ranks that are not told otherwise.
+    """
+    store = rendezvous.store
+    store.set(f"cores/{rendezvous.rank}", json.dumps([machine_key(), sorted(usable_cores())]))
+    told = map(json.loads, (patience or Patience()).keys(store, lambda rank: f"cores/{rank}", started))
+    places = {rank: (machine, set(cores)) for rank, (machine, cores) in zip(started, told, strict=True)}
+    return asked_threads(os.environ) or share_of_cores(rendezvous.rank, places, cast, strategy)
+
+
+def share_of_cores(
+    rank: int, places: Mapping[int, tuple[str, set[int]]], cast: Cast, strategy: Strategy
+) -> int:
+    """Shares the cores that a rank may use out among all that may use some of them.
+
+    Args:
+        rank: of a worker.
+        places: of every rank, its machine and the cores that it may use.
+        cast: who does what.
+        strategy: of the run.
+    """
+    machine, cores = places[rank]
+    beside = [other for other, (where, its) in places.items() if where == machine and its & cores]
+    workers = sum(cast.works(other) for other in beside)
+    return threads_for_worker(len(cores), max(1, workers), strategy, servers=len(beside) - workers)
+
+
+def asked_threads(environment: Mapping[str, str]) -> int | None:
+    """Gives the threads that somebody has asked for in the environment, if it was not torchrun itself.
+
+    Raises:
+        RequestError: they are no number.
+    """
+    # The first of a list is for what is not nested.
+    asked = environment.get(_VARIABLE, "").partition(",")[0].strip()
+    several = environment.get("LOCAL_WORLD_SIZE", "1") != "1"
+    if not asked or (several and asked == _TORCHRUNS_OWN):
+        return None
+    if not (asked.isascii() and asked.isdecimal() and int(asked) > 0):
+        raise RequestError(
+            f"{_VARIABLE} is {asked!r} in the environment: it must be a whole number, 1 or more"
+        )
+    return int(asked)
+
+
+_COME, _OUTCOME = "preemption/come", "preemption/outcome"
+_PATIENCE = timedelta(seconds=30)
+_INTERRUPTED = "interrupted"
+
+
+class SharedNotice:
+    """One rank's view of it.
+
+    Args:
+        preemption: of this host.
+        rendezvous: of the rank.
+        emit: takes the run's events.
+    """
+
+    def __init__(self, preemption: Preemption, rendezvous: Rendezvous, emit: Callable[[Event], None]) -> None:
+        self._preemption = preemption
+        self._store = rendezvous.store.clone() if preemption.is_possible else None
+        self._emit = emit
+        self._over = threading.Event()
+
+    def come(self) -> None:
+        """SIGTERM has come here; what is not through when the notice ends is given up."""
+        if self._preemption.is_possible and not self._preemption.begun:
+            self._preemption.begin()
+            threading.Thread(target=self._exit_in_time, name="notice", daemon=True).start()
+
+    def emit(self, event: Event) -> None:
+        """Passes an event on; the others wait for the outcome of the run."""
+        if isinstance(event, RunEnded) and self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(_OUTCOME, event.outcome)
+        self._emit(event)
+
+    def ended_the_run(self) -> bool:
+        """Whether the run ended early for this; called once this rank has left it."""
+        self._over.set()
+        if self._store is None:
+            return False
+        try:
+            if not self._preemption.begun and not self._store.check([_COME]):
+                return False
+            self._store.wait([_OUTCOME], _PATIENCE)
+            return bytes(self._store.get(_OUTCOME)).decode() == _INTERRUPTED
+        except (RuntimeError, dist.DistError):  # the store has left before this rank
+            return self._preemption.begun
+
+    def _exit_in_time(self) -> None:
+        assert self._store is not None, "no notice comes where none is possible"
+        with suppress(RuntimeError):
+            self._store.set(_COME, "")
+        if not self._over.wait(self._preemption.left_s):
+            os._exit(PREEMPTED)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.models.weights import read_tensors
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 
 from polyrhythm.errors import RequestError
 from polyrhythm.models.fetched_file import fetched
-from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.models.weights import read_tensors
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:

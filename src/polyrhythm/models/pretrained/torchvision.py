@@ -15,9 +15,9 @@ from urllib.parse import urlparse
 import torch
 
 from polyrhythm.errors import RequestError
+from polyrhythm.models.create import published_address
 from polyrhythm.models.fetched_file import fetched
-from polyrhythm.models.library import published_address
-from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.models.weights import read_tensors
 from polyrhythm.specs import Config
 
 if TYPE_CHECKING:

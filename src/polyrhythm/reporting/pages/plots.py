@@ -9,13 +9,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.reporting.counting.stretches import grouped
+from polyrhythm.reporting.figures import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from polyrhythm.reporting.counting.figures import RunFigures
-    from polyrhythm.reporting.counting.stretches import Series, Stretch
+    from polyrhythm.reporting.figures import RunFigures, Series, Stretch
 
 # Readable on white and on near-black.
 _PALETTE = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")

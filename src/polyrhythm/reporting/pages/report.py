@@ -11,21 +11,20 @@ import yaml
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
-from polyrhythm.reporting.counting.cache_figures import cache_line
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.held_back import held_back
 from polyrhythm.reporting.event_log import read_events
+from polyrhythm.reporting.figures import RunFigures, cache_line
+from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.plots import Plot, plots
 from polyrhythm.reporting.pages.report_page import page
-from polyrhythm.reporting.pages.timing_table import HEADING, remark, timing_table
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
+from polyrhythm.reporting.timings import HEADING, remark, timing_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from polyrhythm.reporting.counting.server_load import ServerLoad
+    from polyrhythm.reporting.figures import ServerLoad
 
 _MANY_CLASSES = 20
 

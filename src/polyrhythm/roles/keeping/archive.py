@@ -1,26 +1,149 @@
-"""Checkpoints of a whole run: every rank's state in one file."""
+"""Checkpoints of a whole run: every rank's state at one moment, in one file, written beside training.
+
+    leader     copy ─▶ begin ── train ── train ── look ─▶ CheckpointSaved, or a notice that it could not be written
+    thread              └─ write ─ fsync ─ rename ─┘
+
+What is saved is a copy that is not changed any more. At most one write is under way, and the next checkpoint
+waits for it: a disk that is slower than an epoch would otherwise fall behind ever further. The end of the run
+and an interruption wait as well.
+
+A checkpoint can be resumed with another number of workers than it was written by, at any step of an epoch:
+
+    checkpoint      3 workers, in the middle of epoch 2 ─▶ steps that count (the strategy says which)
+    what is left    of epoch 2, image by image          ─▶ dealt out among 5 (`data/dealing.py`)
+    state           parameters, optimisers, servers     ─▶ merged (the strategy says how)
+
+Steps are counted anew, as `Calendar` does. Workers that were there keep their batch-norm statistics, and
+others get those of worker 0. With another number of servers, their shards are cut anew.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from polyrhythm.claim import Superseded
+from polyrhythm.communication.activity import Activity
+from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.recutting import goes_on_from, recutting_notice
-from polyrhythm.roles.keeping.resharding import resharded
-from polyrhythm.roles.keeping.snapshot import Snapshot
-from polyrhythm.training.saving.best_checkpoint import keep_best
-from polyrhythm.training.saving.checkpoint import (
+from polyrhythm.roles.keeping.worker_state import WorkerState
+from polyrhythm.specs import build
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.state import Held, Merged, State
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.checkpoint import (
     checkpoint_path,
     checkpoints,
     forget_beyond,
+    keep_best,
     load_checkpoint,
     prune,
     save_checkpoint,
 )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes:
+        epoch: whole epochs done by the leader.
+        step: steps done by the leader.
+        seconds: trained so far.
+        parameters: `(n,)`, the leader's.
+        workers: the latest state of every worker that had sent one.
+        servers: one state a server.
+        average: the moving average of the weights, if there is one.
+        presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
+        begun: what other numbers of workers did of epochs that were not over.
+    """
+
+    epoch: int
+    step: int
+    seconds: float
+    parameters: Tensor
+    workers: dict[int, WorkerState]
+    servers: list[State] = field(default_factory=list)
+    average: dict[str, Tensor] = field(default_factory=dict)
+    presented: Tensor | None = None
+    begun: Begun = field(default_factory=Begun)
+
+    @property
+    def tested(self) -> Tensor:
+        """The parameters, `(n,)`, of the model as it is tested and saved."""
+        if self.average:
+            return self.average["value"]
+        return self.parameters if self.presented is None else self.presented
+
+    def worker(self, index: int, replicated: bool) -> WorkerState:
+        """Gives a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
+        leader = self.workers[0]
+        own = replace(self.workers.get(index, leader), begun=self.begun.to_json())
+        return replace(own, part=leader.part, part_facts=leader.part_facts) if replicated else own
+
+    def behind(self, workers: int) -> set[int]:
+        """Gives those of so many workers that had done fewer steps than the leader, or had said nothing."""
+        return {
+            index
+            for index in range(workers)
+            if index not in self.workers or self.workers[index].account.step < self.step
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        named = {"parameters": self.parameters}
+        for index, worker in self.workers.items():
+            named |= {f"worker.{index}.{name}": value for name, value in worker.tensors().items()}
+        for index, (tensors, _) in enumerate(self.servers):
+            named |= {f"server.{index}.{name}": value for name, value in tensors.items()}
+        if self.presented is not None:
+            named["presented"] = self.presented
+        return named | {f"average.{name}": value for name, value in self.average.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """All that is not a tensor, JSON-able."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "workers": {str(index): worker.facts() for index, worker in self.workers.items()},
+            "servers": [facts for _, facts in self.servers],
+            "begun": self.begun.to_json(),
+        }
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
+        """Rebuilds a snapshot from `tensors` and `facts`."""
+        workers = {
+            int(index): WorkerState.from_tensors(_below(f"worker.{index}.", tensors), entry)
+            for index, entry in facts["workers"].items()
+        }
+        servers = [
+            (_below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])
+        ]
+        return cls(
+            facts["epoch"],
+            facts["step"],
+            facts["seconds"],
+            tensors["parameters"],
+            workers,
+            servers,
+            _below("average.", tensors),
+            tensors.get("presented"),
+            Begun.from_json(facts.get("begun", {})),  # older checkpoints had none
+        )
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
 
 FOLDER = "checkpoints"
 
@@ -131,3 +254,177 @@ def identity(job: Job) -> dict[str, Any]:
         "batch schedule": str(job.learning.batch_schedule),
         "seed": job.learning.seed,
     }
+
+
+class Archivist:
+    """Saves one checkpoint after the other. What cannot be written is said, and training goes on.
+
+    But not in a folder that a later start has: all that looks at what has been written then raises `Superseded`.
+
+    Args:
+        archive: where to.
+        activity: of the rank, for its watchdog.
+        say: takes events, whose times it sets; called on the thread that calls this object.
+        beside: whether to write on another thread; in virtual time, where writing takes none, it is done at once.
+    """
+
+    def __init__(
+        self, archive: Archive, activity: Activity, say: Callable[[Event], None], *, beside: bool
+    ) -> None:
+        self._archive = archive
+        self._activity = activity
+        self._say = say
+        self._beside = beside
+        self._writing: tuple[Snapshot, float | None, Future[str]] | None = None
+        self._saved_step: int | None = None  # of the last one, if it could be written
+
+    def begin(self, snapshot: Snapshot, top1: float | None = None) -> None:
+        """Begins to write a checkpoint, when the one before is done.
+
+        Args:
+            snapshot: nothing of it may change any more.
+            top1: the model's test accuracy, a fraction, if it was tested.
+        """
+        self.wait()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = snapshot, top1, thread.submit(self._archive.save, snapshot)
+        thread.shutdown(wait=False)  # ends with its only work, which the interpreter's end waits for
+        if not self._beside:
+            self.wait()
+
+    def look(self) -> None:
+        """Says what has become of the checkpoint under way, if it is done."""
+        if self._writing is not None and self._writing[-1].done():
+            self._tell()
+
+    def wait(self) -> None:
+        """Waits until no checkpoint is under way."""
+        if self._writing is not None:
+            with self._activity.doing("writing a checkpoint", takes_long=True):
+                self._writing[-1].exception()
+            self._tell()
+
+    def tested(self, top1: float) -> None:
+        """Takes the test accuracy, a fraction, of the model that was saved last, and keeps it if it is the best."""
+        self.wait()
+        if self._saved_step is not None:
+            try:
+                self._archive.keep_best(self._saved_step, top1)
+            except Superseded:
+                raise
+            except RunError as error:
+                self._say(Notice(time_s=0, text=str(error)))
+
+    def _tell(self) -> None:
+        assert self._writing is not None
+        (snapshot, top1, future), self._writing, self._saved_step = self._writing, None, None
+        try:
+            path = future.result()
+        except Superseded:
+            raise
+        except RunError as error:  # anything else is a bug
+            self._say(Notice(time_s=0, text=f"{error}, and training goes on"))
+            return
+        self._saved_step = snapshot.step
+        self._say(CheckpointSaved(time_s=0, path=path, epoch=snapshot.epoch, step=snapshot.step))
+        if top1 is not None:
+            self.tested(top1)
+
+
+def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]:
+    """Gives a checkpoint as if the job's number of workers had written it, and what is to be said of that.
+
+    Args:
+        snapshot: written by `before` workers.
+        job: that goes on.
+        before: how many there were.
+
+    Raises:
+        RequestError: the strategy needs as many workers as it had.
+    """
+    rule = job.strategy.resharding(before, job.workers)
+    old = replace(job, workers=before, begun=snapshot.begun)
+    states = snapshot.workers
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
+    held = Held(snapshot.parameters, reached, parts, snapshot.servers)
+    steps = rule.counted(held)
+    left_out = snapshot.begun.left_out + _images_left_out(old, held)
+    begun = Begun(old.calendar.begun_with(steps), left_out)
+    new = job.going_on(begun)
+    first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
+    step = new.calendar.start(first)
+    merged = rule.merged(held, job.workers, step)
+    found = replace(
+        snapshot,
+        epoch=new.calendar.epoch_of(step),
+        step=step,
+        parameters=merged.held.parameters,
+        workers={index: _state(index, step, states, merged) for index in range(job.workers)},
+        servers=merged.held.servers,
+        begun=begun,
+    )
+    return found, _notice(new, before, merged, first, buffers=bool(states[0].buffers))
+
+
+def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged) -> WorkerState:
+    own = states.get(index, states[0])
+    counted = own.account.staleness if index in states else {}
+    account = replace(own.account, worker=index, step=step, staleness=counted, stopped=False, final=False)
+    part, facts = merged.held.workers.get(index, ({}, {}))
+    return replace(own, account=account, part=part, part_facts=facts)
+
+
+def _images_left_out(job: Job, held: Held) -> int:
+    """Counts the images of steps that count as done and of which servers applied no gradient."""
+    images = sum(
+        job.calendar.images(step, int(pusher))
+        for _, facts in held.servers
+        for pusher, stretches in facts.get("left_out", {}).items()
+        for first, after in stretches
+        for step in range(first, min(after, job.calendar.total_steps))
+    )
+    return round(images / max(1, len(held.servers)))
+
+
+def _notice(job: Job, before: int, merged: Merged, first: int, *, buffers: bool) -> str:
+    """Says what became of the workers' states, and of the epoch."""
+    more, gone = max(0, job.workers - before), max(0, before - job.workers)
+    new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
+    left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
+    dealt = ""
+    if job.begun.epochs:
+        images = sum(job.calendar.images_left(epoch) for epoch in job.begun.epochs)
+        of = (
+            f"epoch {first + 1}"
+            if len(job.begun.epochs) == 1
+            else f"epochs {first + 1} to {max(job.begun.epochs) + 1}"
+        )
+        dealt = f"; the {images} images that are left of {of} are dealt out among them"
+    size = job.calendar.batch_size(first)
+    return (
+        f"resumed with {job.workers} workers in place of {before}: {merged.text}{new}{left}{dealt}; a step now has "
+        f"{job.workers * size} images"
+    )
+
+
+def goes_on_from(job: Job, before: str) -> bool:
+    """Whether the job's strategy can go on where a run with another left off, given as text."""
+    if str(job.strategy) == before:
+        return True
+    try:
+        found = build("strategy", before, *FAMILIES)
+    except RequestError:  # there is no such strategy any more
+        return False
+    return isinstance(found, Strategy) and job.strategy.goes_on_from(found)
+
+
+def recutting_notice(job: Job, states: Sequence[State]) -> str:
+    """Says what becomes of the servers' states."""
+    columns = zip(*(facts["steps"] for _, facts in states), strict=True)
+    apart = sum(max(steps) - min(steps) for steps in columns)
+    merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"
+    return (
+        f"resumed with {job.strategy.server_count} servers in place of {len(states)}: the shards are cut anew, with "
+        f"the optimisers' states{merged}"
+    )

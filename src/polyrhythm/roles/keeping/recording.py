@@ -15,7 +15,7 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import identity
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 ARRIVALS_FILE = "arrivals.json"
 

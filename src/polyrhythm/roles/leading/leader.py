@@ -1,23 +1,33 @@
-"""The leader: the worker that evaluates, saves and speaks for the run. It learns like any other."""
+"""The leader: the worker that tests, saves and reports on behalf of the run. It trains like any other.
+
+`RunFigures` makes the figures and the recording of a run that is over. `Inheritance` is what the lost leader
+has left undone, and how its successor finishes it:
+
+where all hold the same            the parameters of now are tested and saved
+where each has a model of its own  what they handed in at the end of an epoch (`Stock`), before regrouping
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 from torch import Tensor
 
-from polyrhythm.data.dealing.begun import Begun
+from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import CacheUsed, Event, Notice, RunEnded, WorkerProgress, WorkerTimings
+from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.events import CacheUsed, Event, Notice, RunEnded, RunStarted, WorkerProgress, WorkerTimings
+from polyrhythm.roles import result
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.recording import ARRIVALS_FILE
+from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.keeping.worker_state import WorkerState
-from polyrhythm.roles.leading.correspondence import Correspondence
-from polyrhythm.roles.leading.curator import Curator
-from polyrhythm.roles.leading.inheritance import Inheritance
-from polyrhythm.roles.leading.narrator import Narrator
-from polyrhythm.roles.leading.run_figures import RunFigures, Spent
+from polyrhythm.roles.leading.checkpoint_collector import Curator, Narrator
+from polyrhythm.roles.leading.control_plane import Correspondence
+from polyrhythm.roles.leading.taking_over import Unfinished, inherit_untrained, stock_of, unfinished
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import FormationSource, Regroup
+from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
@@ -196,3 +206,238 @@ class Leader:
         if left < losses.min_workers and attendance.lost > losses.restarts:
             self._too_few = left if self._too_few is None else min(left, self._too_few)
             self._world.stop.request()
+
+
+class Inheritance:
+    """A new leader's.
+
+    Args:
+        job: what is learned, with what others did of it.
+        replica: the leader's.
+        others: who are under way.
+        curator: tests and saves.
+        narrator: says what is not as it would have been.
+        ledger: of the run so far.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        replica: Replica,
+        others: Correspondence,
+        curator: Curator,
+        narrator: Narrator,
+        ledger: Ledger,
+    ) -> None:
+        self._job = job
+        self._replica = replica
+        self._others = others
+        self._curator = curator
+        self._narrator = narrator
+        self._ledger = ledger
+        self._agree = job.strategy.agrees(job.workers)
+        self._regroups = job.strategy.regroups(job.workers)
+
+    def take_up(self) -> None:
+        """Says who leads from now on, and takes what the others hold."""
+        self._others.take_over()
+        inherit_untrained(self._others, self._replica)
+        if self._has_stock:
+            self._others.await_introductions()
+            self._finish_with_stock()
+
+    def finish(self, step: int) -> None:
+        """Tests and saves what the lost leader did not come to, with the parameters of now.
+
+        Args:
+            step: steps that the leader has done, as far as they count.
+        """
+        self._curator.inherit()
+        if self._has_stock:
+            self._finish_with_stock()
+        missing = self._missing(step)
+        if not (missing.test or missing.save):
+            return
+        presented = None if self._regroups else self._replica.part.present()
+        if missing.is_last or (self._regroups and missing.at_its_end):
+            self._others.wait_for_step(step)
+        if missing.test:
+            if not (missing.at_its_end and self._agree):
+                self._narrator.say(Notice(time_s=0, text=missing.text))
+            self._curator.evaluate(missing.epochs, presented)
+        if missing.save and (missing.at_its_end or not self._regroups):
+            # Otherwise they have states of several steps.
+            self._curator.save(self._curator.snapshot(missing.epochs, step, presented), tested=missing.test)
+        if not self._regroups:  # who go in step wait meanwhile
+            self._replica.part.catch_up()
+
+    @property
+    def _has_stock(self) -> bool:
+        """Whether the others have handed in models of their own."""
+        return self._regroups and not self._agree and not self._curator.averages
+
+    def _finish_with_stock(self) -> None:
+        """Tests and saves what the others held when an epoch was over, if that is left undone: they have gone on."""
+        reached = [
+            state.account.step for worker, state in self._others.workers.states.items() if worker != LEADER
+        ]
+        step = max(reached, default=0)
+        missing = self._missing(step)
+        stock = stock_of(self._others.workers.states, self._replica.part, step)
+        if stock is None or missing.is_last or not missing.at_its_end:
+            return
+        mean = stock.mean.to(self._replica.flat.vector.device)
+        if missing.test:
+            self._curator.evaluate(missing.epochs, mean)
+            self._ledger.tested_epochs = missing.epochs
+        if missing.save and (snapshot := self._curator.snapshot(missing.epochs, step, mean)) is not None:
+            kept = replace(snapshot, parameters=stock.models[0], workers=stock.states)
+            self._curator.save(kept, tested=missing.test)
+            self._ledger.saved_epochs = missing.epochs
+
+    def _missing(self, step: int) -> Unfinished:
+        return unfinished(self._ledger, self._job, step, saves=self._curator.saves)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The time of a run.
+
+    Attributes:
+        seconds: in all, with those of the runs that it resumes.
+        trained_s: in this session, without what the leader was away to test.
+    """
+
+    seconds: float
+    trained_s: float
+
+
+class RunFigures:
+    """What the leader knows of a run.
+
+    Args:
+        job: what is learned.
+        world: where the leader is.
+        replica: the leader's.
+        others: what it has been told.
+
+    Attributes:
+        job: what is learned, with what others did of it.
+    """
+
+    def __init__(self, job: Job, world: World, replica: Replica, others: Correspondence) -> None:
+        self.job = job
+        self._world = world
+        self._replica = replica
+        self._others = others
+
+    @property
+    def states(self) -> list[WorkerState]:
+        """The latest of every worker that is there, in the workers' order."""
+        return self._others.workers.in_order
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a worker was stopped early."""
+        return any(state.account.stopped for state in self.states)
+
+    def opening(self, epoch: int, earlier_s: float) -> RunStarted:
+        """Gives what is said of a run when its training starts.
+
+        Args:
+            epoch: that it starts in.
+            earlier_s: seconds of training before this session.
+        """
+        job, cast = self.job, self._world.cast
+        return RunStarted(
+            time_s=0,
+            strategy=str(job.strategy),
+            data=job.dataset.name,
+            model=job.model_name,
+            workers=len(cast.workers),
+            servers=len(cast.servers),
+            epochs=job.learning.epochs,
+            steps_per_epoch=job.steps_per_epoch,
+            steps=job.calendar.total_steps,
+            start_step=job.calendar.start(epoch),
+            start_epoch=epoch,
+            earlier_s=earlier_s,
+            parameters=self._replica.flat.size,
+            free_running=not job.strategy.waits_for_slower(len(cast.workers)),
+            begun=job.begun.to_json(),
+        )
+
+    def keep_arrivals(self, outcome: str) -> None:
+        """Writes down whom every rank has heard, so that the run can be replayed."""
+        folder = self.job.keeping.folder
+        if folder is None or self._world.arrivals is None:
+            return
+        cast = self._world.cast
+        told = {cast.workers[state.account.worker]: state.account.arrivals for state in self.states}
+        told |= {rank: report["arrivals"] for rank, report in self._others.servers.reports.items()}
+        # With what this one heard while others left.
+        told[self._world.network.rank] = self._world.arrivals.to_json()
+        ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
+        digest = result.digest(self._replica.flat.vector)
+        lost = self._others.attendance.lost
+        recording_of(
+            self.job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
+        ).write(folder, self.job.keeping.claim)
+
+    def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
+        """Gives the figures, as `train --json` prints them.
+
+        Args:
+            spent: the time of the run.
+            found: by the last test, if there was one.
+        """
+        job = self.job
+        accounts = [state.account for state in self.states]
+        reports = list(self._others.servers.reports.values())
+        attendance = self._others.attendance
+        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
+        return {
+            "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
+            "strategy": str(job.strategy),
+            "data": job.dataset.name,
+            "model": job.model_name,
+            "workers": job.workers,
+            "servers": len(self._world.cast.servers),
+            "steps": accounts[0].step,
+            "epochs": job.calendar.epochs_done(accounts[0].step),
+            "seconds": spent.seconds,
+            "images_per_s": images / spent.trained_s if spent.trained_s > 0 else 0.0,
+            "train_loss": result.train_loss(accounts),
+            **(result.test_figures(found) if found is not None else {}),
+            "workers_lost": attendance.lost,
+            "workers_joined": attendance.joined,
+            "servers_lost": self._others.servers.attendance.losses.lost,
+            "servers_joined": self._others.servers.attendance.losses.joined,
+            "images_not_seen": 0 if self.stopped else job.begun.left_out + self._images_not_seen(),
+            "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
+            "staleness": result.staleness_figures(accounts, reports),
+            **result.defence_figures(reports),
+            "parameters_sha256": result.digest(self._replica.flat.vector),
+        }
+
+    def _images_not_seen(self) -> int:
+        if self.job.strategy.regroups(self.job.workers):
+            part, formation = self._replica.part, self._others.assembly.muster.formation
+            lost = 0
+            if not part.replicated:
+                # Workers that hold the same take a step that broke again, with all its images.
+                lost = result.images_of_broken_rounds(self.job, formation.missed, part.exchanges)
+            return lost + result.images_left_out(self.job, formation.absences)
+        reports = list(self._others.servers.reports.values())
+        not_applied = result.images_not_applied(self.job, self._world.cast, reports)
+        not_there = result.images_of_absent(self.job, self._world.cast, reports)
+        return result.images_not_seen(self.job, self._steps_done()) + not_applied + not_there
+
+    def _steps_done(self) -> dict[int, int]:
+        """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
+        done = {state.account.worker: state.account.step for state in self.states}
+        for worker, rank in enumerate(self._world.cast.workers):
+            told = [report["steps"] for report in self._others.servers.reports.values()]
+            held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
+            done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
+        return done

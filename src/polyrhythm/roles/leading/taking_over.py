@@ -17,13 +17,13 @@ from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.keeping.worker_state import WorkerState
-from polyrhythm.roles.leading.correspondence import Correspondence
+from polyrhythm.roles.leading.control_plane import Correspondence
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.training.averaging.weight_average import WeightAverage
+from polyrhythm.training.weight_averaging import WeightAverage
 
 
 @dataclass(frozen=True)

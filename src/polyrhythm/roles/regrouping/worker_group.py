@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.regrouping.group_regroup import GroupRegroup
-from polyrhythm.roles.regrouping.regroup import FormationSource, Member, Regroup
+from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Member, Regroup
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 

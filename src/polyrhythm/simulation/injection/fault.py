@@ -1,20 +1,157 @@
-"""What a fault is: something that goes wrong at a time, after a step, or at random from the seed."""
+"""What a fault is, and the links that carry faults out.
+
+A fault goes wrong at a time, after a step, or at random from the seed. Links may drop, delay, duplicate and
+corrupt messages, and be cut for a time. A link keeps its order, as TCP does: what follows a delayed message
+waits behind it. A cut link holds what it carries until it is back; then everything arrives one latency later;
+a cut that lasts too long breaks the link. The notice of a rank's loss takes the same way. `LinkFault` and
+`MessageFault` say what faults of links and of single messages have in common: where and when they happen.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from math import inf
 from random import Random
 from typing import Annotated, Any, Protocol, cast
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, model_validator
 
-from polyrhythm.communication.transports.simulated.rank import SimulatedRank
+from polyrhythm.communication.transports.simulated.network import Action, Network
+from polyrhythm.communication.transports.simulated.rank import Parcel, SimulatedRank
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.injection.faulty_links import FaultyLinks
 from polyrhythm.specs import Config, build
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.training.quantities import Count, Fraction, NonNegative
+
+
+@dataclass
+class Passage:
+    """What becomes of one message.
+
+    Attributes:
+        parcel: the message.
+        copies: how many of it arrive.
+        delay_s: by which it is late.
+        malformed: whether the receiver cannot read it.
+        held: whether it waits to be let go, with `FaultyLinks.let_go`.
+    """
+
+    parcel: Parcel
+    copies: int = 1
+    delay_s: float = 0.0
+    malformed: bool = False
+    held: bool = False
+
+
+class MessageRule(Protocol):
+    """Something that happens to messages."""
+
+    def __call__(self, passage: Passage, /) -> None:
+        """Changes what becomes of a message that is starting."""
+
+
+@dataclass(frozen=True)
+class CutLinks:
+    """A time in which some links carry nothing.
+
+    Attributes:
+        concerns: whether the link between two ranks is cut.
+        from_s: when it begins.
+        to_s: when the link is back.
+    """
+
+    concerns: Callable[[int, int], bool]
+    from_s: float
+    to_s: float
+
+
+@dataclass
+class FaultyLinks:
+    """Carries messages, and lets happen what rules say; implements `Courier`.
+
+    Attributes:
+        time: the simulation's.
+        network: moves the bytes.
+        rules: what happens to messages, in order.
+        cuts: of links.
+        on_arrival: is told of every message that is there, before its receiver.
+    """
+
+    time: VirtualTime
+    network: Network
+    rules: list[MessageRule] = field(default_factory=list)
+    cuts: list[CutLinks] = field(default_factory=list)
+    on_arrival: Callable[[Parcel], None] | None = None
+    _latest_s: dict[tuple[SimulatedRank, SimulatedRank], float] = field(default_factory=dict)
+    _late: Counter[tuple[SimulatedRank, SimulatedRank]] = field(default_factory=Counter)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something may happen to a message, or somebody wants to know of it."""
+        return bool(self.rules or self.cuts or self.on_arrival)
+
+    def carry(self, parcel: Parcel) -> None:
+        """Starts now; see `Courier`."""
+        passage = Passage(parcel)
+        for rule in self.rules:
+            rule(passage)
+        if not passage.held:
+            self.let_go(passage)
+
+    def let_go(self, passage: Passage) -> None:
+        """Lets a message start on its way, as it is now."""
+        parcel = passage.parcel
+        source, to = parcel.source, parcel.to
+        arrive = partial(self._arrive, passage)
+        if self.rules or self.cuts:
+            arrive = partial(self._keep_order, source, to, arrive, passage.delay_s)
+        self.network.transfer(source.rank, to.rank, parcel.nbytes, parcel.sent, arrive)
+
+    def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
+        """Tells it one latency later, behind all that left before."""
+        heard = partial(self._keep_order, gone, to, partial(to.hear_of_loss, gone), 0.0)
+        self.time.at(self.time.now() + self.network.alpha_s(gone.rank, to.rank), heard)
+
+    def _keep_order(self, source: SimulatedRank, to: SimulatedRank, action: Action, delay_s: float) -> None:
+        """Does what an arrival does, when the link lets it arrive."""
+        link = source, to
+        due_s = self._through_cuts(source.rank, to.rank, self.time.now() + delay_s)
+        due_s = self._latest_s[link] = max(due_s, self._latest_s.get(link, -inf))
+        if due_s > self.time.now() or self._late[link]:  # what is due now may still be waiting for its turn
+            self._late[link] += 1
+            self.time.at(due_s, partial(self._let_arrive, link, action))
+        else:
+            action()
+
+    def _let_arrive(self, link: tuple[SimulatedRank, SimulatedRank], action: Action) -> None:
+        self._late[link] -= 1
+        action()
+
+    def _through_cuts(self, source: int, to: int, due_s: float) -> float:
+        for cut in self.cuts:  # in the order of their ends
+            if cut.from_s <= due_s < cut.to_s and cut.concerns(source, to):
+                due_s = cut.to_s + self.network.alpha_s(source, to)
+        return due_s
+
+    def _arrive(self, passage: Passage) -> None:
+        parcel = passage.parcel
+        if not parcel.done():
+            return
+        if passage.malformed:  # as a reader does that cannot make sense of its stream
+            parcel.to.break_link(parcel.source)
+            parcel.source.break_link(parcel.to)
+            return
+        for _ in range(passage.copies):
+            if self.on_arrival is not None and parcel.to.alive and parcel.to.hears(parcel.source):
+                self.on_arrival(parcel)
+            parcel.arrive()
+
 
 FAULTS = "polyrhythm.simulation.injection.faults"
 
@@ -130,3 +267,102 @@ def parse_faults(given: Any) -> tuple[Fault, ...]:
 
 Faults = Annotated[tuple[Fault, ...], BeforeValidator(parse_faults)]
 """A field that holds faults, given as text or as a list."""
+
+
+class LinkFault(Fault):
+    """A fault of some links for some time.
+
+    Attributes:
+        source: rank of the sender; default: any.
+        to: rank of the receiver; default: any.
+        from_s: virtual seconds.
+        to_s: virtual seconds; default: to the end.
+    """
+
+    source: int | None = None
+    to: int | None = None
+    from_s: NonNegative = 0.0
+    to_s: float = Field(default=inf, gt=0)
+
+    @model_validator(mode="after")
+    def _check_times(self) -> LinkFault:
+        if self.to_s <= self.from_s:
+            raise RequestError(
+                f"fault {self.name}: to_s {self.to_s:g} must be later than from_s {self.from_s:g}"
+            )
+        if self.source is not None and self.source == self.to:
+            raise RequestError(f"fault {self.name}: source and to are the same rank {self.to}")
+        return self
+
+    def check(self, ground: Ground) -> None:
+        """Checks that the ranks exist."""
+        for rank in (self.source, self.to):
+            if rank is not None:
+                check_rank(self, ground, rank)
+
+    def holds_up_s(self, step_s: float) -> float:
+        """All that it lasts."""
+        return self.to_s - self.from_s if self.to_s < inf else 0.0
+
+    def concerns(self, source: int, to: int) -> bool:
+        """Whether it is about this way between two ranks."""
+        return self.source in (None, source) and self.to in (None, to)
+
+
+class MessageFault(LinkFault):
+    """A fault of single messages, chosen when they start.
+
+    Attributes:
+        probability: with which a message is chosen.
+        count: how many are chosen at most; default: no limit.
+    """
+
+    probability: Fraction = 1.0
+    count: Count | None = None
+
+    def begin(self, run: FaultyRun, random: Random) -> None:
+        """Adds its rule to the links."""
+        chosen = 0
+
+        def rule(passage: Passage) -> None:
+            nonlocal chosen
+            parcel = passage.parcel
+            if not self.from_s <= run.time.now() < self.to_s:
+                return
+            if not self.concerns(parcel.source.rank, parcel.to.rank):
+                return
+            if (self.count is None or chosen < self.count) and random.random() < self.probability:
+                chosen += 1
+                self.happen(passage, random)
+
+        run.links.rules.append(rule)
+
+    @abstractmethod
+    def happen(self, passage: Passage, random: Random) -> None:
+        """Changes what becomes of a message."""
+
+
+def cut_links(
+    run: FaultyRun, concerns: Callable[[int, int], bool], from_s: float, to_s: float, broken_after_s: float
+) -> None:
+    """Cuts links.
+
+    Args:
+        run: whose.
+        concerns: whether the link between two ranks is cut; the same both ways.
+        from_s: when.
+        to_s: until when.
+        broken_after_s: the connections are lost after so long.
+    """
+    run.links.cuts.append(CutLinks(concerns, from_s, to_s))
+    run.links.cuts.sort(key=lambda cut: cut.to_s)
+    if from_s + broken_after_s < to_s:
+        run.time.at(from_s + broken_after_s, partial(_break_links, run, concerns))
+
+
+def _break_links(run: FaultyRun, concerns: Callable[[int, int], bool]) -> None:
+    living = [rank for rank in run.ranks if rank.alive]
+    for one, other in combinations(living, 2):
+        if concerns(one.rank, other.rank):
+            one.break_link(other)
+            other.break_link(one)

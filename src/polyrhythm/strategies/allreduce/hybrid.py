@@ -1,49 +1,58 @@
 """Hybrid model and data parallelism: convolutions data parallel, fully connected layers cut by their neurons.
 
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section 4; Wu,
-Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1.
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
+4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1.
 
     trunk      w' = w - lr * sum_i b_i g_i / sum_i b_i     g_i worker i's mean gradient, by an all-reduce
-    slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from everybody's examples
+    slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from all workers' examples
 
-b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch, whatever the
-`scheme`. Workers share the computing of the fully connected layers, the state of their optimiser and their updates.
-They do not share the memory for their parameters and gradients, so that any worker can be tested and saved.
+b_i = samples in worker i's batch, s = the neurons of one worker. The result is that of one large batch,
+whatever the `scheme`. Workers share the computation of the fully connected layers, the state of their
+optimiser and their updates. They do not share the memory for their parameters and gradients, so that any
+worker can be tested and saved.
 
-M_c and M_fc = the bytes of the trunk and of the fully connected layers, A = the bytes of one example's features where
-the network is cut, b = the samples in a worker's batch.
+M_c and M_fc = the bytes of the trunk and of the fully connected layers, A = the bytes of one example's
+features where the network is cut, b = the samples in a worker's batch.
+
+The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are
+added up afterwards. Each worker keeps optimiser state for the trunk and its own slices only. The network on a
+worker is whole only after `gather`: until then it holds old values of the other workers' slices.
+
+With another number of workers the optimisers' states are put together, and cut where the slices are now:
+
+    before    trunk of worker 0 | slice of worker 0 | of 1 | of 2 | …        together the whole vector
+    after     every worker is given all of them, and takes what belongs to its own slices
 
 Departures from the paper:
 
 - The head is updated once a step, never after every round.
-- The slices meet on all workers at the end of an epoch only.
+- The slices are exchanged among all workers at the end of an epoch only.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.hybrid_pass import HybridPass, Loss
-from polyrhythm.partition.hybrid_update import HybridUpdate, check_elementwise
+from polyrhythm.partition.hybrid_pass import Activations, HeadSizes, HybridPass, Loss, RehearsedPass, Scheme
 from polyrhythm.partition.ownership import Ownership
-from polyrhythm.partition.rehearsed_pass import HeadSizes, RehearsedPass
-from polyrhythm.partition.scheme import Scheme
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.slices_resharding import OfSlices
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_optimizer import LAYERWISE
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_state import recut_optimizer
 
 
 class Hybrid(Strategy):
@@ -169,3 +178,153 @@ class HybridWorker(WorkerPart):
     def _weight(self, step: Step) -> float:
         alone = self._setting.workers.size == 1 and step.weight > 0
         return 1.0 if alone else step.weight  # who is alone has nothing to weigh a ragged batch against
+
+
+def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
+    """Refuses an optimiser that looks at whole layers, of which each of several workers has slices only.
+
+    Raises:
+        RequestError: so it does.
+    """
+    if workers > 1 and plan.kind in LAYERWISE:
+        raise RequestError(
+            f"{plan.kind} looks at whole layers, and hybrid parallelism cuts them: use an optimiser that treats "
+            "every number alike, such as sgd or adam"
+        )
+
+
+class HybridUpdate:
+    """One worker's updates. All workers must call it after each of their passes.
+
+    Args:
+        flat: the network's parameters and gradients.
+        ownership: of its numbers.
+        plan: of the optimiser.
+        group: the workers.
+        collective: how the trunk's gradients are added up.
+
+    Raises:
+        RequestError: the optimiser looks at whole layers, of which a worker has slices only.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        ownership: Ownership,
+        plan: OptimizerPlan,
+        group: Communicator,
+        collective: Collective,
+    ) -> None:
+        check_elementwise(plan, group.size)
+        self._flat = flat
+        self._plan = plan
+        self._activations = Activations(group, "slices")
+        self._sum = AllReduce(collective, group, "trunk")
+        self._ownership = ownership
+        trunk, pieces = self._ownership.trunk, self._ownership.pieces(group.rank)
+        # One piece where a worker is alone: the very optimiser of the plain network.
+        self._pieces = [slice(0, flat.size)] if group.size == 1 else [trunk, *pieces]
+        self._optimizers = [
+            plan.part(piece.start, piece.stop).build(flat.vector[piece]) for piece in self._pieces
+        ]
+        self._summed = flat.vector.new_zeros(trunk.stop + 2)
+
+    def update(self, weight: float, learning_rate: float, *, stop: bool = False) -> tuple[float, bool]:
+        """Updates the trunk and this worker's slices by the gradients of a pass, and zeroes these.
+
+        Args:
+            weight: as the pass was given it.
+            learning_rate: to update with.
+            stop: whether this worker was asked to stop.
+
+        Returns:
+            The weight of all workers' examples, without any of which nothing is updated, and whether any was asked to
+            stop: the same on all.
+        """
+        whole, stopping = self._mean(weight, stop)
+        if whole > 0:
+            for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
+                optimizer.step(self._flat.gradients[piece], learning_rate)
+        self._flat.zero_gradients()
+        return whole, stopping
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives the state of this worker's optimisers, as named tensors and JSON-able facts."""
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {"pieces": [[piece.start, piece.stop] for piece in self._pieces]}
+        for number, optimizer in enumerate(self._optimizers):
+            named, facts[str(number)] = optimizer.state()
+            tensors |= {f"{number}.{name}": value for name, value in named.items()}
+        return tensors, facts
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave, or what others gave of all their pieces, which are `slices` of the vector."""
+        if "slices" in facts:
+            self._take_from(tensors, facts["slices"])
+            return
+        for number, optimizer in enumerate(self._optimizers):
+            optimizer.load_state(_below(f"{number}.", tensors), facts[str(number)])
+
+    def _take_from(self, tensors: dict[str, Tensor], slices: list[tuple[int, int, dict[str, Any]]]) -> None:
+        given = sorted((start, stop, number, told) for number, (start, stop, told) in enumerate(slices))
+        packed = [(_below(f"{number}.", tensors), told) for _, _, number, told in given]
+        before = [slice(start, stop) for start, stop, _, _ in given]
+        for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
+            if piece.start < piece.stop:
+                optimizer.load_state(*recut_optimizer(packed, self._plan, before, piece))
+
+    def gather(self) -> None:
+        """Makes the network whole on all workers."""
+        self._ownership.gather(self._activations)
+
+    def _mean(self, weight: float, stop: bool) -> tuple[float, bool]:
+        if self._activations.size > 1:
+            weight, stop = self._add_up(weight, stop)
+        if weight > 0 and weight != 1:
+            self._flat.gradients.div_(weight)
+        return weight, stop
+
+    def _add_up(self, weight: float, stop: bool) -> tuple[float, bool]:
+        gradients, summed = self._flat.gradients[self._ownership.trunk], self._summed
+        summed[:-2].copy_(gradients)
+        summed[-2:].copy_(_pair(summed, weight, float(stop)))
+        self._sum.run(summed)
+        gradients.copy_(summed[:-2])
+        whole, stops = summed[-2:].tolist()
+        return whole, stops > 0
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _pair(like: Tensor, first: float, second: float) -> Tensor:
+    return torch.tensor([first, second], dtype=like.dtype, device=like.device)
+
+
+class OfSlices:
+    """Of workers that share the last layers of a network; see `Resharding`."""
+
+    def counted(self, held: Held) -> list[int]:
+        """All go in step."""
+        return [held.steps[0]] * len(held.steps)
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Everybody gets worker 0's parameters, which are whole, and all optimisers' states."""
+        tensors: dict[str, Tensor] = {}
+        slices: list[list[Any]] = []
+        for worker in sorted(held.workers):
+            own, facts = held.workers[worker]
+            for number, (start, stop) in enumerate(facts["pieces"]):
+                if start == stop or (number == 0 and worker > 0):  # the trunk is everybody's
+                    continue
+                prefix = f"{number}."
+                tensors |= {
+                    f"{len(slices)}.{name.removeprefix(prefix)}": value
+                    for name, value in own.items()
+                    if name.startswith(prefix)
+                }
+                slices.append([start, stop, facts[str(number)]])
+        every = dict.fromkeys(range(workers), (tensors, {"slices": slices}))
+        text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
+        return Merged(replace(held, workers=every), text)

@@ -2,51 +2,78 @@
 
 Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2.
 
-    backward of layer l         ─▶ its gradients set out at once
+    backward of layer l         ─▶ its gradients are sent at once
     forward of layer l (next)   ─▶ waits for them;  w_l' = w_l - lr * sum_i b_i g_i,l / sum_i b_i
 
-Nothing is stale: the numbers are those of `synchronous`, to the bit. But the transfer of a layer may take until its
-parameters are used again.
+b_i = samples in worker i's batch, g_i,l = their mean gradient of layer l. Nothing is stale: the numbers are
+those of `synchronous`, to the bit. But the transfer of a layer may take until its parameters are used again.
 
     synchronous   | forward |  backward  |·transfer·| forward | …
     lazy          | forward |  backward  | forward |  …                the first layers' transfer has come first
                        transfers: ──last layers──▶◀first▶◀──last layers──▶
 
-It cannot take a mean over all gradients before the first update, such as clipping by their common norm. It can use
-float16, because each worker knows before it sends whether its step overflowed.
+It cannot take a mean over all gradients before the first update, such as clipping by their common norm. It
+can use float16, because each worker knows before it sends whether its step overflowed.
 
-A lost worker may leave a step half made: some buckets have come, to all workers or to some. Sums end in one order, so
-the worker that has most of them has what the others have, and hands it on. Those who are left take the step again for
-the other buckets only. So each bucket gets one update per step, and all who made it agree.
+Gradients are copied into a buffer of their own, and summed there:
+
+    gradients  [ bucket 2 | bucket 1 | bucket 0 ]                  filled again while the last step's are being sent
+    outgoing   [ p5 | p4  | p3 | p2  | p1 | p0  | tail | times ]   pieces; summed in place, in one order on all ranks
+
+Piece 0 goes first in every order. It carries the tail (the weights and requests to stop), which every bucket
+needs, and the times that each bucket took its worker, from which all derive the same order for the next step.
+So measurements change the order of sums, and never a sum.
+
+A lost worker may leave a step half made: some buckets have come, to all workers or to some. Sums end in one
+order, so the worker that has most of them has what the others have, and hands it on. The remaining workers
+take the step again for the other buckets only. So each bucket gets one update per step, and all who made it
+agree.
+
+    step s     | … gradients_ready |
+    step s + 1                     | use bucket 2: update | use bucket 1: update | lost ┃ regroup
+    step s, again                                              ┃ … gradients_ready | bucket 2, 1: made, 0: update | …
 
 Departures from the paper:
 
-- Layers are gathered into buckets, and large ones are cut into pieces. The piece that is used soonest goes first (see
-  `transfer_order`).
+- Layers are gathered into buckets, and large ones are cut into pieces. The piece that is used soonest goes
+  first (see `bucket_scheduling`).
 - Gradients are weighted with their samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.buckets.bucket_size import BucketBytes, bucket_bytes_for
-from polyrhythm.strategies.buckets.lazy_worker import LazyWorker
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.bucket_scheduling import (
+    BucketBytes,
+    BucketTimes,
+    Piece,
+    Speed,
+    bucket_bytes_for,
+    cut,
+    measured_speed,
+    urgent_first,
+)
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.late_replicas import LateReplicas
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
-from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, FlatParameters
+from polyrhythm.training.optimizer_plan import SlicedOptimizer
 
 
 class LazySynchronous(Strategy):
@@ -111,3 +138,305 @@ class LazySynchronous(Strategy):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         return LazyWorker(setting, self.collective, self.piece_bytes)
+
+
+_NONE = -1
+_HALF_MADE = "half_made"
+
+
+class LazyWorker(WorkerPart):
+    """Lets buckets travel while it goes on, and updates each just before its parameters are used again."""
+
+    replicated: ClassVar[bool] = True
+    uses_bucket_ready: ClassVar[bool] = True
+    uses_before_use: ClassVar[bool] = True
+
+    def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
+        super().__init__()
+        flat = setting.flat
+        self._workers = setting.workers
+        self._flat = flat
+        self._piece_bytes = piece_bytes
+        self._mean = LateMean(setting.workers, flat, collective, piece_bytes)
+        places = [slice(bucket.start, min(bucket.stop, flat.size)) for bucket in flat.buckets]
+        self._places = places
+        self._optimizer = SlicedOptimizer(setting.plan, flat.vector, places)
+        self._pending: set[int] = set()
+        self._latest = self._half_made = _NONE
+        self._goes_back = False
+        self._made: frozenset[int] = frozenset()
+        self._weight = 0.0
+        self._learning_rate = 0.0
+
+    def start(self, step: int) -> int:
+        """Takes worker 0's parameters."""
+        self._workers.broadcast(self._flat.vector)
+        self._mean.prepare()
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Readies the mean; buckets of the last step may still be on their way."""
+        self._mean.begin(step)
+
+    def before_use(self, bucket: int) -> None:
+        """Waits for the bucket's gradients of the last step, and updates it."""
+        if bucket in self._pending:
+            self._update(bucket)
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Starts to average a bucket."""
+        if bucket in self._pending:
+            self._update_unused(bucket)
+        self._mean.start(bucket)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Starts what is left; what has come is for later.
+
+        Raises:
+            RequestError: parameters have been used that were not announced, and so were not up to date.
+        """
+        for bucket in sorted(self._pending):
+            self._update_unused(bucket)
+        weight, stop = self._mean.finish(step)
+        self._weight, self._learning_rate = weight, learning_rate
+        self._latest = step.number
+        self._pending = set(range(len(self._places)))
+        if weight > 0:
+            self.staleness[0] += 1
+        if self._workers.size == 1:  # nothing is on its way, and the gradients are about to be zeroed
+            self.settle()
+        return stop
+
+    def settle(self) -> None:
+        """Waits for all buckets and updates them, the soonest used first."""
+        for bucket in sorted(self._pending, reverse=True):
+            self._update(bucket)
+
+    def break_off(self) -> None:
+        """Makes the updates that have come; the step is half made if some have not."""
+        under_way = bool(self._pending)
+        for bucket in sorted(self._pending, reverse=True):
+            with suppress(PeerLost):
+                self._update(bucket)
+        missing = self._pending - self._made_before()
+        self._goes_back = under_way and bool(missing)
+        if self._goes_back:
+            self._half_made, self._made = self._latest, frozenset(range(len(self._places))) - missing
+        elif under_way:
+            self._half_made, self._made = _NONE, frozenset()
+        self._pending = set()
+        self._mean.break_off()
+
+    def begun_again(self, step: int) -> int:
+        """With the step that is half made."""
+        return self._half_made if self._goes_back else step
+
+    def meetings(self, step: int) -> int:
+        """Counts buckets: who has the update of one more is further."""
+        made = len(self._made) if step == self._half_made else 0
+        return step * len(self._places) + made
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Averages over others from now on."""
+        known = self._mean.speed
+        told = torch.zeros(workers.size, 2, dtype=torch.float64, device=self._flat.vector.device)
+        told[workers.rank] = told.new_tensor([known.latency_s, known.seconds_per_number])
+        workers.all_reduce(told)
+        latency_s, seconds_per_number = told.amax(0).tolist()  # of whoever has looked, which nobody new has
+        self._workers = workers
+        self._mean = LateMean(workers, self._flat, self._mean.passed_on(), self._piece_bytes)
+        self._mean.prepare(Speed(latency_s, seconds_per_number))
+
+    def end(self) -> None:
+        """Finishes what is under way."""
+        self.settle()
+
+    def state(self) -> State:
+        """Gives the optimiser's state, once nothing is under way; bucket by bucket, if some have one update more."""
+        self.settle()
+        if not self._made:
+            return self._optimizer.state()
+        tensors, facts = self._optimizer.pieces()
+        return tensors, {_HALF_MADE: self._half_made, "made": sorted(self._made), **facts}
+
+    def load_state(self, state: State) -> None:
+        """Takes back the optimiser's state."""
+        tensors, facts = state
+        if _HALF_MADE in facts:
+            self._half_made, self._made = facts[_HALF_MADE], frozenset(facts["made"])
+            self._optimizer.load_pieces(tensors, facts)
+        else:
+            self._half_made, self._made = _NONE, frozenset()
+            self._optimizer.load_state(tensors, facts)
+
+    def _made_before(self) -> frozenset[int]:
+        """Gives the buckets that have had the latest step's update already, when it was begun before."""
+        return self._made if self._latest == self._half_made else frozenset()
+
+    def _update(self, bucket: int) -> None:
+        with torch.inference_mode(False):  # else what an optimiser keeps could not be changed in training
+            gradient = self._mean.take(bucket)
+            self._pending.discard(bucket)
+            if self._weight > 0 and bucket not in self._made_before():
+                self._optimizer.step(bucket, gradient, self._learning_rate)
+        if not self._pending and self._latest == self._half_made:
+            self._half_made, self._made = _NONE, frozenset()
+
+    def _update_unused(self, bucket: int) -> None:
+        """Updates a bucket that no forward pass of this step has announced, which must then have no gradient."""
+        place = self._places[bucket]
+        if bool(self._flat.gradients[place].any()):
+            views = [self._flat.views[at] for at in self._flat.buckets[bucket].parameters]
+            name = next(view.name for view in views if bool(view.gradient.any()))
+            raise RequestError(
+                f"lazy_synchronous: {name} was used without calling its module, before its update had come: call the "
+                "module, or use synchronous"
+            )
+        self._update(bucket)
+
+
+_PROBE_NUMBERS = 1 << 20
+
+
+class LateMean:
+    """Gives `sum_i b_i g_i / sum_i b_i` bucket by bucket, the most urgent first.
+
+    Args:
+        group: who takes part.
+        flat: whose gradients; they may change as soon as a bucket has been started.
+        collective: how they are added up.
+        piece_bytes: into pieces of about so much larger buckets are cut; 0: they are not, and go in order.
+
+    Attributes:
+        times: of the buckets of the latest step.
+        speed: of the collective, as far as it was looked at.
+    """
+
+    def __init__(
+        self, group: Communicator, flat: FlatParameters, collective: Collective, piece_bytes: int
+    ) -> None:
+        self._group = group
+        self._flat = flat
+        self._sum = AllReduce(collective, group, "gradients", in_turn=True)
+        self._by_library = not collective.in_messages
+        self._alone = group.size == 1
+        # One bucket is wanted as a whole.
+        self._orders = bool(piece_bytes) and len(flat.buckets) > 1 and not self._alone
+        times = 2 * len(flat.buckets) if self._orders else 0
+        self._outgoing = flat.gradients if self._alone else flat.gradients.new_zeros(flat.size + TAIL + times)
+        most = piece_bytes / flat.vector.element_size() / flat.stands_for if self._orders else 0
+        self._pieces = cut(flat.buckets, most)
+        self._pieces[0] = Piece(0, self._pieces[0].start, len(self._outgoing))
+        self._order: Sequence[int] = range(len(self._pieces))
+        self.speed = Speed(0.0, 0.0)
+        self._under_way: list[list[Handle]] = [[] for _ in flat.buckets]
+        self._started = 0  # buckets
+        self._sent = 0  # pieces
+        self._step = Step(0)
+        self._weight = 1.0
+        self._timed = False
+        self.times = BucketTimes(group.clock, len(flat.buckets))
+
+    def passed_on(self) -> Collective:
+        """Gives the collective for others, with what is known of the links."""
+        return self._sum.passed_on()
+
+    def prepare(self, speed: Speed | None = None) -> None:
+        """Looks how fast the collective is, if that is of use; all members must call it.
+
+        Args:
+            speed: that it was found to have among other members, the same on all: then nobody looks.
+        """
+        if not self._alone:
+            self._sum.prepare()
+            memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
+            self._outgoing = self._outgoing if memory is None else memory
+        if speed is not None:
+            self.speed = speed
+        elif self._orders:
+            many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
+            self.speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
+
+    def begin(self, step: Step) -> None:
+        """A step begins; that of before may still be on its way."""
+        self._step = step
+        self._started = self._sent = 0
+        self.times.begin()
+
+    def start(self, bucket: int) -> None:
+        """Takes a bucket whose gradients are final, and starts what may start; buckets must come in order."""
+        if self._alone:
+            return
+        if bucket == 0:
+            self._write_tail()
+        self.times.ready(bucket)
+        place = self._flat.buckets[bucket]
+        stop = min(place.stop, self._flat.size)
+        gradients, out = self._flat.gradients[place.start : stop], self._outgoing[place.start : stop]
+        torch.mul(gradients, self._step.weight, out=out)
+        self._started = bucket + 1
+        while self._sent < len(self._order):
+            piece = self._pieces[self._order[self._sent]]
+            if piece.bucket >= self._started:
+                return
+            self._under_way[piece.bucket].append(self._sum.start(self._outgoing[piece.start : piece.stop]))
+            self._sent += 1
+
+    def finish(self, step: Step) -> tuple[float, bool]:
+        """Starts the buckets that nobody has, and waits for the first piece.
+
+        Args:
+            step: as in `begin`; may weigh less if no bucket has been started.
+
+        Returns:
+            The weight that the mean stands for, and whether any member wants to stop.
+        """
+        self._step = step
+        if self._alone:
+            self._weight = step.weight
+            return step.weight, step.stop
+        for bucket in range(self._started, len(self._flat.buckets)):
+            self.start(bucket)
+        self._under_way[0][0].wait()
+        self._weight, stops, *times = self._outgoing[self._flat.size :].tolist()
+        if times:
+            self._plan(times)
+        return self._weight, stops > 0
+
+    def take(self, bucket: int) -> Tensor:
+        """Waits for a bucket; gives its mean, which holds until the bucket is started again.
+
+        Without any weight there is no mean, and what is given is of no use.
+        """
+        place = self._flat.buckets[bucket]
+        mean = self._outgoing[place.start : min(place.stop, self._flat.size)]
+        if self._alone:
+            return mean
+        began = self.times.use(bucket)
+        for handle in self._under_way[bucket]:
+            handle.wait()
+        self._under_way[bucket] = []
+        self.times.waited_since(began)
+        return mean.div_(self._weight) if self._weight > 0 else mean
+
+    def break_off(self) -> None:
+        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        for handle in chain.from_iterable(self._under_way):
+            with suppress(PeerLost):
+                handle.wait()
+        self._under_way = [[] for _ in self._flat.buckets]
+
+    def _write_tail(self) -> None:
+        """Says what this member brings to the step, and how long its buckets took it, ready ones in the step before."""
+        tail = [self._step.weight, float(self._step.stop)]
+        if self._orders:
+            tail += [*self.times.ready_s, *self.times.use_s]
+        self._outgoing[self._flat.size :] = self._outgoing.new_tensor(tail)
+
+    def _plan(self, times: list[float]) -> None:
+        """Orders the pieces of the next step by all members' times; in the first step none are known."""
+        if self._timed:
+            mean_s = [seconds / self._group.size for seconds in times]
+            buckets = len(self._flat.buckets)
+            self._order = urgent_first(self._pieces, mean_s[:buckets], mean_s[buckets:], self.speed)
+        self._timed = True

@@ -1,20 +1,30 @@
 """Synchronous data-parallel SGD.
 
 Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", ICLR workshop 2016, arXiv
-1604.00981, for the rule as all systems have it; Wu et al., "Deep Image", 2015, arXiv 1501.02876, for its exchange.
+1604.00981, for the rule as all systems have it; Wu et al., "Deep Image", 2015, arXiv 1501.02876, for its
+exchange.
 
     w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
 
-Every worker runs the same optimiser on the same sums, and so holds the same bits. With `transfer`, gradients travel as
-float16 or bfloat16 (see `narrow_gradient_mean`).
+Every worker runs the same optimiser on the same sums, and so holds the same bits. With `transfer`, gradients
+travel as float16 or bfloat16 (see `gradient_mean`).
 
-Departure from the papers: gradients are weighted with their samples, where the papers assume equal batches. So a ragged
-last batch counts for what it is.
+Between hosts the update follows the sums bucket by bucket, and is made as a whole or not at all:
+
+    sums      ── bucket 0 ──▶── bucket 1 ──▶── bucket 2 ──▶
+    update    note 0 ········ 0, note 1 ···· 1 ············ 2 │ whole
+                                    └─ lost: 0 as it was ─▶ the step starts again, as if nothing had changed
+
+While a sum travels there is time to copy what its update will change. The last bucket is not copied: once its
+sum has arrived, nothing can fail any more.
+
+Departure from the papers: gradients are weighted with their samples, where the papers assume equal batches.
+So a ragged last batch counts for what it is.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -22,22 +32,16 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.buckets.bucket_size import BucketBytes, bucket_bytes_for
-from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
-from polyrhythm.strategies.buckets.gradient_mean import GradientMean
-from polyrhythm.strategies.buckets.narrow_gradient_mean import Transfer, gradient_mean
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.offer import Offer
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.strategy import Facts, Offer, Paper, Strategy
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
-from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
 
 
 class Synchronous(Strategy):
@@ -180,3 +184,63 @@ class SynchronousWorker(WorkerPart):
     def load_state(self, state: State) -> None:
         """Takes back the optimiser's state."""
         self._optimizer.load_state(*state)
+
+
+class BucketwiseUpdate:
+    """Updates each bucket when its mean gradient is there, while later ones travel.
+
+    Args:
+        plan: of an optimiser that treats every number alike; see `fits`.
+        flat: what is updated.
+    """
+
+    def __init__(self, plan: OptimizerPlan, flat: FlatParameters) -> None:
+        places = [slice(bucket.start, min(bucket.stop, flat.size)) for bucket in flat.buckets]
+        self._optimizer = SlicedOptimizer(plan, flat.vector, places)
+        parts = zip(places[:-1], self._optimizer.parts[:-1], strict=True)
+        self._undo = [UndoLog(flat.vector[place], part) for place, part in parts]
+
+    @staticmethod
+    def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
+        """Whether an optimiser may work on buckets, and their gradients come one by one."""
+        return plan.kind in ELEMENTWISE and mean.comes_in_parts
+
+    def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:
+        """Averages what is left, and updates; whatever ends the waiting leaves the vector and the state as they were.
+
+        Args:
+            mean: of this step, some buckets of which have been started.
+            step: as for `GradientMean.finish`.
+            learning_rate: as for `FlatOptimizer.step`.
+
+        Returns:
+            The weight that the mean stands for, and whether any member wants to stop. Without any weight nothing is
+            updated.
+
+        Raises:
+            PeerLost: a sum has broken.
+        """
+        weight, stop = mean.finish_first(step)
+        for bucket in range(len(self._undo) + 1):
+            if weight > 0 and bucket < len(self._undo):
+                self._undo[bucket].note()
+            gradient = self._taken(mean, bucket, weight)
+            if weight > 0:
+                self._optimizer.step(bucket, gradient, learning_rate)
+        return weight, stop
+
+    def _taken(self, mean: GradientMean, bucket: int, weight: float) -> Tensor:
+        try:
+            return mean.take(bucket)
+        except BaseException:
+            for log in self._undo[:bucket] if weight > 0 else ():
+                log.take_back()
+            raise
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives what the optimiser of the whole vector would give."""
+        return self._optimizer.state()
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave, or what that optimiser gave."""
+        self._optimizer.load_state(tensors, facts)

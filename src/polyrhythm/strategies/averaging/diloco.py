@@ -23,18 +23,15 @@ from torch import Tensor
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.sgd import SGD
-from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 _OPTIMIZERS = "polyrhythm.training.optimizers"

@@ -22,17 +22,13 @@ from pydantic import Field
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds, every
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.offer import Offer
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.strategy import Facts, Offer, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
 

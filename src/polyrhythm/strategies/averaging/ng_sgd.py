@@ -27,13 +27,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.preconditioner import NaturalGradients
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.averaging.rounds.rounds_worker import NaturalGradients, Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.natural_gradient import Fisher
 from polyrhythm.training.quantities import Count, InnerFraction, NonNegative
 

@@ -20,12 +20,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class ParallelSGD(Averaging):

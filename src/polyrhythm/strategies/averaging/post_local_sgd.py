@@ -22,17 +22,13 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds, every
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.buckets.gradient_mean import GradientMean
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.invariant import Conditions
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, NonNegative
 
 

@@ -1,45 +1,46 @@
 """SlowMo: slow momentum over rounds of local steps.
 
-Wang, Tantia, Ballas, Rabbat, "SlowMo: improving communication-efficient distributed SGD with slow momentum", ICLR
-2020, arXiv 1910.00643.
+Wang, Tantia, Ballas, Rabbat, "SlowMo: improving communication-efficient distributed SGD with slow momentum",
+ICLR 2020, arXiv 1910.00643.
 
     u <- b * u + (x_0 - mean_i x_i) / lr          after a round of base steps that all began at x_0
     x_0 <- x_0 - a * lr * u
 
-b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of the round. With a constant rate this is
-classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
+b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of the round. With a constant rate
+this is classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
 
-Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state` says what
-becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in its runs resets the
-momentum of SGD and keeps the state of Adam. Workers of gossip begin each round at x_0 with a mass of 1, and keep their
-optimisers' state.
+Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state`
+says what becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in
+its runs resets the momentum of SGD and keeps the state of Adam. Workers of gossip begin each round at x_0
+with a mass of 1, and keep their optimisers' state.
 
-Departure from the paper: with lr = 0 the first term counts as 0 in u, and the step becomes its limit, which leads to
-the mean.
+    worker 0   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …
+    worker 1   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …      ⇄ what the base exchanges
+
+Where a worker is lost, the base's workers begin anew in the middle of the round, whose starting point stays.
+If the mean at its end broke for some workers only, the others hand on the result of the outer rule.
+
+Departure from the paper: with lr = 0 the first term counts as 0 in u, and the step becomes its limit, which
+leads to the mean.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.local_optimizer import AtAverage
-from polyrhythm.strategies.averaging.rounds.resharding import OfRoundsOverBase
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
-from polyrhythm.strategies.averaging.rounds.rounds_over_base import RoundsOverBase
-from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging, OfRoundsOverBase
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
+from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 
@@ -165,3 +166,134 @@ class SlowMomentum:
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave."""
         self._state = {name: value.clone() for name, value in state[0].items()}
+
+
+_OUTER = "outer."
+
+
+class RoundsOverBase(WorkerPart):
+    """Takes the base's steps, and ends a round as all others do.
+
+    Args:
+        base: the base's part of this worker, which can begin anew.
+        flat: of this worker.
+        steps: of a round.
+        outer: what is made of the mean.
+    """
+
+    def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
+        super().__init__()
+        self._base = base
+        self._flat = flat
+        self._steps = steps
+        self._ends = every(steps)
+        self._outer = outer
+        self._apart = False
+        self._rate = 0.0
+        self._resumed = False
+        self.staleness = base.staleness
+
+    def start(self, step: int) -> int:
+        """Starts the base, and the first round where it does."""
+        if not self._resumed:
+            self._outer.start(self._flat.vector)  # worker 0's, before anything can break
+        step = self._base.start(step)
+        if not self._resumed:
+            self._outer.start(self._flat.vector)
+        return step
+
+    def begin(self, step: Step) -> None:
+        """Begins a step of the base."""
+        self._base.begin(step)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Takes a step of the base, and ends the round if it is over."""
+        stop = self._base.gradients_ready(step, learning_rate)
+        self._apart, self._rate = True, learning_rate
+        if self._ends(step.number):
+            self._base.settle()
+            mean = self._base.common_model()
+            self._outer.step(mean, learning_rate)
+            self._base.begin_at(mean)
+            self._apart = False
+        return stop
+
+    def settle(self) -> None:
+        """Settles the base."""
+        self._base.settle()
+
+    def present(self) -> Tensor | None:
+        """Gives the mean of all models as they are."""
+        return self._base.present()
+
+    def end(self) -> None:
+        """Ends the base, and the round under way."""
+        self._base.end()
+        if self._apart:
+            self._outer.step(self._flat.vector, self._rate)
+            self._apart = False
+
+    def break_off(self) -> None:
+        """Lets the base break off."""
+        self._base.break_off()
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Lets the base begin anew with others, in the middle of the round."""
+        self._base.regroup(workers, members)
+
+    def meetings(self, step: int) -> int:
+        """Counts rounds."""
+        return step // self._steps
+
+    def exchanges(self, step: int) -> int:
+        """As the base."""
+        return self._base.exchanges(step)
+
+    def lets_in(self, step: int) -> bool:
+        """As the base."""
+        return self._base.lets_in(step)
+
+    @property
+    def has_stopped(self) -> bool:
+        """As the base."""
+        return self._base.has_stopped
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begins as the newest is, or takes the round's end that it has missed."""
+        base, (outer, facts) = self._parts(newest)
+        self._outer.load_state(outer)
+        self._apart, self._rate = facts["apart"], facts["rate"]
+        return self._base.take_over(base, done, step)
+
+    def state(self) -> State:
+        """Gives the base's state, and the outer rule's."""
+        tensors, facts = self._base.state()
+        outer, outer_facts = self._outer.state()
+        named = {_OUTER + name: value for name, value in outer.items()}
+        return tensors | named, {
+            "base": facts,
+            "outer": outer_facts,
+            "apart": self._apart,
+            "rate": self._rate,
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        base, (outer, facts) = self._parts(state)
+        self._outer.load_state(outer)
+        self._base.load_state(base)
+        self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
+
+    def model_in(self, state: State) -> Tensor | None:
+        """Gives the base's."""
+        return self._base.model_in(self._parts(state)[0])
+
+    @staticmethod
+    def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
+        """Takes a state apart: that of the base, that of the outer rule, and all facts."""
+        tensors, facts = state
+        outer = {
+            name.removeprefix(_OUTER): value for name, value in tensors.items() if name.startswith(_OUTER)
+        }
+        base = {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}
+        return (base, facts["base"]), ((outer, facts["outer"]), facts)

@@ -1,15 +1,17 @@
 """Asynchronous decentralised parallel SGD (AD-PSGD).
 
-Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, arXiv 1710.06952.
+Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, arXiv
+1710.06952.
 
     x_i, x_j <- (x_i + x_j)/2      for a random neighbour j, while g_i is computed
     x_i <- x_i - lr * g_i(x_i as it was read)
 
-Pairs are those of the topology (`topology`), without the edges between two workers of the same colour
-(`pairing/place.py`). Active workers ask at every step and passive ones answer, so nobody waits in a circle (see
-`pairing/keeper.py`). An average is atomic on both sides: the worker that asks changes nothing between its question and
-the answer, and the one that answers does nothing else meanwhile. Staleness counts the averages between the reading of
-the parameters and the update. After an epoch worker 0's own model is tested; at the end, the mean of all.
+Pairs are those of the topology (`topology`), without the edges between two workers of the same colour. Active
+workers ask at every step and passive ones answer, so no workers wait for each other in a circle (see
+`pairing/keeper.py`). An average is atomic on both sides: the worker that asks changes nothing between its
+question and the answer, and the one that answers does nothing else meanwhile. Staleness counts the averages
+between the reading of the parameters and the update. After an epoch worker 0's own model is tested; at the
+end, the mean of all.
 
 Departures from the paper:
 
@@ -19,34 +21,24 @@ Departures from the paper:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, ClassVar
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gossip.mixing.replica import packed, unpacked
-from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
+from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
-from polyrhythm.strategies.gossip.pairing.exchanges import Exchanges
-from polyrhythm.strategies.gossip.pairing.heir import Heir
-from polyrhythm.strategies.gossip.pairing.host import Host
-from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper
-from polyrhythm.strategies.gossip.pairing.member import Member
-from polyrhythm.strategies.gossip.pairing.membership import KINDS, Membership
-from polyrhythm.strategies.gossip.pairing.place import place_of
-from polyrhythm.strategies.gossip.pairing.serving import serve
+from polyrhythm.strategies.gossip.pairing.invariant import Exchanges
+from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
+from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 
 class ADPSGD(Strategy):
@@ -238,3 +230,63 @@ class ADPSGDWorker(WorkerPart):
             self._serving.wait()  # raises what went wrong
             raise PeerLost(self._place.workers[0], "joining a run that is ending")
         return answer
+
+
+def serve(network: Communicator, keeper: Keeper, membership: Membership) -> None:
+    """Handles messages until worker 0 has let all workers go.
+
+    Args:
+        network: of all ranks.
+        keeper: of the worker's parameters.
+        membership: lets workers in and out.
+
+    Raises:
+        PeerLost: worker 0 is gone; the worker has been told by an answer of kind `LEAVE`.
+    """
+    leaving: dict[int, Handle] = {}
+    try:
+        while not membership.over:
+            replies = _replies(network, keeper, membership)
+            while replies:
+                replies = _send(network, replies, leaving, keeper, membership)
+    except Exception:
+        network.send(*keeper.answer(Kind.LEAVE))
+        raise
+    for handle in leaving.values():
+        with suppress(PeerLost):
+            handle.wait()
+
+
+def _replies(network: Communicator, keeper: Keeper, membership: Membership) -> list[Reply]:
+    try:
+        source, message = network.receive()
+    except PeerLost as loss:
+        return _on_loss(loss.rank, keeper, membership)
+    return (membership if message.kind in KINDS else keeper).on_message(source, message)
+
+
+def _on_loss(rank: int, keeper: Keeper, membership: Membership) -> list[Reply]:
+    return [*membership.on_loss(rank), *keeper.on_loss(rank)]
+
+
+def _send(
+    network: Communicator,
+    replies: list[Reply],
+    leaving: dict[int, Handle],
+    keeper: Keeper,
+    membership: Membership,
+) -> list[Reply]:
+    """Starts to send, and gives what is to be sent because a receiver is lost.
+
+    Whoever is sent something again has had the last, so at most one message a rank is leaving.
+    """
+    more: list[Reply] = []
+    for to, reply in replies:
+        with suppress(PeerLost):  # it may have been a predecessor's
+            if to in leaving:
+                leaving.pop(to).wait()
+        try:
+            leaving[to] = network.start_send(to, reply)
+        except PeerLost:
+            more += _on_loss(to, keeper, membership)
+    return more

@@ -27,21 +27,15 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.gossip.mixing.in_turns import InTurns
-from polyrhythm.strategies.gossip.mixing.mixed import Mixed
-from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, packed, unpacked
-from polyrhythm.strategies.gossip.mixing.resharding import OfReplicas
-from polyrhythm.strategies.gossip.mixing.turns_worker import REUNITE, TurnsWorker
+from polyrhythm.strategies.gossip.mixing.invariant import Mixed
+from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.resharding import Resharding
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 
 class DPSGD(InTurns):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Delivered, Invariant, Violation
+from polyrhythm.strategies.role_assignment import Cast
 
 _ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
 

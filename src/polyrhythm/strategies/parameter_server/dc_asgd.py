@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 

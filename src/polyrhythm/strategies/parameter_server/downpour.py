@@ -6,34 +6,54 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and
     s mod n_push = 0      push sum; sum = 0              the server: an optimiser's step with the sum
     s mod n_fetch = 0     fetch; w = what came, when the gradient under way is ready
 
-The push comes after the addition, so the first push holds one gradient and later ones n_push. The worker computes on
-while a push or a fetch travels. What was fetched before a step lacks that step, and is as late as its gradient. Warm
-start: worker 0 takes its first steps before the others get parameters. The paper's servers run Adagrad without an
-epsilon, which is the optimiser `downpour_adagrad`; any other may take its place.
+The push comes after the addition, so the first push holds one gradient and later ones n_push. The worker
+computes on while a push or a fetch travels. What was fetched before a step lacks that step, and is as late as
+its gradient. Warm start: worker 0 takes its first steps before the others get parameters. The paper's servers
+run Adagrad without an epsilon, which is the optimiser `downpour_adagrad`; any other may take its place.
 
 Departure from the paper: what is left in the sum is pushed at the end.
+
+Messages, and when they travel:
+
+    worker ── PUSH(sum of gradients) ─▶ server: optimiser step, version + 1         no answer
+           ── FETCH ─▶  ◀─ PARAMETERS ──                                            while the worker computes
+
+    step s-1               step s                                         step s+1
+    … push, FETCH ──┐      forward, backward at w ─▶ w = what came ◀─┐    …
+                    └────────────▶ server ───────────────────────────┘
+                                                     w -= lr g;  sum += g;  push if due;  FETCH if due
+
+With another number of workers, those who stay keep their parameters and sums, and new ones begin with the
+servers' parameters.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
+from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.sums import Sums
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.parameter_server.sums.resharding import OfSums
-from polyrhythm.strategies.parameter_server.sums.server import SumServer
-from polyrhythm.strategies.parameter_server.sums.worker import Rhythm, SumWorker
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.parameter_server.composition.served import WithServers
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
+from polyrhythm.strategies.parameter_server.serving.membership import Presence
+from polyrhythm.strategies.parameter_server.serving.resharding import all_at, steps_known
+from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
 
@@ -105,3 +125,395 @@ class Downpour(WithServers):
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         return SumServer(setting.cast.workers, self.warm_start_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """When a worker fetches and pushes, and how far it goes by itself meanwhile.
+
+    Attributes:
+        n_fetch: steps between two fetches.
+        n_push: steps between two pushes.
+        local_rate: of a worker's own steps, as a multiple of the run's learning rate.
+    """
+
+    n_fetch: int
+    n_push: int
+    local_rate: float
+
+
+class SumWorker(WorkerPart):
+    """Steps on its own, pushes sums of its gradients, and takes over what the servers hold.
+
+    Args:
+        setting: the worker's.
+        rhythm: when it does what.
+    """
+
+    def __init__(self, setting: WorkerSetting, rhythm: Rhythm) -> None:
+        super().__init__()
+        self._rank = setting.workers.rank
+        self._hands_out = self._rank == 0 and not setting.succeeds
+        self._flat = setting.flat
+        self._rhythm = rhythm
+        self._steps = setting.steps
+        self._servers = _Servers(setting.network, setting.cast.servers, setting.flat.size)
+        self._plan = setting.plan
+        self._local = _plain_sgd(setting.plan).build(setting.flat.vector)
+        self._sums = torch.zeros_like(setting.flat.vector), torch.zeros_like(setting.flat.vector)
+        self._summed = 0
+        self._pushed = 0
+        self._stop = False
+        self._restored = False
+
+    def start(self, step: int) -> int:
+        """Takes the servers' parameters; who is resumed goes on where it was, if they hold what it had pushed."""
+        if self._hands_out:
+            self._servers.initialise(self._plan, self._flat.vector, self._steps or 0)
+        values, known = self._servers.pull()
+        if self._restored and known == self._pushed:
+            return step
+        self._flat.vector.copy_(values)
+        self._sums[0].zero_()
+        self._summed, self._pushed = 0, known
+        return known
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Takes what was fetched, steps, and pushes and fetches what is due."""
+        self._servers.note_read()
+        self._take()
+        if step.weight > 0:
+            gradients = self._flat.gradients
+            self._sums[0].add_(gradients)
+            self._summed += 1
+            if self._rhythm.local_rate > 0:
+                self._local.step(gradients, learning_rate * self._rhythm.local_rate)
+        if step.number % self._rhythm.n_push == 0 or step.number + 1 == self._steps:
+            self._push(step, learning_rate)
+        self._last = step, learning_rate
+        if (step.number + 1) % self._rhythm.n_fetch == 0:
+            self._servers.fetch(stop=step.stop)
+        return self._stop
+
+    def settle(self) -> None:
+        """Takes what was fetched, and lets go what is being pushed."""
+        self._take()
+        self._servers.wait_for_pushes()
+
+    def present(self) -> Tensor | None:
+        """The servers' parameters are the model."""
+        return self._servers.pull()[0] if self._rank == 0 else None
+
+    def catch_up(self) -> None:
+        """Worker 0, which may have been away, takes the newest parameters."""
+        if self._rank == 0:
+            self._flat.vector.copy_(self._servers.pull()[0])
+
+    def end(self) -> None:
+        """Pushes what is left and leaves; worker 0 waits for the final parameters."""
+        self.settle()
+        if self._summed:
+            self._push(*self._last)
+            self._servers.wait_for_pushes()
+        self._servers.leave()
+        if self._rank == 0:
+            self._flat.vector.copy_(self._servers.pull(final=True)[0])
+
+    def let_go(self) -> None:
+        """Tells the servers that nobody needs them any more."""
+        self._servers.leave()
+
+    def state(self) -> State:
+        """Gives this worker's own parameters, and the sum that is not pushed yet."""
+        tensors = {"own": self._flat.vector, "sum": self._sums[0]}
+        facts = {"worker": self._rank, "summed": self._summed, "pushed": self._pushed}
+        return tensors, facts | {"versions": list(self._servers.versions)}
+
+    def load_state(self, state: State) -> None:
+        """Takes them back; another worker's, where this one had handed in none, are left alone."""
+        tensors, facts = state
+        if facts["worker"] != self._rank:
+            return
+        self._flat.vector.copy_(tensors["own"])
+        self._sums[0].copy_(tensors["sum"])
+        self._summed, self._pushed = facts["summed"], facts["pushed"]
+        self._servers.versions = list(facts["versions"])
+        self._restored = True
+
+    def _take(self) -> None:
+        fetched = self._servers.take()
+        if fetched is not None:
+            values, stop = fetched
+            self._flat.vector.copy_(values)
+            self._stop |= stop
+
+    def _push(self, step: Step, learning_rate: float) -> None:
+        self._servers.wait_for_pushes()  # of the sum that is overwritten next
+        pushed = replace(step, weight=float(self._summed))
+        self._servers.push(self._sums[0], pushed, learning_rate)
+        self._sums = self._sums[1], self._sums[0]
+        self._sums[0].zero_()
+        self._summed, self._pushed = 0, step.number + 1
+
+
+class _Servers:
+    """A worker's end of all shards."""
+
+    def __init__(self, network: Communicator, servers: tuple[int, ...], size: int) -> None:
+        self.versions = [0] * len(servers)
+        self._read = self.versions
+        self._network = network
+        self._servers = servers
+        self._shards = shards(size, len(servers))
+        self._pushing: list[Handle] = []
+        self._fetching = False
+
+    def initialise(self, plan: OptimizerPlan, vector: Tensor, steps: int) -> None:
+        """Gives every server its shard, how to optimise it, and how many steps a worker takes (0: nobody can tell)."""
+        for server, shard in zip(self._servers, self._shards, strict=True):
+            text = pack_json(plan.part(shard.start, shard.stop).to_json())
+            self._network.send(server, Message(Kind.CONFIGURE, text, step=steps))
+            self._network.send(server, Message(Kind.PARAMETERS, vector[shard]))
+
+    def pull(self, final: bool = False) -> tuple[Tensor, int]:
+        """Waits for the parameters, and how many of this worker's gradients all servers hold."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.PULL, stop=final))
+        values, steps, _ = self._answers()
+        return values, steps
+
+    def note_read(self) -> None:
+        """The gradient that is ready was computed from what is there now."""
+        self._read = list(self.versions)
+
+    def fetch(self, stop: bool) -> None:
+        """Asks for the parameters, to be taken later."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.FETCH, stop=stop))
+        self._fetching = True
+
+    def take(self) -> tuple[Tensor, bool] | None:
+        """Waits for what was asked for, if anything was; gives it, and whether this worker must stop."""
+        if not self._fetching:
+            return None
+        self._fetching = False
+        values, _, stop = self._answers()
+        return values, stop
+
+    def push(self, total: Tensor, step: Step, learning_rate: float) -> None:
+        """Starts to push a sum, which must not change before `wait_for_pushes`."""
+        self._pushing = [
+            self._network.start_send(
+                server,
+                Message(
+                    Kind.PUSH,
+                    total[shard],
+                    version=version,
+                    step=step.number,
+                    weight=step.weight,
+                    learning_rate=learning_rate,
+                    stop=step.stop,
+                ),
+            )
+            for server, shard, version in zip(self._servers, self._shards, self._read, strict=True)
+        ]
+
+    def wait_for_pushes(self) -> None:
+        """Waits until what is being pushed may change."""
+        for handle in self._pushing:
+            handle.wait()
+        self._pushing = []
+
+    def leave(self) -> None:
+        """Tells all servers that nothing more will be pushed; after the final pull, that they may go."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.LEAVE))
+
+    def _answers(self) -> tuple[Tensor, int, bool]:
+        pieces, steps, stop = [], [], False
+        for position, server in enumerate(self._servers):
+            answer = self._network.receive(server)[1]
+            if answer.kind is Kind.LEAVE:
+                raise PeerLost(server, "joining a run that is ending")
+            assert answer.tensor is not None, "an answer carries parameters"
+            pieces.append(answer.tensor)
+            steps.append(answer.step)
+            self.versions[position] = answer.version
+            stop |= answer.stop
+        return torch.cat(pieces), min(steps), stop
+
+
+def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
+    """Gives SGD without momentum for the same numbers, at the same ratios of learning rates."""
+    spans = tuple(replace(span, options={"lr": span.options["lr"]}) for span in plan.spans)
+    return OptimizerPlan("SGD", spans, plan.rate)
+
+
+Reply = tuple[int, Message]
+
+
+class SumServer:
+    """One server; see `ServerPart`.
+
+    Args:
+        workers: their ranks, worker 0's first.
+        warm_start_steps: of worker 0, before which the others get no parameters; all of its steps, if it takes fewer.
+
+    Attributes:
+        version: updates so far.
+        staleness: how many gradients were applied at which staleness.
+    """
+
+    def __init__(self, workers: tuple[int, ...], warm_start_steps: int) -> None:
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self._shard = OptimizedShard()
+        self._presence = Presence(workers)
+        self._warm_start_steps = warm_start_steps
+        self._steps = [0] * len(workers)
+        self._stop = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have left, and worker 0 has let the servers go."""
+        return self._presence.done
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each worker it holds."""
+        return dict(zip(self._presence.pushers, self._steps, strict=True))
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a rank and gives the replies.
+
+        Raises:
+            RefusedMessage: a message that no worker of ours sends.
+        """
+        number = self._presence.number(source, message.kind)
+        if message.kind is Kind.PUSH:
+            admit_push(message, self._shard.values, self.version, message.step)  # a sum may end at any step
+            self._stop |= message.stop
+            return self._push(number, message)
+        if message.kind is Kind.FETCH:
+            self._stop |= message.stop
+            return [self._answer(source), *self._release()]
+        if message.kind is Kind.PULL:
+            return self._pull(source, message)
+        if message.kind is Kind.LEAVE:
+            return self._go_on() if self._presence.leave(source) else []
+        if message.kind is Kind.CONFIGURE:
+            self._shard.configure(message)
+            if message.step > 0:  # else nobody can tell how many there are
+                self._warm_start_steps = min(self._warm_start_steps, message.step)
+            return []
+        if message.kind is Kind.PARAMETERS:
+            self._shard.initialise(payload(message))
+            return self._release()
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forgets a worker, until a successor pulls; what it has pushed still counts."""
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
+            return []
+        return self._go_on()
+
+    def _go_on(self) -> list[Reply]:
+        final = self._presence.ready_to_end
+        ending = [] if final is None or not self._shard.ready else [self._answer(final)]
+        return self._release() + ending
+
+    def state(self) -> State:
+        """Gives all that a resumed server needs, parameters included."""
+        tensors, facts = self._shard.state()
+        return tensors, {
+            "version": self.version,
+            "steps": list(self._steps),
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+            **facts,
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
+        facts = state[1]
+        self.version = facts["version"]
+        self._steps = list(facts["steps"])
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self._shard.load_state(state)
+
+    def _pull(self, source: int, message: Message) -> list[Reply]:
+        if message.stop:  # the final parameters
+            self._presence.final = source
+            final = self._presence.ready_to_end
+            return [] if final is None or not self._shard.ready else [self._answer(final)]
+        if not self._presence.enter(source):
+            return [(source, Message(Kind.LEAVE))]
+        self._presence.asking.append(source)
+        return self._release()
+
+    def _push(self, worker: int, message: Message) -> list[Reply]:
+        """Applies a sum of gradients, the last of which is of step `message.step`, unless it has been applied."""
+        if message.step < self._steps[worker]:
+            return []
+        self._steps[worker] = message.step + 1
+        if message.weight > 0:
+            self._shard.step(payload(message), message.learning_rate)
+            self.staleness[self.version - message.version] += round(message.weight)
+            self.version += 1
+        return self._release()
+
+    def _release(self) -> list[Reply]:
+        """Answers those who wait for their first parameters, as far as they need not wait."""
+        first = self._presence.pushers[0]
+        warm = self._stop or self._steps[0] >= self._warm_start_steps or not self._presence.is_there(first)
+        asking = self._presence.asking
+        free = [rank for rank in asking if self._shard.ready and (warm or rank == first)]
+        self._presence.asking = [rank for rank in asking if rank not in free]
+        return [self._answer(rank) for rank in free]
+
+    def _answer(self, source: int) -> Reply:
+        step = self._steps[self._presence.numbers[source]]
+        values = self._shard.shown()
+        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+
+
+class OfSums:
+    """See `Resharding`.
+
+    Args:
+        after: how many workers there are.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def counted(self, held: Held) -> list[int]:
+        """All of who stays and has what it had not pushed; of others, those that servers have."""
+        stay = self._staying(held)
+        return [
+            held.steps[worker] if worker in stay else max(known)
+            for worker, known in enumerate(steps_known(held.servers))
+        ]
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Who stays keeps its parameters and its sum, which servers have up to the step that all begin with."""
+        servers = all_at(held.servers, workers, step)
+        own = {
+            worker: (tensors, facts | {"pushed": step})
+            for worker, (tensors, facts) in held.workers.items()
+            if worker in self._staying(held)
+        }
+        text = (
+            "the servers go on with their parameters and optimisers, and "
+            f"{len(own)} workers with their own parameters and sums"
+        )
+        if workers > len(own):
+            text += f"; {workers - len(own)} begin with the servers' parameters"
+        return Merged(replace(held, workers=own, servers=servers), text)
+
+    def _staying(self, held: Held) -> list[int]:
+        """What a worker had not pushed fits what servers have, or is of no use, as at any resumption."""
+        known = steps_known(held.servers)[: self._after]
+        pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
+        return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]

@@ -19,11 +19,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
-from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, NesterovStep
-from polyrhythm.strategies.worker_setting import WorkerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.strategies.parameter_server.elastic.averaging import (
+    WHEN_A_WORKER_DIES,
+    ElasticAveraging,
+    LocalStep,
+    NesterovStep,
+)
+from polyrhythm.strategies.strategy import Facts
+from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Decay
 
 

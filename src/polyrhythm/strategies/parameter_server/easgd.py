@@ -21,10 +21,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.parameter_server.elastic.averaging import WHEN_A_WORKER_DIES, ElasticAveraging
-from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep, PlainStep
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.parameter_server.elastic.averaging import (
+    WHEN_A_WORKER_DIES,
+    ElasticAveraging,
+    LocalStep,
+    PlainStep,
+)
+from polyrhythm.strategies.strategy import Facts
+from polyrhythm.strategies.worker_part import WorkerSetting
 
 
 class EASGD(ElasticAveraging):

@@ -1,47 +1,45 @@
 """Gaia: sites that tell each other only what is significant (approximate synchronous parallel, ASP).
 
-Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu, "Gaia: Geo-Distributed Machine Learning Approaching LAN
-Speeds", NSDI 2017.
+Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu, "Gaia: Geo-Distributed Machine Learning
+Approaching LAN Speeds", NSDI 2017.
 
-    inside a site    w' = w + u,  U' = U + u            u: an optimiser's step with the mean of the site's gradients
-    between sites    |U_j| > t_0 / sqrt(t) |w_j|        then U_j is sent, added to w_j elsewhere, and becomes 0
+    inside a site    w' = w + u,  U' = U + u      u: an optimiser's step with the mean of the site's gradients
+    between sites    |U_j| > t_0 / sqrt(t) |w_j|  then U_j is sent, added to w_j elsewhere, and becomes 0
 
-t counts the rounds of a site; t_0 = `threshold`. A site waits where the slowest site is more than `lag` rounds behind
-(the paper's mirror clock). A packet of more than `barrier` of a shard's bytes is announced by a message that arrives
-long before it, and readers of that shard wait for the packet (the selective barrier). At w_j = 0 every change is
-significant.
+t counts the rounds of a site; t_0 = `threshold`. A site waits where the slowest site is more than `lag`
+rounds behind (the paper's mirror clock). A packet of more than `barrier` of a shard's bytes is announced by a
+message that arrives long before it, and readers of that shard wait for the packet (the selective barrier). At
+w_j = 0 every change is significant.
 
 Departures from the paper:
 
 - Readers read whole shards, so an announcement names the shard and not its numbers.
 - The paper announces a packet where the network cannot keep up. Here its size decides.
-- What a site has not sent when its workers leave is sent then. So the final model, that of worker 0's site, holds all
-  updates.
+- What a site has not sent when its workers leave is sent then. So the final model, that of worker 0's site,
+  holds all updates.
 - A site whose workers are lost counts on from the slowest.
+
+With another number of workers in each site, what a site holds and has not sent yet stays with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.cast import Cast, cast_in_order
-from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
+from polyrhythm.strategies.parameter_server.composition.served import WithServers
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
-from polyrhythm.strategies.parameter_server.sites.resharding import OfSites
-from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
-from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
+from polyrhythm.strategies.role_assignment import Cast, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Held, Merged, Resharding
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
@@ -147,3 +145,41 @@ class Gaia(WithServers):
 
     def _busy(self, workers: int) -> int:
         return min(self.sites, workers)
+
+
+class OfSites:
+    """See `Resharding`.
+
+    Args:
+        before: the indices of each site's workers.
+        after: the same, of those that there are now; as many sites have workers.
+        servers: of each site.
+    """
+
+    def __init__(
+        self, before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]], servers: int
+    ) -> None:
+        self._before = before
+        self._after = after
+        self._servers = servers
+
+    def counted(self, held: Held) -> list[int]:
+        """Those whose gradients their site has."""
+        found = list(held.steps)
+        for site, members in enumerate(self._before):
+            states = held.servers[site * self._servers : (site + 1) * self._servers]
+            for number, worker in enumerate(members):
+                found[worker] = max(facts["steps"][number] for _, facts in states)
+        return found
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Sites go on as they are, with other workers."""
+        servers = [
+            (
+                tensors,
+                facts | {"steps": [step] * len(self._after[number // self._servers])} if facts else facts,
+            )
+            for number, (tensors, facts) in enumerate(held.servers)
+        ]
+        text = "the sites go on with their parameters, optimisers, and what they owe each other"
+        return Merged(replace(held, workers={}, servers=servers), text)

@@ -1,13 +1,14 @@
 """Hierarchical parameter servers: leaves with a group of workers each, and roots above them.
 
-Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning", ICDM 2016, arXiv 1509.04210,
-whose Rudra-adv has a tree of servers that aggregate.
+Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning", ICDM 2016, arXiv
+1509.04210, whose Rudra-adv has a tree of servers that aggregate.
 
-    leaf      g = sum_i b_i g_i / sum_i b_i        over its group
-    root      w' = w - lr * mean over leaves, weighted with their samples      synchronous: all; asynchronous: each g
+    leaf      g = sum_i b_i g_i / sum_i b_i                            over its group
+    root      w' = w - lr * mean over leaves, weighted with their samples
+              synchronous: of all leaves; asynchronous: of each g as it arrives
 
-Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves (`groups`) a
-root receives M k times a step instead of N times.
+Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves
+(`groups`) a root receives M k times a step instead of N times.
 
 Departure from the paper: there are two levels, however many workers.
 """
@@ -17,28 +18,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.cast import Cast, cast_in_order
-from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.paper import Paper
+from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.levels.groups import Levels
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
+from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
 from polyrhythm.strategies.parameter_server.levels.level_watch import AtRoots
-from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.role_assignment import Cast, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Resharding
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.quantities import Count
 
@@ -171,3 +170,18 @@ class Hierarchical(WithServers):
 
     def _busy(self, workers: int) -> int:
         return min(self.groups, workers)
+
+
+class RootServer(ShardServer):
+    """One server; see `ShardServer`. What a push sets free goes out as `VECTOR`."""
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a leaf and gives the replies.
+
+        Raises:
+            RefusedMessage: a message that no leaf sends.
+        """
+        replies = super().on_message(source, message)
+        if message.kind is not Kind.PUSH:
+            return replies
+        return [(to, reply._replace(kind=Kind.VECTOR)) for to, reply in replies]

@@ -23,18 +23,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.no_shared_memory import NoSharedMemory
+from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.one_vector import OneVector
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.resharding import Held, Merged, Resharding
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 
 class Hogwild(Strategy):

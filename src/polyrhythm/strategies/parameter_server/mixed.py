@@ -1,19 +1,20 @@
 """Mixed mode: synchronous inside a group of replicas, asynchronous between groups.
 
-Campos, Sastre, Yagues, Bellver, Giro-i-Nieto, Torres, "Distributed training strategies for a computer vision deep
-learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
+Campos, Sastre, Yagues, Bellver, Giro-i-Nieto, Torres, "Distributed training strategies for a computer vision
+deep learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and 6.
 
     inside a group    g = sum_i b_i g_i / sum_i b_i     over its R replicas
     between groups    w' = w - lr * g(w_old)            at the server, whenever a group's g arrives
 
-R = `replicas`. Only the first replica of a group talks to the servers, and it hands their answer on. Inside a group,
-workers may also follow another strategy (`inside`). With local_sgd a group takes a round of steps by itself, with the
-user's optimiser, and w' = w + (its model - the model that it had read).
+R = `replicas`. Only the first replica of a group talks to the servers, and it hands their answer on. Inside a
+group, workers may also follow another strategy (`inside`). With local_sgd a group takes a round of steps by
+itself, with the user's optimiser, and w' = w + (its model - the model that it had read).
 
 Departures from the paper:
 
 - The paper's group is one node with 4 GPUs. Here it is R neighbouring workers, wherever they run.
-- Any consistency and merge rule may be chosen between groups. The paper has the asynchronous and the plain one.
+- Any consistency and merge rule may be chosen between groups. The paper has the asynchronous and the plain
+  one.
 """
 
 from __future__ import annotations
@@ -30,25 +31,22 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.averaging.rounds.rounds import every
-from polyrhythm.strategies.cast import Cast, cast_in_order
-from polyrhythm.strategies.facts import Facts
+from polyrhythm.strategies.averaging.rounds.rounds_worker import every
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.offer import Offer
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.parameter_server.composition.served import check_rules
+from polyrhythm.strategies.parameter_server.composition.served import WithServers, check_rules
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
-from polyrhythm.strategies.parameter_server.groups.circle import Circle
-from polyrhythm.strategies.parameter_server.groups.gradients import Gradients
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.parameter_server.groups.group_watch import Means, OfGroups, OfMembers
-from polyrhythm.strategies.parameter_server.groups.inside_check import check_inside
-from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
-from polyrhythm.strategies.parameter_server.groups.models import Models
-from polyrhythm.strategies.parameter_server.groups.resharding import OfGroupsOfRounds
+from polyrhythm.strategies.parameter_server.groups.mixed_worker import (
+    Circle,
+    Gradients,
+    MixedWorker,
+    Models,
+    OfGroupsOfRounds,
+)
 from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
@@ -56,12 +54,11 @@ from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, C
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.role_assignment import Cast, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Resharding
+from polyrhythm.strategies.strategy import Facts, Offer, Paper, Strategy
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
 class Mixed(WithServers):
@@ -250,3 +247,50 @@ class Mixed(WithServers):
         """Gives the ranks of every group's workers."""
         starts = range(0, len(cast.workers), self.replicas)
         return [cast.workers[start : start + self.replicas] for start in starts]
+
+
+def check_inside(inside: Strategy, members: int, consistency: Consistency, merge: MergeRule) -> None:
+    """Refuses what cannot be.
+
+    Args:
+        inside: how a group goes on.
+        members: of a group.
+        consistency: between groups.
+        merge: what servers make of what comes late.
+
+    Raises:
+        RequestError: with the reason and what would work.
+    """
+    inside.check(members)
+    if inside.offers is Offer.NOTHING:
+        raise RequestError(
+            f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
+            "rounds, such as local_sgd"
+        )
+    if inside.offers is Offer.GRADIENTS:
+        return
+    if consistency.drops:
+        raise RequestError(
+            f"mixed(inside={inside}): with {consistency} a late group would lose a whole round: use another "
+            "consistency, or inside=synchronous"
+        )
+    if merge.remembers:
+        raise RequestError(
+            f"mixed(inside={inside}): {merge} corrects a gradient with its own square, and a round of several "
+            "steps is none: use merge=staleness_aware, or inside=synchronous"
+        )
+
+
+def _reason(inside: Strategy) -> str:
+    """Says why a strategy has nothing for servers above it."""
+    if inside.server_count:
+        return "it has servers of its own, and those of mixed are for all groups"
+    if not inside.in_step(2) or (inside.round_steps(2) == 1 and not inside.agrees(2)):
+        return "its workers never hold the same model"
+    if inside.round_steps(2) == 0:
+        return "its workers meet in the end only"
+    if inside.round_steps(2) == 1:
+        return "its gradients travel while the next forward pass runs, which begins with what servers answer"
+    return (
+        "its rounds begin at points, or at times, of their own, and servers would put the workers elsewhere"
+    )

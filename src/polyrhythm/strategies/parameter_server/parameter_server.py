@@ -19,8 +19,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
@@ -29,6 +27,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS,
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class ParameterServer(Served):

@@ -23,21 +23,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.facts import Facts
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.elastic import Elastic
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
-from polyrhythm.strategies.parameter_server.elastic.local_step import PlainStep
-from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
-from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
-from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.parameter_server.composition.served import WithServers
+from polyrhythm.strategies.parameter_server.elastic.averaging import (
+    CentreServer,
+    ElasticRule,
+    ElasticWorker,
+    OfCentre,
+    PlainStep,
+)
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Resharding
+from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
 
 Reply = tuple[int, Message]

@@ -16,12 +16,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class SSP(Served):

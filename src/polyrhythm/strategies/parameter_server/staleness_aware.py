@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.facts import Facts
-from polyrhythm.strategies.paper import Paper
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware as DividedByStaleness
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class StalenessAware(Served):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from polyrhythm.strategies.placement import Placement
+from polyrhythm.strategies.role_assignment import Placement
 
 
 class Dedicated(Placement):

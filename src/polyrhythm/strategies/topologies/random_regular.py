@@ -14,8 +14,7 @@ from random import Random
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.graph import unreached
-from polyrhythm.strategies.topology import Topology
+from polyrhythm.strategies.topology import Topology, unreached
 
 
 class RandomRegular(Topology):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.training.batch_schedule import BatchSchedule
+from polyrhythm.training.schedule import BatchSchedule
 
 
 class Constant(BatchSchedule):

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from polyrhythm.training.batch_schedule import BatchSchedule
 from polyrhythm.training.quantities import InnerFraction
+from polyrhythm.training.schedule import BatchSchedule
 
 
 class Step(BatchSchedule):

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
+from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer
 from polyrhythm.training.quantities import Positive
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from polyrhythm.training.optimizer import OptimizerConfig, apart
-from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
+from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer, apart
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 if TYPE_CHECKING:

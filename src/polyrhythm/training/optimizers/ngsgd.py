@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from polyrhythm.training.natural_gradient import Fisher, natural_gradient
-from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.parameterwise_optimizer import ParameterwiseOptimizer
+from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer
 from polyrhythm.training.quantities import Count, Decay, InnerFraction, NonNegative, Positive
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.training.size_schedule import SizeSchedule
+from polyrhythm.training.schedule import SizeSchedule
 
 
 class Constant(SizeSchedule):

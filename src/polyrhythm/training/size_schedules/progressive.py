@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
 from polyrhythm.training.quantities import Count, InnerFraction
-from polyrhythm.training.size_schedule import SizeSchedule
+from polyrhythm.training.schedule import SizeSchedule
 
 
 class Progressive(SizeSchedule):

@@ -19,8 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from polyrhythm.api.loop.dealing import DealtLoader
-from polyrhythm.api.loop.seat import Seat
+from polyrhythm.api.loop.shard import DealtLoader, Seat
 from polyrhythm.errors import RequestError
 
 

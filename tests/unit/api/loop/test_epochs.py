@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.course import Course
 from polyrhythm.api.loop.epochs import Begun, Epochs
+from polyrhythm.api.loop.position import Course
+from polyrhythm.api.loop.store_board import Bulletin
 from polyrhythm.launch.script.meeting import begun_key
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.api.loop.final_model import FinalModel
+from polyrhythm.api.loop.coordinator import FinalModel
 
 
 def test_parameters_and_counters_are_worker_0s_and_statistics_are_averaged() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from polyrhythm.api.loop.kept_state import plain_state, take_state
+from polyrhythm.api.loop.position import plain_state, take_state
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, gamma=0.5),

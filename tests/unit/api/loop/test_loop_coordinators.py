@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from polyrhythm.api.loop.leader import LoopLeader
-from polyrhythm.api.loop.member import LoopMember
+from polyrhythm.api.loop.coordinator import LoopLeader, LoopMember
 from polyrhythm.communication.message import Kind, Message, unpack_tensors
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
 from polyrhythm.roles.leader_channel import TAG
-from polyrhythm.roles.regrouping.formation import Broken, Done
+from polyrhythm.roles.regrouping.regroup import Broken, Done
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.strategy import Strategy
 
 WORKERS = 3

@@ -9,23 +9,19 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.course import Course
-from polyrhythm.api.loop.entry import LoopEntry
-from polyrhythm.api.loop.epochs import Begun
-from polyrhythm.api.loop.leader import LoopLeader
-from polyrhythm.api.loop.position import UNKNOWN, Logbook, Position
-from polyrhythm.api.loop.progress import Progress
+from polyrhythm.api.loop.coordinator import LoopLeader
+from polyrhythm.api.loop.epochs import Begun, LoopEntry, Progress
+from polyrhythm.api.loop.position import UNKNOWN, Course, Logbook, Position
+from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RunError
-from polyrhythm.launch.script.meeting import begun_key
-from polyrhythm.launch.script.places import Place, Places
+from polyrhythm.launch.script.meeting import Place, Places, begun_key
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 WORKERS, STEPS = 3, 6
 

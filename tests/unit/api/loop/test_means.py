@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from polyrhythm.api.loop.bulletin import Bulletin
-from polyrhythm.api.loop.means import Means
-from polyrhythm.launch.script.places import Place, Places
+from polyrhythm.api.loop.store_board import Bulletin, Means
+from polyrhythm.launch.script.meeting import Place, Places
 
 WORKERS = 3
 

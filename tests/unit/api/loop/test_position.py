@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.api.loop.bulletin import Bulletin
 from polyrhythm.api.loop.position import ALL, Logbook, Position, find_position
+from polyrhythm.api.loop.store_board import Bulletin
 
 
 def position(steps: int, **given: Any) -> Position:

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from polyrhythm.api.loop.seat import Seat
-from polyrhythm.api.loop.shard import EveryNth, Shard
-from polyrhythm.api.loop.step_weight import StepWeight
+from polyrhythm.api.loop.shard import EveryNth, Seat, Shard, StepWeight
 
 
 class Weighted:

@@ -13,9 +13,9 @@ from torch import Tensor
 from polyrhythm.communication.collective import COLLECTIVES, MessageCollective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork, Route
 from polyrhythm.communication.transports.simulated.network import Action, ConstantNetwork, Network
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.cost.machine import Machine
 from polyrhythm.specs import build, choices

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from polyrhythm.communication.all_reduce import AllReduce
-from polyrhythm.communication.collectives.auto import Auto
+from polyrhythm.communication.collectives.auto import Auto, measure_links
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.link_figures import measure_links
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError

@@ -9,8 +9,8 @@ from torch import Tensor
 from polyrhythm.communication.collectives.direct import Direct
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import Action, ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 ALPHA, BETA = 1e-4, 1e-9

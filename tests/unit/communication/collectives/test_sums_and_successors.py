@@ -10,10 +10,9 @@ import torch
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collectives.flat import Flat
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
-from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster, SimulatedCommunicator
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.communication.message import HEADER_BYTES, MalformedMessage, Reason
-from polyrhythm.communication.transports.early_messages import MOST_EARLY, EarlyMessages
+from polyrhythm.communication.transports.inbox import MOST_EARLY, EarlyMessages
 
 MOST_BYTES = 1000
 

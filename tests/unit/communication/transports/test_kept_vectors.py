@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyrhythm.communication.no_shared_memory import NoSharedMemory
-from polyrhythm.communication.transports.torch_distributed.kept_vectors import KeptVectors
+from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous
+from polyrhythm.communication.transports.torch_distributed.shared_vectors import KeptVectors
 from polyrhythm.errors import PeerLost
 
 NUMBERS = torch.tensor([1.0, 2.0, 3.0])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyrhythm.data.caching.cache_limit import CacheLimit, free_bytes
+from polyrhythm.data.cached_split import CacheLimit, free_bytes
 from polyrhythm.errors import RequestError
 
 

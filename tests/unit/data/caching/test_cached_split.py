@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.data.caching.cache_limit import CacheLimit
-from polyrhythm.data.caching.cached_split import CachedSplit, CachePlan, placed, use_of
+from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, placed, use_of
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.loader import Loader, Share
-from polyrhythm.data.windows import WindowSplit
+from polyrhythm.data.resized import WindowSplit
 
 IMAGES, ROW_BYTES = 10, 3 * 4 * 4
 

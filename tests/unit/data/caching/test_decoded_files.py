@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from polyrhythm.data.caching import decoded_files
-from polyrhythm.data.caching.decoded_files import keep_decoded
-from polyrhythm.data.pictures.image_folder import ImageFileSplit
+from polyrhythm.data import decoded_files
+from polyrhythm.data.decoded_files import keep_decoded
+from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.errors import RequestError
 
 SIDE, COUNT = 8, 5

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyrhythm.data.dataset import TensorSplit
-from polyrhythm.data.dealing.begun import Begun, images_left, left_of
-from polyrhythm.data.dealing.sharding import epoch_order, steps_per_epoch
+from polyrhythm.data.dealing import Begun, epoch_order, images_left, left_of, steps_per_epoch
 from polyrhythm.data.loader import Loader, Share
 
 

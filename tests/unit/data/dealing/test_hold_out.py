@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.data.dealing.hold_out import held_out
+from polyrhythm.data.dealing import held_out
 
 
 @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=200))

@@ -1,6 +1,6 @@
 import torch
 
-from polyrhythm.data.dealing.seeding import generator_for
+from polyrhythm.data.seeding import generator_for
 
 
 def drawn(*key):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.data.dealing.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
 
 SIZES = {"n": st.integers(0, 200), "workers": st.integers(1, 9), "batch_size": st.integers(1, 17)}
 

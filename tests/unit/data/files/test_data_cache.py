@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.data.files.cache import cache_folder, write_whole
+from polyrhythm.data.user_cache import cache_folder, write_whole
 
 
 def test_the_folder_follows_the_desktop_convention(monkeypatch):

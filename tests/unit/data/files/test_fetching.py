@@ -7,8 +7,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from polyrhythm.data.files.fetching import download, unpack_debian
-from polyrhythm.data.files.verified_files import VerifiedFile, read_all
+from polyrhythm.data.sources.fashion_mnist import VerifiedFile, download, read_all, unpack_debian
 from polyrhythm.errors import RequestError
 
 CONTENTS = {"images": b"pixels" * 1000, "labels": b"names" * 1000}

@@ -3,7 +3,7 @@ import struct
 import numpy as np
 import pytest
 
-from polyrhythm.data.files.idx import parse_idx
+from polyrhythm.data.sources.fashion_mnist import parse_idx
 
 
 def test_reads_the_numbers_in_the_shape_of_the_head():

@@ -3,7 +3,7 @@ from hashlib import sha256
 
 import pytest
 
-from polyrhythm.data.files.verified_files import VerifiedFile, read_all
+from polyrhythm.data.sources.fashion_mnist import VerifiedFile, read_all
 from polyrhythm.errors import RequestError
 
 CONTENT = bytes(range(256)) * 10

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyrhythm.data.pictures.images import UnreadableImage, check, read_pixels, read_whole
+from polyrhythm.data.images import UnreadableImage, check, read_pixels, read_whole
 
 
 def _corners(path: Path) -> list[list[int]]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyrhythm.data.pictures import image_checks
-from polyrhythm.data.pictures.image_checks import find_unreadable
+from polyrhythm.data import image_files as image_checks
+from polyrhythm.data.image_files import find_unreadable
 
 
 @pytest.fixture

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from polyrhythm.data.pictures.images import (
-    UnreadableImage,
-    bomb_warnings_are_errors,
-    check,
-    read_pixels,
-    suffixes,
-)
+from polyrhythm.data.images import UnreadableImage, bomb_warnings_are_errors, check, read_pixels, suffixes
 
 
 def smooth(width, height, channels=3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyrhythm.data.shards.stream_order import stream_order
+from polyrhythm.data.shards import stream_order
 
 SIZES = (7, 5, 9, 6, 8, 5)
 

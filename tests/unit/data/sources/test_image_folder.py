@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polyrhythm.data.pictures.image_folder import ImageFileSplit, list_images
+from polyrhythm.data.image_files import ImageFileSplit, list_images
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.errors import RequestError
 

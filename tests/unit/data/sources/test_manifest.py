@@ -14,10 +14,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.files.duplicates import duplicates
-from polyrhythm.data.files.manifest import read_manifest
 from polyrhythm.data.open import open_data
-from polyrhythm.data.sources.manifest import Manifest
+from polyrhythm.data.sources.manifest import Manifest, duplicates, read_manifest
 from polyrhythm.errors import RequestError
 
 HEAD = "image,labels,confidence,subset,split\n"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from polyrhythm.data import shards as tar_index
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.open import open_data
-from polyrhythm.data.shards import tar_index
 from polyrhythm.data.sources.tar_shards import TarShards
 from polyrhythm.errors import RequestError
 

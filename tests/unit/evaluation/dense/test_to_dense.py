@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.evaluation.dense.network import NotConvertible
-from polyrhythm.evaluation.dense.to_dense import to_dense
-from polyrhythm.evaluation.windows import SlidingWindows
+from polyrhythm.evaluation.dense import NotConvertible, SlidingWindows, to_dense
 from polyrhythm.models.create import create_model
 
 SMALL = (3, 64, 64)

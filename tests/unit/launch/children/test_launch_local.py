@@ -14,12 +14,11 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.launch.children.child import BUG, PEER, REQUEST, RUN
-from polyrhythm.launch.children.ranks import Child, Ranks
-from polyrhythm.launch.children.verdict import verdict
-from polyrhythm.launch.cores import threads_for_worker
+from polyrhythm.launch.children.ranks import BUG, PEER, REQUEST, RUN, Child, Ranks
+from polyrhythm.launch.children.supervisor import verdict
+from polyrhythm.launch.devices import threads_for_worker
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 CAST = Cast((0, 1), (2,))
 

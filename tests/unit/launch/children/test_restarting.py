@@ -12,8 +12,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, Restarted, WorkerProgress
 from polyrhythm.launch.children.restarting import RankLost, run_restarting
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.keeping.snapshot import Snapshot
+from polyrhythm.roles.keeping.archive import Archive, Snapshot
 from polyrhythm.simulation.stage import Surroundings
 
 Emit = Callable[[Event], None]

@@ -14,14 +14,14 @@ from unittest import mock
 from conformance.jobs import make_job
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed import rendezvous
-from polyrhythm.communication.transports.torch_distributed.link_words import newest_incarnations
+from polyrhythm.communication.transports.torch_distributed.rendezvous import newest_incarnations
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded
 from polyrhythm.launch.children.ranks import Child
-from polyrhythm.launch.children.watch import Watch
+from polyrhythm.launch.children.supervisor import Watch
 from polyrhythm.roles.job import Losses
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 GUEST = Peer(1, 1)
 

@@ -15,13 +15,11 @@ import pytest
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.address import Address
-from polyrhythm.launch.joining.door import Door, Inside, News
-from polyrhythm.launch.joining.entrance import Entrance
-from polyrhythm.launch.joining.frames import GREETING, MOST_BYTES
+from polyrhythm.launch.joining.connections import GREETING, MOST_BYTES, Address
+from polyrhythm.launch.joining.join_client import Place, Visit
+from polyrhythm.launch.joining.join_server import Door, Entrance, Inside, News
 from polyrhythm.launch.joining.token import door_key
-from polyrhythm.launch.joining.visit import Place, Visit
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 TOKEN = "the token of this test"
 KEY = door_key(TOKEN)

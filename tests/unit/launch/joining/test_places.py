@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.launch.joining.places import Places
+from polyrhythm.launch.joining.join_server import Places
 
 
 def test_the_lowest_vacant_rank_is_given_to_the_next_incarnation() -> None:

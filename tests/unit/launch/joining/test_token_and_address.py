@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.address import Address, listener_at, parse_address
+from polyrhythm.launch.joining.connections import Address, listener_at, parse_address
 from polyrhythm.launch.joining.token import (
     LEAST_CHARACTERS,
     TOKEN_VARIABLE,

@@ -16,12 +16,11 @@ import typer
 from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.launch.cores import available_cores
+from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.script import ranks as script_ranks
 from polyrhythm.launch.script.meeting import SERVERS_KEY
 from polyrhythm.launch.script.ranks import ScriptRanks
-from polyrhythm.launch.script.run import run_script
-from polyrhythm.launch.script.watch import ScriptWatch
+from polyrhythm.launch.script.supervisor import ScriptWatch, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +133,9 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     script = write(
         tmp_path, f"held = open({str(alive)!r}, 'w')", "print(file=held, flush=True)", "signal.pause()"
     )
-    program = f"from polyrhythm.launch.script.run import run_script; run_script({str(script)!r}, workers=2)"
+    program = (
+        f"from polyrhythm.launch.script.supervisor import run_script; run_script({str(script)!r}, workers=2)"
+    )
     with subprocess.Popen([sys.executable, "-c", program]) as launcher, alive.open() as held:
         assert [held.readline(), held.readline()] == ["\n", "\n"]
         launcher.kill()

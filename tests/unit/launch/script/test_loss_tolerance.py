@@ -6,8 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.launch.script.loss_tolerance import LossTolerance
-from polyrhythm.launch.script.places import Place, Places
+from polyrhythm.launch.script.meeting import LossTolerance, Place, Places
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import PRE
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.script.meeting import SERVERS_KEY, meet
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.role_assignment import Cast
 
 
 @pytest.fixture

@@ -15,9 +15,16 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import RunError
 from polyrhythm.launch.patience import Patience
 from polyrhythm.launch.torchrun import started_rank as torchrun
-from polyrhythm.launch.torchrun.gathering import CALLS, Gathered, RunIsOver, call_again, gather
-from polyrhythm.launch.torchrun.nothing_left import tell_that_it_is_over
-from polyrhythm.launch.torchrun.wholeness import StartIsVoid, check_counts
+from polyrhythm.launch.torchrun.gathering import (
+    CALLS,
+    Gathered,
+    RunIsOver,
+    StartIsVoid,
+    call_again,
+    check_counts,
+    gather,
+    tell_that_it_is_over,
+)
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 
 PATIENCE_S = 20

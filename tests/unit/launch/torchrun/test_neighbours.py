@@ -9,9 +9,9 @@ import pytest
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.torchrun import neighbours
-from polyrhythm.launch.torchrun.neighbours import asked_threads, share_of_cores, threads_beside
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.launch.torchrun import started_rank as neighbours
+from polyrhythm.launch.torchrun.started_rank import asked_threads, share_of_cores, threads_beside
+from polyrhythm.strategies.role_assignment import Cast
 
 PATIENCE_S = 20
 SYNCHRONOUS = strategy_from("synchronous")

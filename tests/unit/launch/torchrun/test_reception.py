@@ -15,16 +15,14 @@ import torch.distributed as dist
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerLost, WorkerJoined, WorkerLost
-from polyrhythm.launch.joining.address import Address
-from polyrhythm.launch.joining.door import Inside
-from polyrhythm.launch.joining.entrance import Entrance
+from polyrhythm.launch.joining.connections import Address
+from polyrhythm.launch.joining.join_client import Visit
+from polyrhythm.launch.joining.join_server import Entrance, Inside
 from polyrhythm.launch.joining.token import door_key
-from polyrhythm.launch.joining.visit import Visit
-from polyrhythm.launch.pulse import Pulse, publish
-from polyrhythm.launch.torchrun.calls import Calls
 from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather
-from polyrhythm.launch.torchrun.reception import Reception
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.launch.torchrun.reception import Calls, Reception
+from polyrhythm.launch.watchdog import Pulse, publish
+from polyrhythm.strategies.role_assignment import Cast
 
 TOKEN = "the token of this test"
 CAST = Cast((0, 1, 3, 4), (2,))

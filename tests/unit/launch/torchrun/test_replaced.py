@@ -7,8 +7,7 @@ from multiprocessing.connection import Connection
 
 from conformance.clean_process import CONTEXT
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
-from polyrhythm.launch.torchrun.gathering import Gathered, gather
-from polyrhythm.launch.torchrun.replaced import leave_with_start
+from polyrhythm.launch.torchrun.gathering import Gathered, gather, leave_with_start
 
 PATIENCE_S = 60
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.children.meeting_point import MeetingPoint
-from polyrhythm.launch.preemption import Preemption
-from polyrhythm.launch.torchrun import shared_notice
-from polyrhythm.launch.torchrun.shared_notice import SharedNotice
+from polyrhythm.launch.children.ranks import MeetingPoint
+from polyrhythm.launch.signals import Preemption
+from polyrhythm.launch.torchrun import started_rank as shared_notice
+from polyrhythm.launch.torchrun.started_rank import SharedNotice
 from polyrhythm.roles.ledger import Ledger
 
 

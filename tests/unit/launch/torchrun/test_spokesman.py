@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.torchrun.spokesman import (
+from polyrhythm.launch.torchrun.report_rank import (
     SaidByLeader,
     is_silent,
     leader_speaks,

@@ -8,11 +8,11 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.data.pictures.normalization import NORMALIZATIONS
+from polyrhythm.data.images import NORMALIZATIONS
 from polyrhythm.models.create import create_model
+from polyrhythm.models.fine_tuning import start_from
 from polyrhythm.models.pretrained.efficientnet_lite0 import EfficientNetLite0, _in_package, as_timm
-from polyrhythm.models.start import start_from
-from polyrhythm.models.weights_formats import read_tensors
+from polyrhythm.models.weights import read_tensors
 
 EPSILON = 1e-3
 STAGES = (

@@ -16,12 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models import start
-from polyrhythm.models.create import create_model
-from polyrhythm.models.freezing import head_of
-from polyrhythm.models.library import published_address
+from polyrhythm.models import fine_tuning as start
+from polyrhythm.models.create import create_model, published_address
+from polyrhythm.models.fine_tuning import head_of, pixels_of, start_from
 from polyrhythm.models.pretrained import torchvision
-from polyrhythm.models.start import pixels_of, start_from
 
 SHAPE = (3, 64, 64)
 REPOSITORY = "owner/tiny"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyrhythm.events import RunStarted, WorkerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.figures import RunFigures
 
 
 def ten_steps(

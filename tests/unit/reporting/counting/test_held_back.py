@@ -6,8 +6,8 @@ import pytest
 
 from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.events import ServerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.held_back import HeldBack, held_back
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import HeldBack, held_back
 from polyrhythm.simulation.run import Surroundings
 from unit.reporting.counting.ten_steps import ten_steps
 

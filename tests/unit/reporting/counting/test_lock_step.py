@@ -6,9 +6,8 @@ import pytest
 
 from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.events import ServerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.held_back import held_back
-from polyrhythm.reporting.counting.lock_step import LockStep
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import LockStep, held_back
 from polyrhythm.simulation.run import Surroundings
 from unit.reporting.counting.ten_steps import ten_steps
 

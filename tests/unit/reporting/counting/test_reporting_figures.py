@@ -13,8 +13,7 @@ from polyrhythm.events import (
     WorkerLost,
     WorkerProgress,
 )
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.staleness import Staleness
+from polyrhythm.reporting.figures import RunFigures, Staleness
 
 
 def test_images_per_second_of_workers_and_of_all(story):

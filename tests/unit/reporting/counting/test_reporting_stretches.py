@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from polyrhythm.reporting.counting.stretches import Series, Stretch, grouped, mean_loss, merged
+from polyrhythm.reporting.figures import Series, Stretch, grouped, mean_loss, merged
 
 FIRST = Stretch(
     end_s=2.0,

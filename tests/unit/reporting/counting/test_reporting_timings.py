@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.events import Event, RunStarted, WorkerLost, WorkerTimings
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.counting.timings import PARTS, Timings
 from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.pages.report import write_report
-from polyrhythm.reporting.pages.timing_table import timing_lines, timing_table
 from polyrhythm.reporting.step_trace import StepTrace
+from polyrhythm.reporting.timings import PARTS, Timings, timing_lines, timing_table
 
 
 def told(
@@ -99,7 +98,7 @@ def test_a_lost_worker_is_not_waited_for_to_tell() -> None:
 
 
 def test_steps_that_nobody_else_tells_of_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyrhythm.reporting.counting.timings._OPEN_STEPS", 5)
+    monkeypatch.setattr("polyrhythm.reporting.timings._OPEN_STEPS", 5)
     timings = Timings()
     for step in range(20):
         timings.add(told(0, [[step, 1.0]]), 3)

@@ -209,7 +209,7 @@ def test_what_is_no_run_is_a_wrong_request(tmp_path, folder, story):
 def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
     code = (
         "import sys, polyrhythm; before = set(sys.modules)\n"
-        "import polyrhythm.reporting.pages.report, polyrhythm.reporting.terminal.progress\n"
+        "import polyrhythm.reporting.pages.report, polyrhythm.reporting.progress\n"
         "import polyrhythm.reporting.tensorboard\n"
         "heavy = {'torch', 'tensorboard', 'tensorflow', 'pandas', 'plotly.graph_objects'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))"

@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 import pytest
 
 from polyrhythm.events import Evaluated, RunStarted, WorkerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
+from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.pages.plots import plots
 
 

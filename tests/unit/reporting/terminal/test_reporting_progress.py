@@ -5,9 +5,8 @@ import pytest
 from rich.console import Console
 
 from polyrhythm.events import Notice, RunEnded, WorkerLost, WorkerProgress
-from polyrhythm.reporting.counting.figures import RunFigures
-from polyrhythm.reporting.terminal.live_progress import drawing
-from polyrhythm.reporting.terminal.progress import LiveProgress, PlainProgress, progress_for
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.progress import LiveProgress, PlainProgress, drawing, progress_for
 
 
 class Terminal(io.StringIO):
@@ -133,7 +132,7 @@ def test_live_progress_says_when_nothing_was_heard_for_long(story):
 def test_live_progress_draws_at_most_four_times_a_second(story, monkeypatch):
     drawings = []
     monkeypatch.setattr(
-        "polyrhythm.reporting.terminal.live_progress.drawing",
+        "polyrhythm.reporting.progress.drawing",
         lambda figures, height: drawings.append(figures.time_s) or "",
     )
     now_s = 0.0

@@ -12,11 +12,8 @@ from polyrhythm.communication.activity import Activity
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Notice
 from polyrhythm.roles.keeping import archive as archive_module
-from polyrhythm.roles.keeping.archive import FOLDER, Archive
-from polyrhythm.roles.keeping.archivist import Archivist
-from polyrhythm.roles.keeping.snapshot import Snapshot
-from polyrhythm.training.saving.best_checkpoint import best_checkpoint
-from polyrhythm.training.saving.checkpoint import checkpoint_path, load_checkpoint
+from polyrhythm.roles.keeping.archive import FOLDER, Archive, Archivist, Snapshot
+from polyrhythm.training.checkpoint import best_checkpoint, checkpoint_path, load_checkpoint
 
 PATIENCE_S = 30
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.roles.keeping.snapshot import Snapshot
+from polyrhythm.roles.keeping.archive import Snapshot
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState, mean_buffers
 from polyrhythm.strategies.worker_part import WorkerPart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from polyrhythm.events import Event, Notice
-from polyrhythm.roles.leading.narrator import Narrator
+from polyrhythm.roles.leading.checkpoint_collector import Narrator
 from polyrhythm.roles.ledger import Ledger
 
 

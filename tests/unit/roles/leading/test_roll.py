@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
-from polyrhythm.roles.attendance import Attendance
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
-from polyrhythm.roles.leading.roll import Roll
+from polyrhythm.roles.leading.control_plane import Roll
+from polyrhythm.roles.ledger import Attendance
 
 RANKS = (0, 2, 4)
 

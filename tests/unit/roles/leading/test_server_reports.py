@@ -11,10 +11,10 @@ import torch
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, ServerJoined, ServerLost
-from polyrhythm.roles.leading.server_reports import ServerReports
-from polyrhythm.roles.server_attendance import ServerLosses
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.roles.leading.control_plane import ServerReports
+from polyrhythm.roles.ledger import ServerLosses
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_tensors
-from polyrhythm.roles.regrouping.introductions import Introductions
+from polyrhythm.roles.leading.control_plane import Introductions
 
 
 def word(value: float, *, follows: bool) -> Message:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.roles.regrouping.formation import NOTHING, Broken, Done, Formation
-from polyrhythm.roles.regrouping.muster import Muster, NobodyLeft
+from polyrhythm.roles.regrouping.regroup import NOTHING, Broken, Done, Formation
+from polyrhythm.roles.regrouping.regroup_coordinator import Muster, NobodyLeft
 
 
 def muster(workers=4):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.jobs import strategy
-from polyrhythm.roles.regrouping.neighbours import Neighbours
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.roles.leading.control_plane import Neighbours
+from polyrhythm.strategies.role_assignment import cast_in_order
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from conformance.jobs import OPTIMIZERS, strategies, strategy
-from polyrhythm.data.dealing.sharding import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
-from polyrhythm.roles.rehearsing.rehearsal import Rehearsal
-from polyrhythm.simulation.rehearse import rehearsed
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.simulation.run import rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.specs import build
-from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
+from polyrhythm.strategies.parameter_server.serving.shard_server import DecisionExecutor
 from polyrhythm.training.model_sizes import ModelSizes
 
 SIZES = ModelSizes((6_000_000, 4_000_000), (0.25, 0.75))

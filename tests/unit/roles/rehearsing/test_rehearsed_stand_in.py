@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.roles.rehearsing.stand_in import StandIn
+from polyrhythm.roles.dry_run import StandIn
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes
 

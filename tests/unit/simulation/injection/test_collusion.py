@@ -12,9 +12,8 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.injection.adversaries.little_is_enough import LittleIsEnough
-from polyrhythm.simulation.injection.collusion import PATIENCE_S, Collusion
-from polyrhythm.simulation.injection.fault import parse_faults
-from polyrhythm.simulation.injection.faulty_links import Passage
+from polyrhythm.simulation.injection.fault import Passage, parse_faults
+from polyrhythm.simulation.injection.faults.byzantine import PATIENCE_S, Collusion
 
 SERVER = 9
 

@@ -3,15 +3,14 @@
 import torch
 from torch import nn
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 def make():

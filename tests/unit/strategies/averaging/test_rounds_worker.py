@@ -19,18 +19,17 @@ from conformance.jobs import (
     vector_of,
     with_batch_norm,
 )
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from simulation.trying import trial
 
 WORKERS = 3

@@ -6,13 +6,13 @@ import torch
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.buckets.bucket_size import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
+from polyrhythm.strategies.bucket_scheduling import LEAST_BYTES, MOST_BYTES, bucket_bytes_for
 
 LIKE = torch.empty(0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.strategies.buckets.bucket_times import BucketTimes
+from polyrhythm.strategies.bucket_scheduling import BucketTimes
 
 
 class Clock:

@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
-from polyrhythm.strategies.buckets.bucketwise_update import BucketwiseUpdate
-from polyrhythm.strategies.buckets.gradient_mean import GradientMean
-from polyrhythm.strategies.cast import Cast
+from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate, Synchronous, SynchronousWorker
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.training.flat_optimizer import UndoLog
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.lars import LARSOptimizer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.undo_log import UndoLog
 
 Make = Callable[[Any], torch.optim.Optimizer]
 WORKERS, RATE = 3, 0.1

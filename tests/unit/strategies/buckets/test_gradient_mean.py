@@ -9,11 +9,11 @@ from torch import nn
 from polyrhythm.communication.collectives.auto import Auto
 from polyrhythm.communication.collectives.rabenseifner import Rabenseifner
 from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.buckets.gradient_mean import GradientMean
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 

@@ -6,11 +6,11 @@ from torch import nn
 
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.buckets.late_mean import LateMean
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.allreduce.lazy_synchronous import LateMean
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
 NUMBERS = (6, 40, 6)  # of the model's parameters, in its order: the fat one is cut

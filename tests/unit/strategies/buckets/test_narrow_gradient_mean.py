@@ -10,12 +10,12 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.collectives.rabenseifner import Rabenseifner
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.buckets.narrow_gradient_mean import gradient_mean
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.gradient_mean import gradient_mean
+from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 
 NUMBERS = 60

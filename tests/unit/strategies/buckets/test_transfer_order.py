@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from polyrhythm.strategies.buckets.transfer_order import Piece, Speed, cut, urgent_first
+from polyrhythm.strategies.bucket_scheduling import Piece, Speed, cut, urgent_first
 from polyrhythm.training.flat_parameters import Bucket
 
 BUCKETS = [Bucket(20, 100, range(2, 3)), Bucket(10, 20, range(1, 2)), Bucket(0, 10, range(1))]

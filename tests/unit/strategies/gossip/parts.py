@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.step import Step
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 NUMBERS = 6
 

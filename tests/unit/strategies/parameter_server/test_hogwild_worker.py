@@ -6,20 +6,19 @@ from torch import nn
 from torch.nn import functional
 
 from conformance.jobs import batch, make_job, plain_loop, simulated, uneven, vector_of
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.stage import Surroundings
-from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.parameter_server.hogwild import Hogwild
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from unit.simulation.clusters import cluster
 
 WORKERS, STEPS = 3, 7

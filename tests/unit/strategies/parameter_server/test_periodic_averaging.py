@@ -14,7 +14,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.cast import cast_in_order
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.server_part import ServerSetting
 from simulation.trying import trial
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.averaging.weight_average import WeightAverage
+from polyrhythm.training.weight_averaging import WeightAverage
 
 
 def test_without_ramp_follows_the_rule():

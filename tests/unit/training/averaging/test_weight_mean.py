@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.averaging.weight_mean import mean_weights, recompute_batch_norms
+from polyrhythm.training.weight_averaging import mean_weights, recompute_batch_norms
 
 
 def _state(seed: int) -> dict[str, torch.Tensor]:

@@ -13,9 +13,9 @@ from torch import nn
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizers.lamb import LAMBOptimizer
 from polyrhythm.training.optimizers.lars import LARSOptimizer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
 
 FOLDER = "polyrhythm.training.optimizers"
 SHAPES = [(5, 3), (5,), (4, 2, 3, 3), (4,), (4,), (2, 4), (2,)]  # weights, biases, batch norm

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from polyrhythm.training.flat_optimizer import DirectSGD
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.direct_sgd import DirectSGD
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 OPTIONS: list[dict[str, Any]] = [
     {},

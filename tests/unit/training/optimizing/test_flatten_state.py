@@ -8,8 +8,8 @@ from torch import nn
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
-from polyrhythm.training.optimizing.flatten_state import pack_optimizer_state, unpack_optimizer_state
-from polyrhythm.training.saving.checkpoint import load_checkpoint, save_checkpoint
+from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
+from polyrhythm.training.flat_optimizer import pack_optimizer_state, unpack_optimizer_state
 
 FOLDER = "polyrhythm.training.optimizers"
 SPECS = [

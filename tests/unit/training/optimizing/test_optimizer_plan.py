@@ -9,10 +9,9 @@ from torch import nn
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
+from polyrhythm.training.flat_optimizer import ELEMENTWISE, LAYERWISE, Span
 from polyrhythm.training.flat_parameters import FlatParameters, shards
-from polyrhythm.training.optimizing.optimizer_kinds import ELEMENTWISE, LAYERWISE
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 FOLDER = "polyrhythm.training.optimizers"
 OPTIM = torch.optim

@@ -4,15 +4,14 @@ import sys
 import torch
 from torch import nn
 
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.quick_optimizers import make_optimizers_quickly
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span, make_optimizers_quickly
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 PROGRAM = """
 import sys, torch
 from polyrhythm.api.train import prepare_process
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 prepare_process()
 for kind in (torch.optim.SGD, torch.optim.Adam):
     model = torch.nn.Linear(3, 2)

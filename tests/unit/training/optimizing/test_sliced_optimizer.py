@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_optimizer import ELEMENTWISE
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_kinds import ELEMENTWISE
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.sliced_optimizer import SlicedOptimizer
+from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
 
 NUMBERS = 23
 CUTS = {

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizing.optimizer_kinds import ELEMENTWISE
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.undo_log import UndoLog
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 SIZE = 12
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.passes.distillation import Teachers, Teaching, soft_loss
-from polyrhythm.training.passes.objective import Objective
+from polyrhythm.training.objective import Objective, Teachers, Teaching, soft_loss
 
 
 def _network(seed: int, side: int = 4) -> nn.Module:

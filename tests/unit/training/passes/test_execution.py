@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.passes.execution import Execution, ForwardPass, channels_innermost
+from polyrhythm.training.forward_pass import Execution, ForwardPass, channels_innermost
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Keeping
 from polyrhythm.simulation.run import Surroundings
-from polyrhythm.training.passes.lone_pictures import by_running_statistics, check_learns_alone
+from polyrhythm.training.forward_pass import by_running_statistics, check_learns_alone
 
 
 def narrow() -> nn.Module:

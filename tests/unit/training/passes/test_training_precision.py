@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.passes.precision import Precision
+from polyrhythm.training.forward_pass import Precision
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from polyrhythm.errors import RunError
-from polyrhythm.training.saving import best_checkpoint as best
-from polyrhythm.training.saving.best_checkpoint import best_checkpoint, keep_best
-from polyrhythm.training.saving.checkpoint import (
+from polyrhythm.training import checkpoint as best
+from polyrhythm.training.checkpoint import (
+    best_checkpoint,
     checkpoint_path,
     checkpoints,
+    keep_best,
     load_checkpoint,
     prune,
     save_checkpoint,

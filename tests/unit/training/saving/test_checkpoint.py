@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.training.saving import checkpoint
-from polyrhythm.training.saving.checkpoint import (
+from polyrhythm.training import checkpoint
+from polyrhythm.training.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
     load_checkpoint,

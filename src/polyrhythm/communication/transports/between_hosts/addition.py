@@ -4,25 +4,108 @@ Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXi
 
     slice k of every vector  ─ PART ─▶ member k:  s_k = x_0[k] + x_1[k] + … + x_N-1[k]  ─ SUM ─▶ all
 
-A slice travels in runs, and a run is added up, in the order of members, and handed on as soon as all of its parts are
-there: so both directions of every link are busy from the beginning to the end. A small vector is one slice that
-everyone adds up for itself, which takes one latency instead of two. However it is cut, the bits of the sums are the
-same, those of `collectives/direct`. A broadcast is the same with the root's parts alone.
+A slice travels in runs, and a run is added up, in the order of members, and handed on as soon as all of its
+parts are there: so both directions of every link are busy from the beginning to the end. A small vector is
+one slice that everyone adds up for itself, which takes one latency instead of two. However it is cut, the
+bits of the sums are the same, those of `collectives/direct`. A broadcast is the same with the root's parts
+alone.
 
-Parts may come before this member has begun, since others may be ahead.
+Parts may come before this member has begun, since others may be ahead. What travels on a connection between
+two members is frames: a header of 32 bytes, and a run of a vector's bytes.
 """
 
 from __future__ import annotations
 
+import enum
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.between_hosts.frames import Frame, Phase, Shape
 from polyrhythm.errors import RunError
+
+_HEADER = struct.Struct("<IBBxxIIQQ")  # number, phase, bytes of an element, kind, bytes, total bytes, offset
+HEADER_BYTES = _HEADER.size
+
+
+class Phase(enum.IntEnum):
+    """Why a frame travels."""
+
+    PART = 1  # one member's, to be added up by the receiver
+    SUM = 2  # of all members
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What all members must agree about.
+
+    Attributes:
+        total_bytes: of the whole vector.
+        element_bytes: of one number.
+        kind: tells dtypes apart.
+    """
+
+    total_bytes: int
+    element_bytes: int
+    kind: int
+
+    @classmethod
+    def of(cls, vector: Tensor) -> Shape:
+        """Describes a vector."""
+        return cls(vector.nbytes, vector.element_size(), crc32(str(vector.dtype).encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A header.
+
+    Attributes:
+        number: of the collective, counted by all members alike.
+        phase: why it travels.
+        shape: of the vector.
+        offset: bytes from the beginning of the slice that it is a run of.
+        nbytes: that follow.
+    """
+
+    number: int
+    phase: Phase
+    shape: Shape
+    offset: int
+    nbytes: int
+
+    def encode(self) -> bytes:
+        """Gives `HEADER_BYTES` bytes."""
+        shape = self.shape
+        return _HEADER.pack(
+            self.number,
+            self.phase,
+            shape.element_bytes,
+            shape.kind,
+            self.nbytes,
+            shape.total_bytes,
+            self.offset,
+        )
+
+    @classmethod
+    def decode(cls, content: bytes | bytearray | memoryview) -> Frame:
+        """Reads a header.
+
+        Raises:
+            RunError: it is none.
+        """
+        number, phase, element_bytes, kind, nbytes, total_bytes, offset = _HEADER.unpack(content)
+        if (
+            phase not in (Phase.PART, Phase.SUM)
+            or not 0 < nbytes <= total_bytes
+            or element_bytes not in (1, 2, 4, 8, 16)
+        ):
+            raise RunError("a member of a collective sent what is no part of one")
+        return cls(number, Phase(phase), Shape(total_bytes, element_bytes, kind), offset, nbytes)
+
 
 RUNS = 8
 LEAST_RUN_BYTES, MOST_RUN_BYTES = 32 << 10, 512 << 10

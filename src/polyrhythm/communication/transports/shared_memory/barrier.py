@@ -1,29 +1,158 @@
 """A barrier of sequence numbers in shared memory.
 
-Every member has a line of its own, which it alone writes: the number of the barrier that it has reached. It passes
-when all other numbers are as high.
+Every member has a line of its own, which it alone writes: the number of the barrier that it has reached. It
+passes when all other numbers are as high.
 
     member 0   7 ──────────▶ 8 ·· waits ·· ▶ passes
     member 1   7 ──▶ 8 ·· waits ·········· ▶ passes
     member 2   7 ─────────────────────▶ 8  ▶ passes
 
-Whoever waits looks again and again, as long as nobody else wants its core; then, and where others take long, it sleeps
-until the last one comes. So several ranks may share a core: one that waits costs the others nothing.
+A member that waits looks again and again, as long as no other process wants its core; then, and where others
+take long, it sleeps until the last one comes. So several ranks may share a core: one that waits costs the
+others nothing.
 
-No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in theirs,
-as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which Python cannot give.
+No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in
+theirs, as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which
+Python cannot give.
+
+Processes sleep at a word in shared memory until another writes it (`WakeWord`): Linux's futex.
+
+    sleeper    sleep(7) ────── asleep, unless the word is no longer 7 ──────▶ goes on
+    waker                        write(8), wake() ─────────────────────────────▲
+
+The kernel compares the word once more before it puts a sleeper to sleep, so a waker that came first is not
+slept through. Where there is no futex that we know how to call, sleepers look again after a short while.
+`Lifelines` tells which members have ended, zombies among them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import select
+import sys
+import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
-from polyrhythm.communication.transports.collective_broken import REVOKED, UNKNOWN_RANK, CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import REVOKED, UNKNOWN_RANK, CollectiveBroken
 from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
-from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
-from polyrhythm.communication.transports.shared_memory.wake_word import WakeWord
+
+
+class Lifelines:
+    """Watches processes through descriptors (pidfd), which a new process of the same number cannot take over.
+
+    Args:
+        processes: their numbers.
+
+    Raises:
+        OSError: one of them has ended already, or the system has no such descriptors.
+    """
+
+    def __init__(self, processes: Sequence[int]) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise OSError("this system has no descriptors of processes (pidfd)")
+        self._places: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        try:
+            for place, process in enumerate(processes):
+                descriptor = os.pidfd_open(process)
+                self._places[descriptor] = place
+                self._poll.register(descriptor, select.POLLIN)
+        except OSError:
+            self.close()
+            raise
+
+    def ended(self) -> set[int]:
+        """Gives the places, in the given order of processes, of those that have ended; never waits."""
+        with self._lock:
+            for descriptor, _ in self._poll.poll(0):
+                self._ended.add(self._places[descriptor])
+        return self._ended
+
+    def close(self) -> None:
+        """Watches no longer; whoever has ended by then stays known. Another thread may be looking."""
+        with self._lock:  # a number that is closed may be somebody else's at once
+            for descriptor in self._places:
+                os.close(descriptor)
+            self._places = {}
+            self._poll = select.poll()
+
+
+_SYSTEM_CALLS = {"x86_64": 202, "amd64": 202, "s390x": 238}
+_WAIT, _WAKE = 0, 1
+_ALL = 2**31 - 1
+_LOW_WORD = (1 << 32) - 1
+_WORD_BYTES = 8
+_LOOK_AGAIN_S = 100e-6
+
+
+class _Duration(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class WakeWord:
+    """One process's view of the word.
+
+    Args:
+        words: shared memory, as whole numbers of 8 bytes.
+        place: of the word among them.
+    """
+
+    def __init__(self, words: memoryview, place: int) -> None:
+        self._words = words
+        self._place = place
+        self._call = _futex()
+        low_half = 0 if sys.byteorder == "little" else _WORD_BYTES // 2
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(words, place * _WORD_BYTES + low_half))
+
+    def read(self) -> int:
+        """Gives the word."""
+        number: int = self._words[self._place]
+        return number
+
+    def write(self, number: int) -> None:
+        """Writes the word; who sleeps goes on sleeping until `wake`."""
+        self._words[self._place] = number
+
+    def wake(self) -> None:
+        """Wakes all who sleep."""
+        if self._call is not None:
+            self._call(self._address, _WAKE, _ALL, None)
+
+    def sleep(self, while_it_is: int, at_most_s: float) -> None:
+        """Sleeps until somebody wakes this process, or for so long; not at all if the word has changed."""
+        if self._call is None:
+            time.sleep(min(at_most_s, _LOOK_AGAIN_S))
+        else:
+            seconds, rest = divmod(at_most_s, 1)
+            duration = _Duration(int(seconds), int(rest * 1e9))
+            self._call(self._address, _WAIT, while_it_is & _LOW_WORD, ctypes.byref(duration))
+
+
+def _futex() -> Any:
+    """Gives the system call, which lets go of Python's lock while it sleeps; None where its number is not known."""
+    number = _SYSTEM_CALLS.get(platform.machine().lower())
+    if number is None or sys.platform != "linux" or sys.maxsize < 2**32:
+        return None
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+
+    def futex(address: int, operation: int, value: int, duration: Any) -> None:
+        call(
+            ctypes.c_long(number),
+            ctypes.c_void_p(address),
+            ctypes.c_int(operation),
+            ctypes.c_uint(value),
+            duration,
+        )
+
+    return futex
+
 
 _DESCRIPTION, _STATE, _ASLEEP = 1, 3, 4
 _LAST_WORD = 8

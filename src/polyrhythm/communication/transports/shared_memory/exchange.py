@@ -1,37 +1,167 @@
 """Collectives through shared memory, for contiguous vectors of the CPU; one at a time.
 
-Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2, for the
-direct reduce-scatter and all-gather, here with loads and stores in place of messages.
+Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2, for
+the direct reduce-scatter and all-gather, here with loads and stores in place of messages.
 
-    sum[s] = (..((x_0[s] + x_1[s]) + x_2[s]) + ..) + x_{N-1}[s]     slice s of every chunk, added up by member s
+    sum[s] = (..((x_0[s] + x_1[s]) + x_2[s]) + ..) + x_{N-1}[s]   slice s of every chunk, added up by member s
 
-Sums go in the order of ranks, element by element, so they are the same bits as `collectives/direct.py` gives, however
-the vector is cut. A vector larger than a slot goes in chunks, and one barrier a chunk is enough:
+Sums go in the order of ranks, element by element, so they are the same bits as `collectives/direct.py` gives,
+however the vector is cut. A vector larger than a slot goes in chunks, and one barrier a chunk is enough:
 
     barrier b publishes   my part of chunk c (all but my slice)        and my sum of my slice of chunk c-1
     then                  take the others' sums of chunk c-1; add up my slice of chunk c; hand in chunk c+1
 
-A vector that is small is added up as a whole by everyone, which costs one barrier and no second copy. One that lies
-where all members see it is added up where it lies, between two barriers, and not copied at all.
+A vector that is small is added up as a whole by everyone, which costs one barrier and no second copy. One
+that lies where all members see it is added up where it lies, between two barriers, and not copied at all:
+
+    row 0   [ vector of member 0 …… ]        member s adds slice s of all rows up, in the order of members,
+    row 1   [ vector of member 1 …… ]        and writes the sum into slice s of every row
+
+Each member describes what it is about to do as one whole number, so that all can see whether they agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.shared_memory.arena import Arena
+from polyrhythm.communication.transports.shared_memory.arena import Arena, HalfPlaces, Places
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier
-from polyrhythm.communication.transports.shared_memory.description import (
-    Operation,
-    check_agreement,
-    describe,
+from polyrhythm.errors import RequestError
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
 )
-from polyrhythm.communication.transports.shared_memory.places import HalfPlaces, Places
-from polyrhythm.communication.transports.shared_memory.rows import InPlace
+_DTYPE_BITS, _ROOT_BITS, _COUNT_BITS = 5, 12, 40
+_OTHER = (1 << _DTYPE_BITS) - 1
+
+
+class Operation(IntEnum):
+    """Which collective."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    BROADCAST = 4
+    BARRIER = 5
+    ALL_REDUCE_IN_PLACE = 6
+
+
+def describe(operation: Operation, tensor: Tensor, root: int = 0) -> int:
+    """Gives the number of a collective: operation, root, dtype and count of elements."""
+    dtype = _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else _OTHER
+    return ((operation << _ROOT_BITS | root) << _DTYPE_BITS | dtype) << _COUNT_BITS | tensor.numel()
+
+
+def check_agreement(descriptions: Sequence[int], members: Sequence[int]) -> None:
+    """Compares what the members are about to do.
+
+    Args:
+        descriptions: one a member.
+        members: their ranks among all ranks of the run.
+
+    Raises:
+        RequestError: two of them differ; all members find the same two.
+    """
+    first = descriptions[0]
+    for rank, description in zip(members, descriptions, strict=True):
+        if description != first:
+            raise RequestError(
+                f"rank {members[0]} called {_in_words(first)}, rank {rank} {_in_words(description)}: call the same "
+                "collective with the same dtype and size on all ranks"
+            )
+
+
+def _in_words(description: int) -> str:
+    count = description & ((1 << _COUNT_BITS) - 1)
+    dtype = description >> _COUNT_BITS & _OTHER
+    root = description >> (_COUNT_BITS + _DTYPE_BITS) & ((1 << _ROOT_BITS) - 1)
+    operation = Operation(description >> (_COUNT_BITS + _DTYPE_BITS + _ROOT_BITS))
+    if operation is Operation.BARRIER:
+        return "barrier"
+    name = "another dtype" if dtype == _OTHER else str(_DTYPES[dtype]).removeprefix("torch.")
+    source = f" from {root}" if operation is Operation.BROADCAST else ""
+    return f"{operation.name.lower()}{source} with {count} elements of {name}"
+
+
+_ALIGNED_BYTES = 4096
+_MOST_PLACES = 256
+
+
+class Rows:
+    """Where each member's vector begins, and how much memory all of them take.
+
+    Args:
+        members: how many there are.
+        like: gives the size and dtype of a vector.
+    """
+
+    def __init__(self, members: int, like: Tensor) -> None:
+        self._members = members
+        self._count = like.numel()
+        aligned = _ALIGNED_BYTES // like.element_size()
+        self._stride = -(-self._count // aligned) * aligned
+        self.memory_like = torch.empty(members * self._stride, dtype=like.dtype, device="meta")
+
+    def of(self, memory: Tensor) -> list[Tensor]:
+        """Gives all members' vectors in a memory like `memory_like`."""
+        return list(memory.view(self._members, self._stride)[:, : self._count])
+
+
+class InPlace:
+    """The vectors that a member can add up in place; looks up the others' parts of what is given to it.
+
+    Args:
+        member: this one.
+    """
+
+    def __init__(self, member: int) -> None:
+        self._member = member
+        self._rows: list[list[Tensor]] = []
+        self._known: dict[tuple[int, int], list[Tensor]] = {}
+
+    def add(self, rows: Sequence[Tensor]) -> Tensor:
+        """Takes the vectors of all members; gives this one's."""
+        self._rows.append(list(rows))
+        return rows[self._member]
+
+    def parts(self, vector: Tensor) -> list[Tensor] | None:
+        """Gives what all members have in the place of a slice of this one's vector; None if it is no such slice."""
+        if not self._rows:
+            return None
+        key = vector.data_ptr(), vector.numel()
+        known = self._known.get(key)
+        if known is None and (known := self._found(vector)) is not None:
+            if len(self._known) == _MOST_PLACES:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _found(self, vector: Tensor) -> list[Tensor] | None:
+        for rows in self._rows:
+            own = rows[self._member]
+            start, rest = divmod(vector.data_ptr() - own.data_ptr(), own.element_size())
+            inside = start >= 0 and start + vector.numel() <= own.numel()
+            if inside and rest == 0 and vector.dtype == own.dtype:
+                return [row[start : start + vector.numel()] for row in rows]
+        return None
+
 
 _SMALL_BYTES = 2 << 20
 """Of all members' vectors together: so much is added up faster by everyone than passed on."""

@@ -25,8 +25,7 @@ from polyrhythm.communication.message import (
     decode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.owned_socket import hang_up
-from polyrhythm.communication.transports.shared_memory.frames import (
+from polyrhythm.communication.transports.shared_memory.slots import (
     FRAME_BYTES,
     GOODBYE,
     HELLO_BYTES,
@@ -34,12 +33,13 @@ from polyrhythm.communication.transports.shared_memory.frames import (
     IN_PACKET,
     MOST_INLINE_BYTES,
     TOKEN_BYTES,
+    BorrowedSlots,
     Card,
     decode_hello,
     decode_place,
+    shared_file,
 )
-from polyrhythm.communication.transports.shared_memory.slots import BorrowedSlots, shared_file
-from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
+from polyrhythm.communication.transports.sockets import PacketSocket, hang_up
 
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0

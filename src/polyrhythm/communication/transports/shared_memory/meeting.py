@@ -5,7 +5,8 @@
     each      answer: mapped, or the reason why not ──▶ all mapped: shared memory; else the library
 
 The memory is opened through the leader's descriptor (`/proc/<process>/fd`), so it never has a name, and only
-processes of the same user can open it.
+processes of the same user can open it. `host_key` tells which host a rank is on, as far as shared memory and
+networks can tell.
 """
 
 from __future__ import annotations
@@ -13,14 +14,49 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
-from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
+from polyrhythm.communication.transports.shared_memory.barrier import Lifelines, strongly_ordered
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
-from polyrhythm.communication.transports.shared_memory.host import host_key
-from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+
+_UNKNOWN = "-"
+
+
+def host_key(address: str = "") -> str:
+    """Gives a text that is equal for two ranks if they share a host.
+
+    Network namespaces of one machine are different hosts: they have addresses, links and abstract sockets of their
+    own. The address tells apart virtual machines that were cloned while they ran, which are equal in all the rest.
+
+    Args:
+        address: under which this host is reached by the others.
+    """
+    return " ".join([socket.gethostname(), _boot_id(), _network_namespace(), address])
+
+
+def machine_key() -> str:
+    """Gives a text that is equal for two processes that run on the same cores, in whatever containers they are."""
+    boot = _boot_id()
+    return boot if boot != _UNKNOWN else socket.gethostname()
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        return _UNKNOWN
+
+
+def _network_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return _UNKNOWN
+
 
 _log = logging.getLogger(__name__)
 

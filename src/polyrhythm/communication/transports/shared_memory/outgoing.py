@@ -1,4 +1,4 @@
-"""The sender's end of a link between two ranks of a host."""
+"""The sender's end of a link between two ranks of a host, and the handles of the messages that leave on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,20 +18,80 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.shared_memory.frames import (
+from polyrhythm.communication.transports.shared_memory.slots import (
     CHUNK_BYTES,
     GOODBYE,
     IN_CHUNKS,
     IN_PACKET,
     MOST_INLINE_BYTES,
     Card,
+    LendingSlots,
+    Slot,
     encode_hello,
     encode_place,
 )
-from polyrhythm.communication.transports.shared_memory.parcels import Parcel, Pending, Sent
-from polyrhythm.communication.transports.shared_memory.slots import LendingSlots, Slot
-from polyrhythm.communication.transports.shared_memory.sockets import PacketSocket
+from polyrhythm.communication.transports.sockets import PacketSocket
 from polyrhythm.errors import PeerLost, RunError
+
+
+class Sent:
+    """The handle of a message that has left."""
+
+    def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A message as it leaves.
+
+    Attributes:
+        header: of the message.
+        payload: `(n,)`, None if there is none or if it is in `slot`.
+        slot: holds the payload.
+    """
+
+    header: bytes
+    payload: Tensor | None
+    slot: Slot | None
+
+
+class Pending:
+    """The handle of a message that could not leave at once.
+
+    Args:
+        parcel: what is to be sent.
+        to: the receiver.
+    """
+
+    def __init__(self, parcel: Parcel, to: int) -> None:
+        self.parcel = parcel
+        self._to = to
+        self._broken = False
+        self._left = threading.Event()
+
+    def end(self, broken: bool) -> None:
+        """Notes that it has left, or never will."""
+        self.parcel.payload, self._broken = None, broken
+        self._left.set()
+
+    def done(self) -> bool:
+        """Whether it has left, or never will."""
+        return self._left.is_set()
+
+    def wait(self, patience_s: float | None = None) -> None:
+        """Blocks until the message has left.
+
+        Raises:
+            PeerLost: the receiver is gone, or takes longer than `patience_s`.
+        """
+        if not self._left.wait(patience_s) or self._broken:
+            raise PeerLost(self._to, "sending to it")
+
 
 MOST_SHARED_BYTES = 1 << 30
 """Of one link. What does not fit, because the receiver holds all of it, goes through the socket in chunks."""

@@ -1,29 +1,111 @@
-"""Slots: pieces of shared memory that carry payloads from one rank to another of its host.
+"""What a link between two ranks of a host is made of: packets on a socket, and slots of shared memory.
+
+The kernel keeps the packets apart:
+
+    hello    token | rank | incarnation                 first, from the sender
+    frame    header | place of the payload | forgotten  one a message; a short payload follows in the packet
+    chunk    bytes of a payload                         after a frame that announces them
+    number   one byte                                   back from the receiver: this slot is free, or goodbye
+
+The header is that of every message; `forgotten` is a mask of slots that will not be used again. Slots are
+pieces of shared memory that carry payloads from one rank to the other:
 
     sender                                               receiver
     LendingSlots.lend ── number, descriptor if new ──▶  BorrowedSlots.tensor: a tensor in the slot itself
         ▲ copies the payload in                            │
         └──────────── number, back on the socket ◀─────────┘ when nobody holds the tensor any more
 
-A slot is a file without a name (memfd): nothing is left behind, however its ranks end. Its pages are allocated
-before they are used and sealed against shrinking, so no access can fail.
+A slot is a file without a name (memfd): nothing is left behind, however its ranks end. Its pages are
+allocated before they are used and sealed against shrinking, so no access can fail.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import mmap
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import MalformedMessage
+from polyrhythm.communication.message import HEADER_BYTES, MalformedMessage
+from polyrhythm.communication.transports.membership import Peer
+
+IN_PACKET, IN_CHUNKS = -1, -2
+"""Places of a payload; all others are numbers of slots."""
+
+GOODBYE = 255
+"""Instead of a slot's number."""
+
+TOKEN_BYTES = 16
+MOST_INLINE_BYTES = 1 << 14
+CHUNK_BYTES = 1 << 16
+
+_PLACE = struct.Struct("<qQ")  # place, mask of forgotten slots
+_HELLO = struct.Struct(f"<{TOKEN_BYTES}sqq")
+
+FRAME_BYTES = HEADER_BYTES + _PLACE.size
+HELLO_BYTES = _HELLO.size
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where a rank listens for the others of its host.
+
+    Attributes:
+        host: key of its host.
+        address: of its socket, an abstract one: it has no file, and is gone with its process.
+        token: hexadecimal; whoever connects must know it.
+    """
+
+    host: str
+    address: str
+    token: str
+
+    def to_text(self) -> str:
+        """Gives it as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Card | None:
+        """Reads what `to_text` gave; None for the empty text of a rank that does not listen."""
+        return cls(**json.loads(text)) if text else None
+
+
+def encode_place(place: int, forgotten: int) -> bytes:
+    """Packs what follows the header in a frame."""
+    return _PLACE.pack(place, forgotten)
+
+
+def decode_place(frame: memoryview) -> tuple[int, int]:
+    """Unpacks place and forgotten slots from a frame of `FRAME_BYTES` bytes."""
+    place, forgotten = _PLACE.unpack_from(frame, HEADER_BYTES)
+    return place, forgotten
+
+
+def encode_hello(token: str, source: Peer) -> bytes:
+    """Packs the first packet of a link."""
+    return _HELLO.pack(bytes.fromhex(token), *source)
+
+
+def decode_hello(packet: bytes) -> tuple[str, Peer]:
+    """Unpacks the first packet of a link.
+
+    Raises:
+        MalformedMessage: it is something else.
+    """
+    if len(packet) != HELLO_BYTES:
+        raise MalformedMessage(f"a link began with {len(packet)} bytes, not {HELLO_BYTES}")
+    token, rank, incarnation = _HELLO.unpack(packet)
+    return token.hex(), Peer(rank, incarnation)
+
 
 MOST_SLOTS = 64
 """So many fit into the mask of a frame."""

@@ -3,20 +3,746 @@
     alone       M bytes take  α + M / (the smallest bandwidth on the way)
     together    every link is shared max–min fairly; rates change whenever a transfer begins or ends
 
-Who gets how much is the matter of `Sharing`; here it becomes times.
+The rates are found by progressive filling (`fair_rates`): Bertsekas, Gallager, "Data Networks", 2nd edition
+1992, section 6.5.2.
+
+    All rates rise together; when a link is full, what crosses it keeps its rate and the rest goes on rising.
+
+A bundle is some flows that cross the same contended links, and so always have the same rate each. All of them
+have received the same number of bytes since any moment, so one running count serves them all: a flow ends
+when the count has risen by its size since it joined. That makes a change of rate O(1), however many flows
+there are. Bundles with a limit of their own stop rising there. One pass of filling costs O(b log b) for b
+crossings of links by bundles.
+
+Which links are asked when rates are computed, and which flows are one bundle therefore (`Coupling`):
+
+    loose       a link with room left: it stops nobody and is left out of the computation
+    coupling    a link that may be full: the bundles that cross it get their rates together
+
+Rates that are max–min fair on the coupling links alone are so on all links, as long as no loose link carries
+more than it can. So a loose link, when it is looked at, divides the room that it has among its bundles: each
+may rise by the same factor. It is looked at again only when a flow comes to it, or when a bundle rises above
+what it was allowed; if then it carries too much, it couples. A coupling link becomes loose again when it has
+had room during as many changes as it has flows, so that moving them is paid for.
+
+What a change costs (`Sharing`): it touches only the bundles that are connected with it through coupling links
+(`Component`). A thousand workers that push to four servers, whose NICs are full while the workers' are not,
+are four bundles of a thousand flows, which know nothing of each other: O(log n) a flow. What begins or ends
+at the same instant is computed together, once. `ContendedNetwork` turns the rates into times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Way
 from polyrhythm.communication.transports.simulated.network import Action
-from polyrhythm.communication.transports.simulated.sharing import Sharing
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+
+
+class Link:
+    """One direction of a wire, and who crosses it.
+
+    Attributes:
+        number: tells it apart from all others of the network.
+        bandwidth: in bytes/s.
+        flows: in the order of their arrival.
+        bundles: how many flows of each bundle cross it; of one that is coupled by it all do, and nobody counts.
+        coupling: whether it is asked when rates are computed, because it may be full.
+        roomy: for how many changes on end it has been coupling and had room left.
+    """
+
+    __slots__ = ("bandwidth", "bundles", "coupling", "flows", "number", "roomy")
+
+    def __init__(self, number: int, bandwidth: float) -> None:
+        self.number = number
+        self.bandwidth = bandwidth
+        self.flows: dict[Flow, None] = {}
+        self.bundles: dict[Bundle, int] = {}
+        self.coupling = False
+        self.roomy = 0
+
+    def cross_less(self, bundle: Bundle) -> None:
+        """A flow of a bundle crosses it no more."""
+        crossings = self.bundles[bundle]
+        if crossings > 1:
+            self.bundles[bundle] = crossings - 1
+        else:
+            del self.bundles[bundle]
+            bundle.allowed.pop(self, None)
+
+    def load(self) -> float:
+        """Gives what crosses it now, in bytes/s."""
+        if self.coupling:
+            return sum([bundle.rate * bundle.size for bundle in self.bundles])
+        return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
+
+
+class Way:
+    """The way from one rank to another, and what the last flow on it has found, which the next finds again mostly.
+
+    Attributes:
+        links: that flows on it cross.
+        latency_s: between a flow's last byte's leaving and its arrival.
+        bundle: of the coupling links among them; None if there were none.
+        loose: the others.
+    """
+
+    __slots__ = ("bundle", "latency_s", "links", "loose")
+
+    def __init__(self, links: tuple[Link, ...], latency_s: float) -> None:
+        self.links = links
+        self.latency_s = latency_s
+        self.bundle: Bundle | None = None
+        self.loose: tuple[Link, ...] = ()
+
+
+class Flow:
+    """One transfer under way.
+
+    Attributes:
+        way: that it takes.
+        sent: called when the last byte has left.
+        arrived: called when it is there.
+        left: bytes to go when it joined its bundle.
+        bundle: where it is now.
+        target: the bundle's count at which it ends.
+    """
+
+    __slots__ = ("arrived", "bundle", "left", "sent", "target", "way")
+
+    def __init__(self, way: Way, sent: Action, arrived: Action, nbytes: float) -> None:
+        self.way = way
+        self.sent = sent
+        self.arrived = arrived
+        self.left = nbytes
+        self.bundle: Bundle | None = None
+        self.target = 0.0
+
+
+class Bundle:
+    """Flows of one rate.
+
+    Attributes:
+        links: the coupling links that its flows cross.
+        limit: the most that a flow may get, in bytes/s.
+        rate: what a flow gets now, in bytes/s.
+        size: how many flows there are.
+        ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
+        alarm_at_s: when the network will look at it next; infinity if it will not.
+        alarm: what looks at it then, once there has been one.
+        allowed: up to which rate the links that are not coupling are known to have room for its flows.
+    """
+
+    __slots__ = (
+        "_allowances",
+        "_count",
+        "_counted_at",
+        "_ends",
+        "_joined",
+        "_strangers",
+        "alarm",
+        "alarm_at_s",
+        "allowed",
+        "ends_at_s",
+        "limit",
+        "links",
+        "rate",
+        "size",
+    )
+
+    def __init__(self, links: tuple[Link, ...], limit: float = inf) -> None:
+        self.links = links
+        self.limit = limit
+        self.rate = 0.0
+        self.size = 0
+        self.ends_at_s = inf
+        self.alarm_at_s = inf
+        self.alarm: Action | None = None
+        self.allowed: dict[Link, float] = {}
+        self._count = 0.0
+        self._counted_at = 0.0
+        self._ends: list[tuple[float, int, Flow]] = []
+        self._joined = 0
+        self._strangers = 0
+        self._allowances: list[tuple[float, int, Link]] = []
+
+    def admit(self, flow: Flow, now_s: float) -> bool:
+        """Does what `join` and `refill` do, where the rate does not rise; else nothing. Called when some are there.
+
+        Returns:
+            Whether it has.
+        """
+        size = self.size + 1
+        rate = self.limit
+        for link in self.links:
+            if len(link.bundles) > 1:
+                return False
+            share = link.bandwidth / size
+            rate = share if share < rate else rate
+        before = self.rate
+        if rate > before:
+            return False
+        ends = self._ends
+        self._count = count = self._count + before * (now_s - self._counted_at)
+        self._counted_at = now_s
+        self.size = size
+        self.rate = rate
+        self._joined = joined = self._joined + 1
+        flow.bundle = self
+        flow.target = target = count + flow.left
+        heappush(ends, (target, joined, flow))
+        if self._strangers:
+            self._forget_strangers()
+        left = ends[0][0] - count
+        self.ends_at_s = now_s + (left / rate if left > 0 else 0.0)
+        return True
+
+    def refill(self) -> bool:
+        """Takes all that its links have, and plans; called when a flow has just come or gone, and some are left.
+
+        Returns:
+            False, and nothing has been changed, where it shares a coupling link with another.
+        """
+        rate, size = self.limit, self.size
+        for link in self.links:
+            if len(link.bundles) > 1:
+                return False
+            share = link.bandwidth / size
+            rate = share if share < rate else rate
+        self.rate = rate
+        if self._strangers:
+            self._forget_strangers()
+        left = self._ends[0][0] - self._count
+        self.ends_at_s = self._counted_at + (left / rate if left > 0 else 0.0)
+        return True
+
+    def change_rate(self, rate: float, now_s: float) -> None:
+        """Lets its flows go on at another rate from now on."""
+        self._count += self.rate * (now_s - self._counted_at)
+        self._counted_at = now_s
+        self.rate = rate
+
+    def join(self, flow: Flow, now_s: float) -> None:
+        """Takes in a flow."""
+        if self.size:
+            self._count += self.rate * (now_s - self._counted_at)
+        else:  # a short count keeps its digits
+            self._count = 0.0
+            self._ends.clear()
+            self._strangers = 0
+        self._counted_at = now_s
+        self.size += 1
+        self._joined += 1
+        flow.bundle = self
+        flow.target = self._count + flow.left
+        heappush(self._ends, (flow.target, self._joined, flow))
+
+    def leave(self, flow: Flow, now_s: float) -> None:
+        """Lets a flow go; `flow.left` is up to date afterwards."""
+        self._count += self.rate * (now_s - self._counted_at)
+        self._counted_at = now_s
+        self.size -= 1
+        self._strangers += 1  # it keeps its place in the line
+        flow.left = max(0.0, flow.target - self._count)
+        flow.bundle = None
+
+    def plan(self) -> None:
+        """Finds out when the next flow ends at the present rate."""
+        if not self.size:
+            self.ends_at_s = inf
+            return
+        if self._strangers:
+            self._forget_strangers()
+        left = self._ends[0][0] - self._count
+        self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
+
+    def end_next(self, now_s: float) -> list[Flow]:
+        """Ends the flow that is next, and all that end with it; called when its time has come, after `plan`."""
+        ends = self._ends
+        count, _, flow = heappop(ends)  # the count as it was planned, whatever rounding says
+        self._count, self._counted_at = count, now_s
+        self.size -= 1
+        flow.bundle = None
+        ended = [flow]
+        if self._strangers and self.size:
+            self._forget_strangers()
+        while self.size and ends[0][0] <= count:
+            flow = heappop(ends)[2]
+            self.size -= 1
+            flow.bundle = None
+            ended.append(flow)
+            if self._strangers and self.size:
+                self._forget_strangers()
+        return ended
+
+    def allow(self, link: Link, rate: float) -> None:
+        """Notes that a link which is not coupling has room for its flows up to a rate."""
+        if self.allowed.get(link) == rate:
+            return
+        if len(self._allowances) > 2 * len(self.allowed) + 64:  # most are of links that it crosses no more
+            self._allowances = [(kept, at.number, at) for at, kept in self.allowed.items()]
+            heapify(self._allowances)
+        self.allowed[link] = rate
+        heappush(self._allowances, (rate, link.number, link))
+
+    def outgrown(self) -> list[Link]:
+        """Gives, and forgets, the links that had room for less than the present rate."""
+        links: list[Link] = []
+        while self._allowances and self._allowances[0][0] < self.rate:
+            rate, _, link = heappop(self._allowances)
+            if self.allowed.get(link) == rate:
+                del self.allowed[link]
+                links.append(link)
+        return links
+
+    def _forget_strangers(self) -> None:
+        """Forgets, before whoever is next, those that left, and perhaps came back with another target."""
+        ends = self._ends
+        while self._strangers:
+            target, _, flow = ends[0]
+            if flow.bundle is self and flow.target == target:
+                break
+            heappop(ends)
+            self._strangers -= 1
+
+
+class Demand(NamedTuple):
+    """What a bundle asks for.
+
+    Attributes:
+        links: keys of the links that all of its flows cross.
+        flows: how many there are, at least one.
+        limit: the most that each may get, in bytes/s.
+    """
+
+    links: tuple[Hashable, ...]
+    flows: int
+    limit: float = inf
+
+
+def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -> dict[int, float]:
+    """Gives the rate of a flow of every bundle, in bytes/s.
+
+    Args:
+        capacities: of each link, in bytes/s.
+        demands: bundles by key; each crosses a link or has a limit.
+    """
+    across, rising = _crossings(demands)
+    left = {link: capacities[link] for link in across}
+    # A heap entry is a level at which something stops rising: the position breaks ties, always the same way.
+    crossed = list(across)
+    heap = [(left[link] / rising[link], position, True) for position, link in enumerate(crossed)]
+    heap += [(demand.limit, key, False) for key, demand in demands.items() if demand.limit < inf]
+    heapify(heap)
+    rates: dict[int, float] = {}
+    while len(rates) < len(demands):
+        level, number, is_link = heappop(heap)
+        link, stopping = None, [number]
+        if is_link:
+            link = crossed[number]
+            if not rising[link]:
+                continue
+            share = left[link] / rising[link]
+            if share > level:  # others have stopped below their share since; it fills up later
+                heappush(heap, (share, number, True))
+                continue
+            stopping = across[link]
+        for key in stopping:
+            if key in rates:
+                continue
+            rates[key] = level
+            links, flows, _ = demands[key]
+            for other in links:
+                if other is not link:  # which is full, and not asked again
+                    rising[other] -= flows
+                    rest = left[other] - level * flows
+                    left[other] = rest if rest > 0 else 0.0
+    return rates
+
+
+def _crossings(demands: Mapping[int, Demand]) -> tuple[dict[Any, list[int]], dict[Any, int]]:
+    """Gives the bundles that cross each link, by key, and how many flows that are; the first one's links first."""
+    across: dict[Any, list[int]] = {}
+    flows_across: dict[Any, int] = {}
+    for key, (links, flows, _) in demands.items():
+        for link in links:
+            if link in across:
+                across[link].append(key)
+                flows_across[link] += flows
+            else:
+                across[link] = [key]
+                flows_across[link] = flows
+    return across, flows_across
+
+
+class Component(NamedTuple):
+    """Bundles that share coupling links with each other only.
+
+    Attributes:
+        bundles: in the order in which they were found.
+        bandwidths: of all links that couple them, in the order in which the bundles cross them, in bytes/s.
+    """
+
+    bundles: list[Bundle]
+    bandwidths: dict[Link, float]
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Component:
+        """Finds the component of a bundle."""
+        found = {bundle: None}
+        bandwidths = {link: link.bandwidth for link in bundle.links}
+        todo = list(bundle.links)
+        while todo:
+            for other in todo.pop().bundles:
+                if other not in found:
+                    found[other] = None
+                    for link in other.links:
+                        if link not in bandwidths:
+                            bandwidths[link] = link.bandwidth
+                            todo.append(link)
+        return cls(list(found), bandwidths)
+
+    def rates(self) -> dict[int, float]:
+        """Gives the rates of a flow of each bundle, in bytes/s, by the place of the bundle."""
+        demands = [Demand(bundle.links, bundle.size, bundle.limit) for bundle in self.bundles]
+        return fair_rates(self.bandwidths, dict(enumerate(demands)))
+
+
+ROUNDING = 1e-12
+"""By how much more than its bandwidth a link may seem to carry because sums are rounded, relatively."""
+ROOMY = 0.9
+"""A coupling link has room when it carries no more than this share of its bandwidth."""
+
+
+class Coupling:
+    """Every flow, in the bundle of the coupling links that it crosses.
+
+    Attributes:
+        changed: bundles that flows have come to or left, and whose rates have not been looked at since.
+        suspects: loose links that may carry too much.
+        flows_moved: how often a flow has come to another bundle than its first so far.
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[Bundle, None] = {}
+        self.suspects: dict[Link, None] = {}
+        self.flows_moved = 0
+        self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
+
+    def take_in(self, flows: Iterable[Flow], now_s: float) -> None:
+        """Finds the bundles of new flows, which their links know already."""
+        for flow in flows:
+            for link in flow.way.links:
+                if not link.coupling and len(link.flows) > 1:
+                    self._foresee(flow, now_s)
+                    break
+        for flow in flows:
+            self._put(flow, now_s)
+
+    def forget(self, bundle: Bundle) -> None:
+        """Forgets a bundle without flows."""
+        self._bundles.pop((bundle.links, bundle.limit), None)
+
+    def suspect(self, bundle: Bundle) -> None:
+        """Has the loose links looked at that had room for less than the present rate of a bundle."""
+        for link in bundle.outgrown():
+            self.suspects[link] = None
+
+    def couple_overloaded(self, now_s: float) -> None:
+        """Looks at suspects: couples those that carry too much, and divides the room of the others."""
+        suspects, self.suspects = self.suspects, {}
+        overloaded = []
+        for link in suspects:
+            if link.coupling or len(link.flows) < 2:  # a single flow has the link's bandwidth as its limit
+                continue
+            room = link.bandwidth / link.load()
+            if room < 1 - ROUNDING:
+                overloaded.append(link)
+            else:
+                for bundle in link.bundles:
+                    bundle.allow(link, bundle.rate * max(1.0, room))
+        for link in overloaded:  # only now, since what moves has no rate yet
+            self.couple(link, True, now_s)
+
+    def loosen(self, links: Iterable[Link], now_s: float) -> None:
+        """Leaves out, of links that got new rates, those that have had room for long."""
+        roomy = []
+        for link in links:
+            link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
+            if link.roomy >= len(link.flows):
+                roomy.append(link)
+        for link in roomy:
+            self.couple(link, False, now_s)
+
+    def couple(self, link: Link, coupling: bool, now_s: float) -> None:
+        """Has a link asked from now on, or no more, and moves its flows to the bundles that they belong to then."""
+        link.coupling, link.roomy = coupling, 0
+        for flow in list(link.flows):
+            if flow.bundle is not None:
+                self.flows_moved += 1
+                self._take(flow.bundle, flow, now_s)
+                self._put(flow, now_s)
+
+    def _foresee(self, flow: Flow, now_s: float) -> None:
+        """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
+        tightest, least = flow.way.links[0], inf
+        for link in flow.way.links:
+            share = link.bandwidth / len(link.flows)
+            if share < least or (share == least and link.coupling):
+                tightest, least = link, share
+        if tightest.coupling or len(tightest.flows) == 1:
+            return
+        older = 0
+        for other in tightest.flows:  # in the order of arrival: the new ones come last
+            if other.bundle is not None:
+                older += 1
+                if older == 2:
+                    return
+            else:
+                break
+        self.couple(tightest, True, now_s)
+
+    def _put(self, flow: Flow, now_s: float) -> None:
+        """Puts a flow into the bundle of the coupling links that it crosses."""
+        coupling: tuple[Link, ...] = ()
+        loose: tuple[Link, ...] = ()
+        limit = room = inf
+        for link in flow.way.links:
+            bandwidth = link.bandwidth
+            if link.coupling:
+                coupling = (*coupling, link) if coupling else (link,)
+                room = bandwidth if bandwidth < room else room
+                continue
+            loose = (*loose, link) if loose else (link,)
+            limit = bandwidth if bandwidth < limit else limit
+            if len(link.flows) > 1:
+                self.suspects[link] = None
+        key = coupling, limit if limit < room else inf
+        bundle = self._bundles.get(key)
+        if bundle is None:
+            bundle = Bundle(*key)
+            if coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
+                self._bundles[key] = bundle
+        if coupling:
+            flow.way.bundle, flow.way.loose = bundle, loose
+        bundle.join(flow, now_s)
+        for link in loose:
+            bundles = link.bundles
+            bundles[bundle] = bundles.get(bundle, 0) + 1
+        if bundle.size == 1:
+            for link in coupling:
+                link.bundles[bundle] = 1
+        bundle.ends_at_s = inf
+        self.changed[bundle] = None
+
+    def _take(self, bundle: Bundle, flow: Flow, now_s: float) -> None:
+        bundle.leave(flow, now_s)
+        for link in flow.way.links:
+            if link not in bundle.links:
+                link.cross_less(bundle)
+            elif not bundle.size:
+                del link.bundles[bundle]
+        bundle.ends_at_s = inf
+        self.changed[bundle] = None
+
+
+class Sharing:
+    """All flows, in bundles, and their rates.
+
+    Changes are collected by `begin` and `end_next`; `settle` gives the rates that follow from them.
+
+    Args:
+        bandwidths: of the links, one direction each, in bytes/s.
+
+    Attributes:
+        links: in order.
+        rates_computed: how often the rate of a bundle has been computed so far.
+    """
+
+    def __init__(self, bandwidths: Sequence[float]) -> None:
+        self.links = [Link(number, bandwidth) for number, bandwidth in enumerate(bandwidths)]
+        self.rates_computed = 0
+        self._coupling = Coupling()
+        self._starting: list[Flow] = []
+        self._now_s = 0.0
+
+    @property
+    def flows_moved(self) -> int:
+        """How often a flow has come to another bundle than its first so far."""
+        return self._coupling.flows_moved
+
+    def begin(self, flow: Flow) -> None:
+        """Takes in a new flow."""
+        for link in flow.way.links:
+            link.flows[flow] = None
+        self._starting.append(flow)
+
+    def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
+        """Ends the flow of a bundle that is next, and all that end with it; called when its time has come."""
+        self._now_s = now_s
+        ended, coupled = bundle.end_next(now_s), bundle.links
+        for flow in ended:
+            for link in flow.way.links:
+                flows = link.flows
+                del flows[flow]
+                if link not in coupled:
+                    bundles = link.bundles
+                    crossings = bundles[bundle]
+                    if crossings > 1:
+                        bundles[bundle] = crossings - 1
+                        continue
+                    del bundles[bundle]
+                    if bundle.allowed:
+                        bundle.allowed.pop(link, None)
+                    continue
+                if not bundle.size:
+                    link.bundles.pop(bundle, None)
+                if link.coupling and len(flows) == 1:
+                    self._coupling.couple(link, False, now_s)
+        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        self._coupling.changed[bundle] = None
+        return ended
+
+    def settle(self, now_s: float) -> Iterable[Bundle]:
+        """Gives new rates to whatever is connected with what has changed.
+
+        Returns:
+            The bundles whose next end is another than before.
+        """
+        self._now_s = now_s
+        starting, coupling = self._starting, self._coupling
+        changed = coupling.changed
+        if starting:
+            if len(starting) == 1 and not changed:
+                bundle = self._find_again(starting[0])
+                if bundle is not None:
+                    starting.clear()
+                    return (bundle,)
+            coupling.take_in(starting, now_s)
+            starting.clear()
+        for bundle in changed:
+            if not bundle.size:
+                if not self._let_go(bundle):
+                    break
+            elif bundle.refill():
+                self.rates_computed += 1
+                if bundle.allowed:
+                    coupling.suspect(bundle)
+            else:
+                break
+        else:  # none shares a coupling link with others
+            if not coupling.suspects:
+                coupling.changed = {}
+                return changed
+            return self._planned(refilled=True)
+        return self._planned(refilled=False)
+
+    def _planned(self, *, refilled: bool) -> dict[Bundle, None]:
+        """Does what `_settle_together` does, and finds out when the next flows end."""
+        touched = self._settle_together(refilled=refilled)
+        for bundle in touched:
+            bundle.plan()
+        return touched
+
+    def _find_again(self, flow: Flow) -> Bundle | None:
+        """Puts a new flow into the bundle of the last one on its way, and gives it its rate, if that is all to be done.
+
+        Returns:
+            The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling
+            one.
+        """
+        way = flow.way
+        bundle, loose = way.bundle, way.loose
+        if bundle is None or not bundle.size:  # a coupling link that has become loose has lost its bundles
+            return None
+        for link in loose:
+            if len(link.flows) > 1 or link.coupling:
+                return None
+        if not bundle.admit(flow, self._now_s):
+            return None
+        for link in loose:
+            link.bundles[bundle] = 1
+        self.rates_computed += 1
+        return bundle
+
+    def _let_go(self, bundle: Bundle) -> bool:
+        """Forgets a bundle without flows; says no where others share a coupling link with it, which get more now."""
+        for link in bundle.links:
+            if link.bundles:
+                return False
+        self._coupling.forget(bundle)
+        return True
+
+    def _settle_together(self, *, refilled: bool) -> dict[Bundle, None]:
+        """Settles bundles that share links, and links that turn out to be full; gives all bundles that it touches.
+
+        Args:
+            refilled: whether what has changed has its new rates, and only links are left.
+        """
+        coupling, now_s = self._coupling, self._now_s
+        touched: dict[Bundle, None] = {}
+        loosened = False
+        while coupling.changed:
+            changed, coupling.changed = coupling.changed, {}
+            touched.update(changed)
+            components = [] if refilled else self._components(changed, touched)
+            refilled = False
+            for component in components:
+                for bundle in self._fill(component):
+                    touched[bundle] = None
+            if coupling.suspects:
+                coupling.couple_overloaded(now_s)
+            if components and not coupling.changed and not loosened:
+                loosened = True  # once is enough: the rates are the same afterwards
+                coupling.loosen([link for component in components for link in component.bandwidths], now_s)
+        return touched
+
+    def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[Component]:
+        """Gives new rates to bundles that share no coupling link; gives the others, as they are connected."""
+        components = []
+        found: set[Bundle] = set()
+        for bundle in changed:
+            seeds: Iterable[Bundle] = (bundle,)
+            if not bundle.size:
+                self._coupling.forget(bundle)
+                seeds = [seed for link in bundle.links if link.coupling for seed in link.bundles]
+            for seed in seeds:
+                if seed in found:
+                    continue
+                component = Component.of(seed)
+                found.update(component.bundles)
+                if len(component.bundles) > 1:
+                    components.append(component)
+                elif self._fill_alone(seed):
+                    touched[seed] = None
+        return components
+
+    def _fill_alone(self, bundle: Bundle) -> bool:
+        """Gives the rate that `fair_rates` would give to a single bundle."""
+        self.rates_computed += 1
+        rate = bundle.limit
+        for link in bundle.links:
+            rate = min(rate, link.bandwidth / bundle.size)
+        return self._give(bundle, rate)
+
+    def _fill(self, component: Component) -> list[Bundle]:
+        """Gives new rates to the bundles of a component; gives those whose rates are others than before."""
+        rates = component.rates()
+        self.rates_computed += len(rates)
+        return [bundle for place, bundle in enumerate(component.bundles) if self._give(bundle, rates[place])]
+
+    def _give(self, bundle: Bundle, rate: float) -> bool:
+        if rate == bundle.rate:
+            return False
+        bundle.change_rate(rate, self._now_s)
+        if bundle.allowed:
+            self._coupling.suspect(bundle)
+        return True
+
 
 _WAYS_KEPT = 1 << 16
 

@@ -1,24 +1,255 @@
-"""Where links to one rank arrive: a listener, an acceptor thread, and a reader thread a link."""
+"""The receiver's end of the TCP links to one rank: a listener, an acceptor thread, and a reader thread a link.
+
+A link lives over as many connections as it takes; `outgoing_link.py` describes it from the sender's end.
+Headers and payloads are read out of the stream of bytes with as few calls of the system as possible.
+"""
 
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 import time
 from contextlib import suppress
 
-from polyrhythm.communication.message import Reason, RefusedMessage
+import torch
+
+from polyrhythm.communication.message import (
+    HEADER_BYTES,
+    Kind,
+    MalformedMessage,
+    Message,
+    Reason,
+    RefusedMessage,
+    decode_header,
+)
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.owned_socket import hang_up
-from polyrhythm.communication.transports.tcp.card import Identity, TcpCard
-from polyrhythm.communication.transports.tcp.challenge import (
+from polyrhythm.communication.transports.sockets import TcpSocket, hang_up, listen, receive_into, tune
+from polyrhythm.communication.transports.tcp.handshake import (
     REFUSAL,
     Answer,
+    Attempts,
     Greeted,
+    Hello,
+    Identity,
+    ProcessGone,
+    TcpCard,
     challenge,
+    hear_greeting,
 )
-from polyrhythm.communication.transports.tcp.incoming_link import IncomingTcpLink
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket, listen, tune
+from polyrhythm.communication.transports.tcp.outgoing_link import GOODBYE, MOST_COPIED_BYTES, WORD
+
+_BUFFER_BYTES = 1 << 16
+
+
+class FrameReader:
+    """Reads from one connection; short pieces come many at a time, long ones straight to where they belong.
+
+    Args:
+        connection: blocks without a limit of time.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = self._end = 0
+
+    def take(self, length: int) -> bytes:
+        """Gives the next bytes.
+
+        Args:
+            length: how many; fewer than the buffer has.
+
+        Raises:
+            OSError: the connection broke, or the other end has gone.
+        """
+        if self._start + length > len(self._buffer):
+            rest = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, len(rest)
+            self._buffer[: len(rest)] = rest
+        while self._end - self._start < length:
+            received = self._connection.recv_into(self._buffer[self._end :])
+            if received == 0:
+                raise ConnectionError("the other end has gone")
+            self._end += received
+        taken = bytes(self._buffer[self._start : self._start + length])
+        self._advance(length)
+        return taken
+
+    def fill(self, target: memoryview) -> None:
+        """Fills a piece of memory with the next bytes; raises what `take` raises."""
+        ready = min(len(target), self._end - self._start)
+        target[:ready] = self._buffer[self._start : self._start + ready]
+        self._advance(ready)
+        receive_into(self._connection, target[ready:])
+
+    def _advance(self, length: int) -> None:
+        self._start += length
+        if self._start == self._end:
+            self._start = self._end = 0
+
+
+_MOST_UNTOLD, _MOST_UNTOLD_BYTES = 256, 1 << 18
+"""Of short messages, before the sender is told that they are here and need not be kept."""
+
+
+class IncomingTcpLink:
+    """The receiver's end.
+
+    When a connection breaks, the sender opens another one, if it lives; whether it does, its listener tells.
+
+    Args:
+        hello: of the sender.
+        membership: is told what happens on the link.
+
+    Attributes:
+        source: the sender.
+        over: set when nothing more will come.
+    """
+
+    def __init__(self, hello: Hello, membership: Membership) -> None:
+        self.source = hello.source
+        self.over = threading.Event()
+        self._hello = hello
+        self._membership = membership
+        self._attempts = Attempts(hello.address, hello.port, lambda: membership.patience_s)
+        self._news = threading.Condition()
+        self._offered: Greeted | None = None
+        self._connection: socket.socket | None = None
+        self._speaking = threading.Lock()
+        self._speaks_on: socket.socket | None = None
+        """The connection, once it has been answered: a word before that would be taken for the answer."""
+        self._ended: Answer | None = None
+        self._leaving = False
+        self._received = self._untold = self._untold_bytes = 0
+
+    def offer(self, greeted: Greeted) -> bool:
+        """Goes on with another connection of the same link; gives whether it is one."""
+        if greeted.hello.link != self._hello.link:
+            return False
+        with self._news:
+            ended = self._ended
+            if ended is None:
+                if self._connection is not None:
+                    hang_up(self._connection)
+                self._offered = greeted
+                self._news.notify_all()
+        if ended is not None:
+            with suppress(OSError):
+                greeted.answer(ended)
+            hang_up(greeted.connection)
+        self._attempts.interrupt()
+        return True
+
+    def run(self) -> None:
+        """Receives until the link is over."""
+        ended = Answer.GIVEN_UP
+        try:
+            while not self._read(self._next_connection()):
+                self._attempts.begin_anew()
+            ended = Answer.ENDED_WELL
+        except ProcessGone:
+            pass
+        except MalformedMessage as refusal:
+            self._membership.refuse(self.source, refusal)
+        given_up = self._ended is not None
+        self._end(ended)
+        self.over.set()
+        if ended is Answer.GIVEN_UP and not given_up:
+            self._membership.lose(self.source)
+
+    def give_up(self) -> None:
+        """Ends the link at once; called on any thread."""
+        self._end(Answer.GIVEN_UP)
+
+    def say_goodbye(self) -> None:
+        """Tells the sender that this rank is leaving, or has understood that the sender is."""
+        self._leaving = True
+        self._tell(GOODBYE)
+
+    def _end(self, how: Answer) -> None:
+        with self._news:
+            self._ended = self._ended or how
+            if self._connection is not None:
+                hang_up(self._connection)
+            if self._offered is not None:
+                hang_up(self._offered.connection)
+            self._news.notify_all()
+        self._attempts.end()
+
+    def _next_connection(self) -> Greeted:
+        """Waits for the sender to connect.
+
+        Raises:
+            ProcessGone: it will not.
+        """
+        while True:
+            with self._news:
+                self._news.wait_for(
+                    lambda: self._offered is not None or self._ended is not None, self._attempts.pause_s()
+                )
+                if self._ended is not None:
+                    raise ProcessGone
+                if self._offered is not None:
+                    greeted, self._offered = self._offered, None
+                    self._connection = greeted.connection
+                    return greeted
+            self._attempts.make(self._look)
+
+    def _look(self, connection: TcpSocket) -> None:
+        """Finds out whether the sender's process is still there."""
+        name, _ = hear_greeting(connection)
+        hang_up(connection)
+        if name != self._hello.name:
+            raise ProcessGone
+
+    def _read(self, greeted: Greeted) -> bool:
+        """Receives over one connection; gives whether the sender has closed the link, or the connection broke."""
+        connection = greeted.connection
+        try:
+            greeted.answer(Answer.GO_ON, self._received)
+            self._untold = self._untold_bytes = 0
+            self._speaks_on = connection
+            if self._leaving:
+                self._tell(GOODBYE)
+            reader = FrameReader(connection)
+            while True:
+                context, message = self._receive(reader)
+                if message.kind is Kind.CLOSE:
+                    self._tell(GOODBYE)
+                    return True
+                self._membership.deliver(context, self.source, message)
+                self._count(message.nbytes)
+                del message  # else it would be held until the next one comes
+        except OSError:
+            return False
+        finally:
+            with self._news:
+                self._connection = self._speaks_on = None
+            hang_up(connection)
+
+    def _receive(self, reader: FrameReader) -> tuple[int, Message]:
+        context, message = decode_header(reader.take(HEADER_BYTES), most_bytes=self._membership.most_bytes)
+        if message.tensor is not None and message.tensor.numel():
+            reader.fill(message.tensor.view(torch.uint8).numpy().data)
+        return context, message
+
+    def _count(self, nbytes: int) -> None:
+        self._received += 1
+        self._untold += 1
+        self._untold_bytes += nbytes
+        long = nbytes > MOST_COPIED_BYTES + HEADER_BYTES
+        if long or self._untold >= _MOST_UNTOLD or self._untold_bytes >= _MOST_UNTOLD_BYTES:
+            self._tell(self._received)
+            self._untold = self._untold_bytes = 0
+
+    def _tell(self, word: int) -> None:
+        # If it cannot be told the connection has broken; but more may be there that was sent before.
+        with self._speaking, suppress(OSError):
+            connection = self._speaks_on
+            if connection is not None:
+                connection.sendall(WORD.pack(word))
+
 
 _MOST_STRANGERS = 256
 """Connections that have not proved yet whose they are; if there are more, the oldest is hung up on."""

@@ -5,11 +5,11 @@
         └─ else: outbox ─▶ writer thread ─┴── header, payload, header, … ──▶ reader thread ─▶ inbox
     handles ◀── keeper thread ◀────────────── messages received so far, goodbye ─┘
 
-A link is one-directional and opened by the sender when it first has something to say. It outlives its connections:
-if one breaks, the keeper opens another, the receiver says how many messages it has, and the rest is sent again. So
-nothing is lost, doubled or out of order. The link is over when the receiver has said goodbye; when its process is gone
-(nobody listens there any more), it does without this rank, or it cannot be reached for as long as the membership has
-patience; or when somebody who knows better gives it up.
+A link is one-directional and opened by the sender when it first has something to send. It outlives its
+connections: if one breaks, the keeper opens another, the receiver says how many messages it has, and the rest
+is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has said
+goodbye; when its process is gone (nobody listens there any more), it does without this rank, or it cannot be
+reached for as long as the membership has patience; or when somebody who knows better gives it up.
 """
 
 from __future__ import annotations
@@ -19,18 +19,171 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 
-from polyrhythm.communication.message import Kind, Message
+import torch
+
+from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.owned_socket import hang_up
-from polyrhythm.communication.transports.tcp.attempts import LONGEST_PAUSE_S, Attempts, ProcessGone
-from polyrhythm.communication.transports.tcp.card import NAME_BYTES, Identity, TcpCard
-from polyrhythm.communication.transports.tcp.challenge import Answer, answer
-from polyrhythm.communication.transports.tcp.outbox import Outbox
-from polyrhythm.communication.transports.tcp.send_handle import SendHandle
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket, receive_into
+from polyrhythm.communication.transports.sockets import END_OF_RECORD, TcpSocket, hang_up, receive_into
+from polyrhythm.communication.transports.tcp.handshake import (
+    LONGEST_PAUSE_S,
+    NAME_BYTES,
+    Answer,
+    Attempts,
+    Identity,
+    ProcessGone,
+    TcpCard,
+    answer,
+)
 from polyrhythm.errors import PeerLost
+
+MOST_COPIED_BYTES = 1 << 16
+"""Of a payload that a link copies, so that nobody waits until it has arrived."""
+
+
+class SendHandle:
+    """A message that is leaving.
+
+    A short one is copied, and has left when the system has taken it. The memory of a longer one is read until the
+    receiver has all of it: a connection may break, and then it is sent again.
+
+    Args:
+        message: to be sent; its tensor is on the CPU.
+        context: of the communicator.
+        to: rank of the receiver.
+
+    Attributes:
+        is_short: whether it has been copied.
+        nbytes: of header and payload.
+    """
+
+    __slots__ = ("_broken", "_left", "_pieces", "_to", "is_short", "nbytes")
+
+    def __init__(self, message: Message, context: int, to: int) -> None:
+        header, payload = encode_header(message, context), _payload(message)
+        self._to = to
+        self._left = threading.Event()
+        self._broken = False
+        self.nbytes = len(header) + len(payload)
+        self.is_short = len(payload) <= MOST_COPIED_BYTES
+        self._pieces: list[bytes | memoryview] = [header, payload]
+        if self.is_short and payload:
+            self._pieces = [b"".join((header, payload))]
+
+    def write(self, connection: TcpSocket, start: int, flags: int = 0) -> int:
+        """Hands one record to the system; gives how many bytes it has taken.
+
+        Args:
+            connection: to the receiver.
+            start: how many have been taken before.
+            flags: of the call.
+
+        Raises:
+            OSError: the connection broke, or nothing can be taken at once where `flags` say so.
+        """
+        record, room = [], connection.record_bytes
+        for piece in self._pieces:
+            if start < len(piece):
+                record.append(memoryview(piece)[start : start + room])
+                room -= len(record[-1])
+            start = max(0, start - len(piece))
+        if not record:
+            raise ConnectionAbortedError("the message has been given up")
+        return connection.sendmsg(record, (), flags | END_OF_RECORD)
+
+    def written(self) -> None:
+        """Notes that the system has taken all of it."""
+        if self.is_short:
+            self._left.set()
+
+    def end(self, broken: bool) -> None:
+        """Notes that the receiver has it, or never will."""
+        if not self._left.is_set():
+            self._broken = broken
+        self._pieces = []
+        self._left.set()
+
+    def done(self) -> bool:
+        """Whether it has left, or never will."""
+        return self._left.is_set()
+
+    def wait(self, patience_s: float | None = None) -> None:
+        """Blocks until the message has left.
+
+        Raises:
+            PeerLost: the receiver is gone, or takes longer than `patience_s`.
+        """
+        if not self._left.wait(patience_s) or self._broken:
+            raise PeerLost(self._to, "sending to it")
+
+
+def _payload(message: Message) -> memoryview:
+    if message.tensor is None or message.tensor.numel() == 0:
+        return memoryview(b"")
+    vector = message.tensor.detach()
+    if vector.dim() != 1 or not vector.is_contiguous():
+        vector = vector.reshape(-1).contiguous()
+    raw: memoryview = vector.view(torch.uint8).numpy().data
+    return raw
+
+
+class Outbox:
+    """Messages in the order of sending. Knows nothing of threads: its owner locks.
+
+        0 1 2 3 │ 4 5 6 │ 7 8 9
+        arrived │ written │ to be written        after a break, writing goes on behind what has arrived
+
+    Attributes:
+        arrived: messages that the receiver has.
+        started: bytes of the next message that have been written already.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = self.started = 0
+        self._kept: deque[SendHandle] = deque()
+        self._written = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to be written."""
+        return self._written < self.arrived + len(self._kept)
+
+    def put(self, message: SendHandle) -> None:
+        """Adds a message."""
+        self._kept.append(message)
+
+    def next(self) -> tuple[int, SendHandle]:
+        """Gives what is to be written next, and its number."""
+        return self._written, self._kept[self._written - self.arrived]
+
+    def wrote(self, number: int) -> None:
+        """Notes that all of a message has been written; its receiver may have said so before."""
+        if number == self._written:
+            self._kept[number - self.arrived].written()
+            self._written, self.started = number + 1, 0
+
+    def arrive(self, count: int) -> bool:
+        """Notes that the receiver has the first `count` messages; gives whether that can be."""
+        if not self.arrived <= count <= self.arrived + len(self._kept):
+            return False
+        while self.arrived < count:
+            self._kept.popleft().end(broken=False)
+            self.arrived += 1
+        if self._written < count:
+            self._written, self.started = count, 0
+        return True
+
+    def rewind(self) -> None:
+        """Has all that has not arrived written again: the connection is new."""
+        self._written, self.started = self.arrived, 0
+
+    def end(self) -> None:
+        """Lets go of all that has not arrived."""
+        while self._kept:
+            self._kept.popleft().end(broken=True)
+
 
 WORD = struct.Struct("<Q")
 """What travels back: how many messages of the link have been received, or `GOODBYE`."""

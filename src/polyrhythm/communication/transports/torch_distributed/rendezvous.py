@@ -1,18 +1,26 @@
-"""Where the ranks of a run meet: a key-value store that all reach, and the address under which this one is reached."""
+"""Where the ranks of a run meet: a key-value store that all reach, and the address that reaches this one.
+
+Process groups of `torch.distributed` are made one by one from the store (`Groups`), without the global
+default group. In the store ranks also leave for each other where they can be reached, and who is lost.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.errors import PeerLost, RequestError, RunError
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "polyrhythm"
@@ -136,3 +144,204 @@ def own_address(host: str, port: int) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
+
+
+# A peer that dies breaks its connections and is noticed at once. A limit here would only kill slow, healthy runs.
+FOREVER = timedelta(days=365)
+
+
+class Groups:
+    """Makes process groups for one rank.
+
+    Args:
+        rendezvous: how to meet the others.
+    """
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._store = rendezvous.store
+        self._idle: deque[Any] = deque()
+        self._device = dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """Lends a connection to the store for the caller alone: whoever waits for a key keeps a connection busy.
+
+        They are used again, because making one can take seconds where no name server answers: the library asks for
+        the name of every address that it connects to.
+        """
+        store = self._idle.pop() if self._idle else self._store.clone()
+        yield store
+        self._idle.append(store)  # not after an error: its last answer may still be under way
+
+    def gloo(self, name: str, rank: int, size: int) -> Any:
+        """Makes a gloo group; returns when all `size` members have.
+
+        Args:
+            name: the same on all members, and never used before.
+            rank: this member.
+            size: how many there are.
+
+        Raises:
+            RuntimeError: the others did not come.
+        """
+        options = _gloo_options()
+        options._devices = [self._device]
+        options._timeout = FOREVER
+        # One after the other: a group cannot be let go while a collective of it waits, and one that starts after
+        # another has failed fails too.
+        options._threads = 1
+        with self.connection() as store:
+            return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+
+    def nccl(self, name: str, rank: int, size: int) -> Any:
+        """Makes an NCCL group; every member has a GPU of its own."""
+        options = dist.ProcessGroupNCCL.Options()
+        store = dist.PrefixStore(f"nccl/{name}", self._store.clone())
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _gloo_options() -> Any:
+    library: Any = dist.ProcessGroupGloo  # its stubs do not know its options
+    return library._Options()
+
+
+def group_name(name: str, members: Sequence[int]) -> str:
+    """Names the group of some ranks, the same on all of them."""
+    return f"group/{name}/{'-'.join(map(str, members))}"
+
+
+_CLOSE = "close"
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.05
+
+
+class Cards(NamedTuple):
+    """How a rank is reached.
+
+    Attributes:
+        memory: by ranks of its host; empty if it shares no memory.
+        tcp: by all others.
+    """
+
+    memory: str
+    tcp: str
+
+
+def join(rendezvous: Rendezvous, cards: Cards) -> None:
+    """Says that links to this rank may be opened from now on.
+
+    Args:
+        rendezvous: where to say it.
+        cards: how to open them.
+    """
+    store = rendezvous.store
+    for key, card in zip(_cards(rendezvous.own), cards, strict=True):
+        store.set(key, card)
+    store.set(_joined(rendezvous.rank), str(rendezvous.incarnation))
+
+
+def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
+    """Waits until a peer has joined, and gives its cards.
+
+    Raises:
+        PeerLost: it is gone.
+    """
+    key, pause_s = _joined(peer.rank), _SHORTEST_PAUSE_S
+    with groups.connection() as store:
+        # a number that is lower is its predecessor's
+        while not store.check([key]) or (joined := int(store.get(key))) < peer.incarnation:
+            if membership.is_lost(peer.rank):
+                raise PeerLost(peer.rank, "opening a link to it")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if joined > peer.incarnation:  # it has a successor already
+            membership.lose_receiver(peer)
+            raise PeerLost(peer.rank, "opening a link to it")
+        return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
+
+
+def tell_of_start(store: Any, peer: Peer) -> None:
+    """Says that a process is about to be started, for who comes by itself before that one can be reached.
+
+    Args:
+        store: where the ranks meet.
+        peer: which rank, and how many have had it before.
+    """
+    store.set(_started(peer.rank), str(peer.incarnation))
+
+
+def newest_incarnations(store: Any, size: int) -> dict[int, int]:
+    """Gives the newest incarnation of every rank that has joined, or is about to.
+
+    Args:
+        store: where the ranks meet.
+        size: how many ranks there are.
+    """
+    found: dict[int, int] = {}
+    for rank in range(size):
+        told = [int(store.get(key)) for key in (_joined(rank), _started(rank)) if store.check([key])]
+        if told:
+            found[rank] = max(told)
+    return found
+
+
+def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
+    """Leaves word for a rank that another is gone; who has seen a process die need not wait until links break.
+
+    Args:
+        store: where the ranks meet.
+        lost: who is gone.
+        to: who is told.
+    """
+    store.queue_push(_words(to), f"{lost.rank} {lost.incarnation}".encode())
+
+
+class WordListener:
+    """Hears what `tell_of_loss` leaves for this rank, on a thread of its own.
+
+    Args:
+        rendezvous: where words are left.
+        membership: is told of losses.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
+        self._words = _words(rendezvous.own)
+        self._closing_store = rendezvous.store
+        self._store = rendezvous.store.clone()  # a connection of its own, since it waits there
+        self._store.set_timeout(FOREVER)
+        self._membership = membership
+        self._thread = threading.Thread(target=self._listen, name="words of loss", daemon=True)
+        self._thread.start()
+
+    def close(self, patience_s: float) -> None:
+        """Listens no longer."""
+        with suppress(RuntimeError):  # the store is gone, and so the thread has ended
+            self._closing_store.queue_push(self._words, _CLOSE.encode())
+        self._thread.join(patience_s)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                word = self._store.queue_pop(self._words, True).decode()
+            except (RuntimeError, dist.DistError):
+                return  # the store is gone, and with it the run
+            if word == _CLOSE:
+                return
+            # On a thread of its own: it waits for the peer's last words, and several may be lost at once.
+            lost = Peer(*map(int, word.split()))
+            threading.Thread(target=self._membership.lose_receiver, args=(lost,), daemon=True).start()
+
+
+def _cards(peer: Peer) -> tuple[str, str]:
+    return f"card/{peer.rank}/{peer.incarnation}", f"card/tcp/{peer.rank}/{peer.incarnation}"
+
+
+def _joined(rank: int) -> str:
+    return f"joined/{rank}"
+
+
+def _started(rank: int) -> str:
+    return f"started/{rank}"
+
+
+def _words(to: Peer) -> str:
+    return f"words/{to.rank}/{to.incarnation}"

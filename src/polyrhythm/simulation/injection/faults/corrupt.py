@@ -18,8 +18,7 @@ from polyrhythm.communication.message import (
     decode_header,
     encode_header,
 )
-from polyrhythm.simulation.injection.faulty_links import Passage
-from polyrhythm.simulation.injection.message_fault import MessageFault
+from polyrhythm.simulation.injection.fault import MessageFault, Passage
 
 
 class Corrupt(MessageFault):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from polyrhythm.simulation.injection.fault import FaultyRun
-from polyrhythm.simulation.injection.link_cutting import cut_links
-from polyrhythm.simulation.injection.message_fault import LinkFault
+from polyrhythm.simulation.injection.fault import FaultyRun, LinkFault, cut_links
 from polyrhythm.training.quantities import Positive
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from polyrhythm.simulation.injection.faulty_links import Passage
-from polyrhythm.simulation.injection.message_fault import MessageFault
+from polyrhythm.simulation.injection.fault import MessageFault, Passage
 
 
 class Drop(MessageFault):

@@ -9,8 +9,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
-from polyrhythm.simulation.injection.link_cutting import cut_links
+from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank, cut_links
 from polyrhythm.training.quantities import NonNegative, Positive
 
 

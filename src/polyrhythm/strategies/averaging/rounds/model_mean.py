@@ -1,15 +1,24 @@
-"""The mean of a group's models."""
+"""The mean of a group's models, and what becomes of the state of their optimisers.
+
+Every worker has an optimiser of its own. When models are averaged, each keeps its optimiser's state, or all
+take the mean of the states, or all reset them (`AtAverage`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.strategies.state import State
+from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 @dataclass(frozen=True)
@@ -89,3 +98,114 @@ class ModelMean:
                 tensor.mul_(weight)
             self._sum.run(tensor)
             tensor.div_(total)
+
+
+AtAverage = Literal["keep", "average", "reset"]
+"""What becomes of momentum and the like at an average of models: each worker keeps its own, all take the mean, or all
+begin anew. Counters (Adam's step) are kept but by `reset`."""
+
+
+class LocalOptimizer:
+    """The user's optimiser on a worker's own vector.
+
+    Args:
+        plan: of the optimiser.
+        flat: what it updates.
+        at_average: what becomes of its state.
+    """
+
+    def __init__(self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage) -> None:
+        self._plan = plan
+        self._flat = flat
+        self._at_average = at_average
+        self._optimizer = plan.build(flat.vector)
+        self._sizes: dict[str, int] | None = None
+
+    def step(self, learning_rate: float) -> None:
+        """Updates the flat vector with the flat gradients."""
+        self._optimizer.step(self._flat.gradients, learning_rate)
+
+    def mean_state(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
+        """Gives the mean of all members' states, packed, if it is wanted; all must call it together.
+
+        Args:
+            mean: takes it.
+            weight: of this member.
+            total: of all.
+        """
+        if self._at_average != "average" or mean.size == 1 or total == 0:
+            return None
+        parts = self._parts()
+        if not parts:  # plain SGD remembers nothing
+            return None
+        packed = torch.cat([part.reshape(-1) for part in parts.values()])
+        mean.average(packed, weight, total)
+        return packed
+
+    def models_averaged(self, mean_state: Tensor | None) -> None:
+        """Treats the state as asked.
+
+        Args:
+            mean_state: what `mean_state` gave.
+        """
+        if self._at_average == "reset":
+            self._optimizer = self._plan.build(self._flat.vector)
+        elif mean_state is not None:
+            parts = self._parts()
+            for part, value in zip(
+                parts.values(), mean_state.split([part.numel() for part in parts.values()]), strict=True
+            ):
+                part.copy_(value.view(part.shape))
+
+    def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Models have been averaged without this worker's hearing of it.
+
+        Args:
+            newest: tensors of the state of a worker that has, which may have gone on since.
+            facts: the rest of that state.
+        """
+        if self._at_average == "average":
+            self.load_state(newest, facts)
+        else:
+            self.models_averaged(None)
+
+    def state(self) -> State:
+        """Gives all that a resumed optimiser needs."""
+        return self._optimizer.state()
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        self._optimizer.load_state(tensors, facts)
+
+    def _parts(self) -> dict[str, Tensor]:
+        """Gives the tensors of the state that a mean makes sense of; they change with the state where it has them.
+
+        Who has sat out every step so far has no state yet: it takes part with zeros.
+        """
+        if self._sizes is None:
+            self._sizes = _sizes_of(self._plan, self._flat.vector)
+        own = self._optimizer.state()[0] if self._sizes else {}
+        return {
+            name: own[name] if name in own else self._flat.vector.new_zeros(size)
+            for name, size in self._sizes.items()
+        }
+
+
+def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:
+    """Gives the numbers in each tensor of the state that a mean makes sense of: one for each number of a parameter.
+
+    They are found by a step on a vector of zeros. What has another shape, such as a basis, stays each worker's own.
+    """
+    tried: FlatOptimizer = plan.build(torch.zeros_like(vector))
+    tried.step(torch.zeros_like(vector), plan.rate)
+    shapes = {parameter.shape for parameter in _parameters(tried)}
+    return {
+        name: tensor.numel()
+        for name, tensor in sorted(tried.state()[0].items())
+        if tensor.ndim > 0 and tensor.shape in shapes and tensor.is_floating_point()
+    }
+
+
+def _parameters(optimizer: FlatOptimizer) -> list[Tensor]:
+    groups = optimizer.inner.param_groups if optimizer.inner is not None else []
+    return [parameter for group in groups for parameter in group["params"]]

@@ -2,32 +2,165 @@
 
     worker 0   step step step step ┃ mean, outer rule ┃ step step …
     worker 1   step step step step ┃ mean, outer rule ┃ step step …
-                                   └ all meet, and hear who wants to stop
+                                   └ all meet, and learn who wants to stop
 
-When a run ends in the middle of a round, that round is over too.
+`Rounds` configures them: a preconditioner changes a worker's gradients before its own optimiser uses them,
+and an outer rule turns the mean of all models into the point from which the next round starts. When a run
+ends in the middle of a round, that round is over too.
 
-A lost worker is missed at a meeting. Those who are left have all taken their steps, and meet again: the mean is theirs,
-and what the lost one did in the round is gone. If the mean broke for some only, the others hand on what it came to.
-A successor gets the newest worker's model, which counts once in the next mean and not twice.
+A lost worker is missing at a mean. The remaining workers have all taken their steps, and meet again: the mean
+is theirs, and what the lost one did in the round is gone. If the mean broke for some only, the others hand on
+its result. A successor gets the newest worker's model, which counts once in the next mean and not twice.
+
+Workers that regroup may be at different places: some have presented the model, or averaged within their
+group, where for others that broke. They tell each other, and those that missed something leave it out
+(`MeetingPlaces`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.averaging.rounds.local_optimizer import LocalOptimizer
-from polyrhythm.strategies.averaging.rounds.meeting_places import Agreed, MeetingPlaces
-from polyrhythm.strategies.averaging.rounds.model_mean import Mean
-from polyrhythm.strategies.averaging.rounds.outer import Outer
-from polyrhythm.strategies.averaging.rounds.preconditioner import Preconditioner
-from polyrhythm.strategies.averaging.rounds.rounds import Rounds
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, Mean, ModelMean
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.natural_gradient import Fisher, natural_gradient
+
+
+class Outer(Protocol):
+    """A rule from the point where a round began, and the mean of all models at its end, to where the next begins.
+
+    Every worker applies it to the same numbers, so all get the same bits without another message.
+    """
+
+    def start(self, vector: Tensor) -> None:
+        """Training starts at `vector`, `(size,)`, which is not kept."""
+
+    def step(self, vector: Tensor, learning_rate: float) -> None:
+        """A round is over.
+
+        Args:
+            vector: `(size,)`, the mean of all models; in place, the point from which all begin the next round.
+            learning_rate: of the round's last step.
+        """
+
+    def model(self) -> Tensor | None:
+        """Gives the run's model, `(size,)`, between two rounds, where it is not the point from which workers begin."""
+
+    def state(self) -> State:
+        """Gives all that a resumed rule needs."""
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; then `start` is not called."""
+
+
+class Preconditioner(Protocol):
+    """A rule that changes gradients in place, and remembers something of them."""
+
+    def apply(self) -> None:
+        """Changes the flat gradients."""
+
+    def state(self) -> State:
+        """Gives all that a resumed rule needs."""
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+
+
+class NaturalGradients:
+    """Turns every layer's gradient into its natural gradient; biases and the like stay as they are.
+
+    Args:
+        flat: whose gradients.
+        fisher: how Fisher matrices are estimated.
+    """
+
+    def __init__(self, flat: FlatParameters, fisher: Fisher) -> None:
+        self._flat = flat
+        self._fisher = fisher
+        self._layers: dict[str, dict[str, Any]] = {view.name: {} for view in flat.views}
+
+    def apply(self) -> None:
+        """Changes the flat gradients."""
+        for view in self._flat.views:
+            shape = view.parameter.shape
+            rows = shape[0] if len(shape) > 1 else 0
+            gradient = self._flat.gradients[view.start : view.stop]
+            natural = natural_gradient(gradient, rows, self._layers[view.name], self._fisher)
+            if natural is not gradient:
+                gradient.copy_(natural)
+
+    def state(self) -> State:
+        """Gives the estimates."""
+        tensors = {
+            f"{layer}/{name}": value
+            for layer, state in self._layers.items()
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
+        return tensors, {layer: state["steps"] for layer, state in self._layers.items() if state}
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+        tensors, steps = state
+        self._layers = {view.name: {} for view in self._flat.views}
+        for layer, count in steps.items():
+            self._layers[layer]["steps"] = count
+        for name, value in tensors.items():
+            layer, _, key = name.rpartition("/")
+            self._layers[layer][key] = value.detach().to(self._flat.vector.device, copy=True)
+
+
+def every(steps: int) -> Callable[[int], bool]:
+    """Gives a rhythm: tells whether a round of so many steps ends with a step; with 0 none does."""
+    return lambda step: steps > 0 and (step + 1) % steps == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How a worker spends its rounds.
+
+    Attributes:
+        steps: of a round; 0: the whole run is one.
+        first: the step with which the first round begins; before it workers meet at every step.
+        collective: how models are added up.
+        optimizer_state: what becomes of the local optimiser's state at a mean of all.
+        preconditioner: changes gradients before the local optimiser sees them; None: nothing does.
+        outer: what is made of the mean; None: it is the new model.
+        group: neighbouring workers that average among themselves more often; 1: none do.
+        group_steps: between two means inside a group.
+    """
+
+    steps: int
+    collective: Collective
+    first: int = 0
+    optimizer_state: AtAverage = "keep"
+    preconditioner: Preconditioner | None = None
+    outer: Outer | None = None
+    group: int = 1
+    group_steps: int = 0
+
+    def ends(self, step: int) -> bool:
+        """Whether a round ends with a step."""
+        return step >= self.first and every(self.steps)(step - self.first)
+
+    def group_ends(self, step: int) -> bool:
+        """Whether groups meet after a step."""
+        return self.group > 1 and every(self.group_steps)(step)
+
+    def meetings(self, step: int) -> int:
+        """Gives how often all workers have met in so many steps."""
+        rounds = max(0, step - self.first) // self.steps if self.steps else 0
+        return min(step, self.first) + rounds
+
 
 _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
 _NEVER = -1
@@ -232,3 +365,93 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _above(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+class Agreed(NamedTuple):
+    """What those who regroup know together.
+
+    Attributes:
+        stops: whether any has heard that it must stop.
+        counted: how many models count in the next mean.
+    """
+
+    stops: bool
+    counted: float
+
+
+class MeetingPlaces:
+    """The communicators over which one worker's models are averaged, with all workers and within its group.
+
+    Args:
+        workers: all that are there.
+        members: their indices among all workers of the run, in the same order.
+        flat: of this worker.
+        rounds: says who belongs to a group: neighbours among all workers of the run.
+
+    Attributes:
+        all: where all meet.
+        group: where this worker's group does; None where it has none.
+        presented: steps done when this worker's latest presentation began.
+        group_met: the step of its group's latest mean.
+    """
+
+    def __init__(
+        self, workers: Communicator, members: tuple[int, ...], flat: FlatParameters, rounds: Rounds
+    ) -> None:
+        self._flat = flat
+        self._rounds = rounds
+        self.presented = self._presented_to_all = _NEVER
+        self.group_met = self._group_met_by_any = _NEVER
+        self.all = ModelMean(workers, flat, rounds.collective)
+        self.group: ModelMean | None = None
+        if rounds.group > 1:
+            self.group = ModelMean(self._near(workers, members), flat, rounds.collective)
+
+    def prepare(self) -> None:
+        """Lets collectives look at the links; all workers must call it."""
+        self.all.prepare()
+        if self.group is not None:
+            self.group.prepare()
+
+    def move(self, workers: Communicator, members: tuple[int, ...], own: Agreed) -> Agreed:
+        """Meets others from now on, who all call it.
+
+        Args:
+            workers: as at first.
+            members: as at first.
+            own: what this worker knows, and brings.
+        """
+        self.all = self.all.over(workers)
+        if self.group is not None:
+            self.group = self.group.over(self._near(workers, members))
+        told = torch.zeros(2 * workers.size + 2, dtype=torch.float64, device=self._flat.vector.device)
+        told[workers.rank] = self.presented - _NEVER
+        told[workers.size + workers.rank] = self.group_met - _NEVER
+        told[-2:] = told.new_tensor([float(own.stops), own.counted])
+        workers.all_reduce(told)
+        latest = [int(value) + _NEVER for value in told[:-2].tolist()]
+        self._presented_to_all = max(latest[: workers.size])
+        self._group_met_by_any = max(
+            latest[workers.size :][place] for place in self._group_of(workers, members)
+        )
+        self.prepare()
+        return Agreed(stops=bool(told[-2] > 0), counted=float(told[-1]))
+
+    def presents(self, done: int) -> bool:
+        """Whether all meet for a presentation after so many steps; else some have had it already."""
+        self.presented = done
+        return done > self._presented_to_all
+
+    def meets_group(self, step: int) -> bool:
+        """Whether this worker's group meets after a step; else some of it have done so already."""
+        return self.group is not None and self._rounds.group_ends(step) and step > self._group_met_by_any
+
+    def _near(self, workers: Communicator, members: tuple[int, ...]) -> Communicator:
+        """Gives the communicator of this worker's group."""
+        number = members[workers.rank] // self._rounds.group
+        return workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
+
+    def _group_of(self, workers: Communicator, members: tuple[int, ...]) -> list[int]:
+        """Gives the places of this worker's group among those who are there."""
+        number = members[workers.rank] // self._rounds.group
+        return [place for place, member in enumerate(members) if member // self._rounds.group == number]

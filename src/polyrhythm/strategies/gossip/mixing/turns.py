@@ -1,14 +1,209 @@
-"""A worker's turns: what it gives and takes at every step, and who its neighbours are in all of them."""
+"""What D-PSGD and SGP share: workers that mix with their neighbours in turns, all in lockstep.
+
+    worker 0   turn 3, turn 4 ┃                              ┃ turn 6 …
+    worker 1   turn 3, turn 4, turn 5 ┃ all take one point   ┃ turn 6 …
+    worker 2   turn 3, lost           ┃ (`Reunion`)          ┃
+    worker 3   turn 3 ┃                 step 4 and 5 alone ──▶ turn 6 …
+
+No turn joins all workers, so those that remain after a loss have come to different steps. They begin anew at
+the mean of what they hold, by their masses, as if each had a mass of 1. A worker that is behind takes its
+steps up to those of the first without mixing, so no step is left out; then all mix by the matrices of the
+topology for the new number of workers (`made_anew`). What a worker has learned in a step that broke is in the
+mean, and not applied again. A successor brings nothing to the mean, and takes it; unless all others are lost
+before it is made.
+
+All workers take the common point or none does:
+
+    tell     each says how far it has come        an all-reduce of a few numbers
+    bring    point = sum_j x_j / sum_j a_j        an all-reduce of the model; a_j: mass, in D-PSGD 1
+    take     all have the point                   an all-reduce of a few numbers
+
+Where all who brought something are lost before it was exchanged, what they handed on is brought in its place.
+If the last all-reduce breaks, those that know that all have the point take it, and the others take it when
+they tell next. So what any worker holds is counted once, however often a reunion breaks.
+
+A request to stop travels with the messages, as the number of the last step:
+
+    step         4        5        6        7
+    worker 0   asked: "stop after 6" ─▶ neighbours
+    worker 1              knows ─▶ neighbours
+    worker 2                       knows      all stop after step 6, when three turns have reached every worker
+
+A worker that is asked to stop names a step so late that all will know of it by then. Of several requests the
+earliest step counts; that number, too, has reached every worker before the step is over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.gossip.mixing.ending import Ending
+from polyrhythm.specs import chosen
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.topologies.ring import Ring
-from polyrhythm.strategies.topology import Shares, Topology
+from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+
+
+class InTurns(Strategy):
+    """A strategy of messages to neighbours, which everybody waits for.
+
+    Attributes:
+        topology: who sends to whom, and how much of it counts.
+    """
+
+    can_begin_anew: ClassVar[bool] = True
+
+    topology: Annotated[Topology, chosen("topology", TOPOLOGIES)]
+
+    def check(self, workers: int) -> None:
+        """Refuses graphs that so many workers cannot have."""
+        super().check(workers)
+        self.topology.check(workers)
+
+    def remark(self, workers: int) -> str:
+        """Tells the spectral gap."""
+        return remark(self.topology, workers)
+
+    def in_step(self, workers: int) -> bool:
+        """Always: everybody waits for what it is sent."""
+        return True
+
+    def agrees(self, workers: int) -> bool:
+        """Only alone: others differ by what has not spread yet."""
+        return workers == 1
+
+    def goes_on(self, workers: int) -> bool:
+        """By regrouping."""
+        return self.regroups(workers)
+
+    def regroups(self, workers: int) -> bool:
+        """If there is more than one worker."""
+        return workers > 1
+
+    def updates_per_step(self, workers: int) -> int:
+        """One: the mean moves by the mean gradient."""
+        return 1
+
+
+REUNITE = "the others begin anew at the mean of what they hold, with a matrix for their number; a successor joins them"
+"""What happens when a worker dies."""
+_NEVER = -1
+
+
+class TurnsWorker(WorkerPart):
+    """Mixes in turns.
+
+    Args:
+        setting: the worker's.
+        topology: who mixes with whom.
+        check: refuses a number of workers that cannot have it.
+        delay: steps after which a message counts.
+    """
+
+    def __init__(
+        self, setting: WorkerSetting, topology: Topology, check: Callable[[int], None], delay: int = 0
+    ) -> None:
+        super().__init__()
+        self._workers = setting.workers
+        self._flat = setting.flat
+        self._topology = topology
+        self._check = check
+        self._delay = delay
+        self._turns = Turns(topology, setting.workers)
+        self._ending = self._turns.ending(delay)
+        self._reunion = Reunion(self._begin_together)
+        self._brings = True
+        self._done = 0
+        self._updated = _NEVER
+        self._mixes_from = 0
+        self._presented = self._presented_to_all = _NEVER
+
+    @abstractmethod
+    def brought(self) -> tuple[Tensor, float]:
+        """Gives what this worker brings to a reunion: its parameters, `(size,)`, times their mass, and the mass."""
+
+    def present(self) -> Tensor | None:
+        """Gives the mean of all workers, unless some have had it already."""
+        self._presented = self._done
+        return self.common_model() if self._done > self._presented_to_all else None
+
+    def meetings(self, step: int) -> int:
+        """None: nobody waits for all."""
+        return 0
+
+    def exchanges(self, step: int) -> int:
+        """One a step."""
+        return step
+
+    def lets_in(self, step: int) -> bool:
+        """Always: the rest hears of it at its next turn."""
+        return True
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Meets those who are there, and mixes with them from now on."""
+        self._workers = workers
+        own = Progress(steps=self._done, presented=self._presented, last=self._ending.last)
+        told = self._reunion.tell(workers, own, self._flat.vector)
+        self._reunion.meet(workers, *self.brought(), brings=self._brings)
+        self._mixes_from = max(worker.steps for worker in told)
+        self._presented_to_all = max(worker.presented for worker in told)
+        self._turns = Turns(made_anew(self._topology, self._check, workers.size), workers)
+        known = [worker.last for worker in told if worker.last is not None]
+        self._ending = self._turns.ending(self._delay, min(known, default=None))
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the last step is over; nobody mixes after it."""
+        return self._ending.after(self._done - 1)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begins as the newest is; or takes its model, and counts the last step, whose mean it has missed."""
+        if done < 0:
+            self.load_state(newest)
+            self._done, self._updated = step, _NEVER
+            self._presented = step  # after so many steps it goes on, and is at no presentation
+        else:
+            # The vector is the newest's; its own is in that mean, and must not be handed on.
+            self.begin_at(self._flat.vector)
+            self._done = done + 1
+        self._brings = False
+        return self._done
+
+    def _mixes(self, step: int) -> bool:
+        """Whether this worker mixes in a step, where all are."""
+        return step >= self._mixes_from
+
+    def _pass_stop_on(self, step: Step) -> None:
+        """Passes a request to stop on."""
+        if step.stop:
+            self._ending.request_stop(max(step.number, self._mixes_from))
+
+    def _learn(self, step: Step, update: Callable[[], None]) -> None:
+        """Applies a step's gradients, once and if they weigh anything."""
+        if step.weight > 0 and self._updated != step.number:
+            update()
+            self.staleness[0] += 1
+        self._updated = step.number
+
+    def _over(self, step: Step) -> bool:
+        """A step is over: gives whether this worker stops after it."""
+        self._done = step.number + 1
+        return self._ending.after(step.number)
+
+    def _begin_together(self, point: Tensor) -> None:
+        self.begin_at(point)
+        self._brings = True
+
 
 NAMED_UP_TO = 1000
 """Workers whose spectral gap is told; the eigenvalues of larger graphs take seconds."""
@@ -70,3 +265,127 @@ def remark(topology: Topology, workers: int) -> str:
         f"{topology} of {workers} workers: spectral gap {topology.spectral_gap(workers):.4g}, at most "
         f"{degree} message{'s' if degree > 1 else ''} of a worker a step"
     )
+
+
+class Ending:
+    """The last step that one worker knows of.
+
+    Args:
+        turns_to_all: gives in how many steps a word is everywhere.
+        last: the step after which all stop, if that is known already.
+
+    Attributes:
+        last: the step after which all stop, as far as this worker knows.
+    """
+
+    def __init__(self, turns_to_all: Callable[[], int], last: int | None = None) -> None:
+        self._turns_to_all = turns_to_all
+        self.last = last
+
+    def request_stop(self, step: int) -> None:
+        """This worker was asked to stop before its message of a step left."""
+        self._agree(step + max(1, self._turns_to_all()) - 1)
+
+    def tell(self, message: Message) -> Message:
+        """Gives a message with what is known of the end: `stop`, and the last step as `version`."""
+        return message if self.last is None else message._replace(stop=True, version=self.last)
+
+    def hear(self, message: Message) -> None:
+        """Takes what a neighbour knows of the end."""
+        if message.stop:
+            self._agree(message.version)
+
+    def after(self, step: int) -> bool:
+        """Whether the run stops after a step, whose messages have been heard."""
+        return self.last is not None and step >= self.last
+
+    def _agree(self, last: int) -> None:
+        self.last = last if self.last is None else min(last, self.last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far one worker has come.
+
+    Attributes:
+        steps: that it has done.
+        presented: steps that it had done when it last began to present the model.
+        last: after which step it stops, as far as it knows; None: it does not.
+    """
+
+    steps: int
+    presented: int = _NEVER
+    last: int | None = None
+
+
+class Reunion:
+    """One worker's side.
+
+    Args:
+        take: makes a point, `(size,)`, what this worker holds.
+    """
+
+    def __init__(self, take: Callable[[Tensor], None]) -> None:
+        self._take = take
+        self._point: Tensor | None = None
+        self._number = 0
+        self._taken = 0
+
+    def tell(self, workers: Communicator, own: Progress, like: Tensor) -> list[Progress]:
+        """Tells the others how far this worker has come, and takes a point that others have taken already.
+
+        Args:
+            workers: all that are there.
+            own: of this worker.
+            like: a tensor on the device that the communicator moves tensors of.
+
+        Raises:
+            PeerLost: somebody is gone.
+        """
+        last = _NEVER if own.last is None else own.last
+        table = _gathered(workers, [own.steps, own.presented, last, self._number, self._taken], like)
+        if self._point is not None and any(row[4] == self._number for row in table):
+            self._accept()
+        self._point = None
+        self._number = max(max(row[3], row[4]) for row in table)
+        return [
+            Progress(steps=row[0], presented=row[1], last=None if row[2] == _NEVER else row[2])
+            for row in table
+        ]
+
+    def meet(self, workers: Communicator, held: Tensor, mass: float, *, brings: bool = True) -> None:
+        """Takes the point that all come to.
+
+        Args:
+            workers: all that are there, who have told each other how far they have come.
+            held: `(size,)`, what this worker holds, multiplied by its mass.
+            mass: of it.
+            brings: whether that is its own; else it was handed on, and counts only where nobody brings anything.
+
+        Raises:
+            PeerLost: somebody is gone.
+        """
+        whole = torch.cat([held, held.new_tensor([mass])])
+        total = whole if brings else torch.zeros_like(whole)
+        workers.all_reduce(total)
+        if total[-1] == 0:  # nobody has brought anything, and `whole` is as it was
+            total = whole
+            workers.all_reduce(total)
+        self._point = total[:-1].div_(total[-1])
+        self._number += 1
+        _gathered(workers, [], total)
+        self._accept()
+
+    def _accept(self) -> None:
+        assert self._point is not None, "there is a point to take"
+        self._take(self._point)
+        self._point, self._taken = None, self._number
+
+
+def _gathered(workers: Communicator, own: Sequence[int], like: Tensor) -> list[list[int]]:
+    """Gives the numbers of all workers, in their order; nobody gets them before all have come."""
+    table = torch.zeros(workers.size, len(own) + 1, dtype=torch.float64, device=like.device)
+    table[workers.rank] = table.new_tensor([*own, 1])
+    flat = table.flatten()
+    workers.all_reduce(flat)
+    return [[int(value) for value in row] for row in flat.view(workers.size, -1)[:, :-1].tolist()]

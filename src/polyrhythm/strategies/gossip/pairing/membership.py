@@ -1,27 +1,30 @@
-"""How workers that go at their own pace begin together, come back, and end together: worker 0 sees to it.
+"""Membership of workers that go at their own pace: how they start together, come back, and end together.
+
+Worker 0 (`Host`) coordinates it; every other worker is a `Member`, and `Heir` is worker 0's successor, which
+asks all others until it knows enough to be the host of the run under way.
 
     worker                     worker 0                    its partners
     JOIN ───────────────────▶  (waits for all who live)
       ◀──────── PARAMETERS ──
     …                                                                     a successor's JOIN goes to its partners, too,
-    JOIN ───────────────────▶ ───▶ PARAMETERS   JOIN ──────────────────▶  and it begins with the mean of their
+    JOIN ───────────────────▶ ───▶ PARAMETERS   JOIN ──────────────────▶  and it starts from the mean of their
       ◀─────────────────────────────────────────────────── PARAMETERS ──  parameters, at the step they last heard of
     LEAVE ──────────────────▶  (waits for all who live)
       ◀───────────── LEAVE ──
     PARAMETERS ─────────────▶  the mean of all: the run's final model
 
-Until worker 0 says `LEAVE`, everybody goes on answering. Then all have taken their last step, so nobody asks any more,
-and a successor that comes now is told to leave.
+Until worker 0 says `LEAVE`, all workers go on answering. Then all have taken their last step, so none asks
+any more, and a successor that comes now is told to leave.
 
-Where worker 0 has a successor when it is lost (`heir.py`), others keep what they would say to it:
+Where worker 0 has a successor when it is lost, others keep what they would say to it:
 
     worker                     worker 0                    its successor
     JOIN, EVENT, LEAVE ─────▶   ✝
-    keeps it                                               (its loop begins)
+    keeps it                                               (its loop starts)
       ◀────────────────────────────────────────── LEAD ──  to all
     LEAD(the step last heard of) ─────────────────────────▶  (waits for all who live)
     what it kept ─────────────────────────────────────────▶
-      ◀────────────────────────────────────────── JOIN ──  to its partners: it begins with their mean, and lets
+      ◀────────────────────────────────────────── JOIN ──  to its partners: it starts from their mean, and lets
     PARAMETERS ───────────────────────────────────────────▶  others in and out from then on
 
 A worker that has given its model away therefore goes on answering until its process may end.
@@ -32,8 +35,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Protocol
 
+from torch import Tensor
+
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.gossip.pairing.keeper import Reply
+from polyrhythm.errors import PeerLost
+from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
+from polyrhythm.training.flat_parameters import FlatParameters
 
 KINDS = (Kind.JOIN, Kind.PARAMETERS, Kind.LEAVE, Kind.EVENT, Kind.LEAD)
 """What these messages are; all others are about parameters. `EVENT` passes on a request to stop."""
@@ -71,3 +78,411 @@ class Membership(Protocol):
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Notes that a worker is lost; gives what is to be sent."""
+
+
+class Host:
+    """Membership on worker 0; see `Membership`.
+
+    Args:
+        keeper: of its parameters.
+        flat: where the run's final model is left.
+    """
+
+    def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
+        self.over = False
+        self._keeper = keeper
+        self._flat = flat
+        self._own = keeper.place.rank
+        self._present = set(keeper.place.workers)
+        self._begun = self._closing = self._ended = False
+        self._waiting: dict[int, int] = {}
+        self._known: set[int] = set()
+        self._left: set[int] = set()
+        self._gave: set[int] = set()
+        self._total = keeper.values
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Lets workers in, passes a request to stop on, and collects models."""
+        if message.kind is Kind.EVENT:
+            return self._stop()
+        if message.kind is Kind.JOIN:
+            return self._join(source, message.step)
+        if message.kind is Kind.LEAVE:
+            return self._leave(source)
+        if message.kind is Kind.LEAD:
+            # Of a successor that found the question in its inbox, and asks to be let in.
+            return []
+        assert message.tensor is not None, "who leaves gives its parameters"
+        self._total.add_(message.tensor.to(self._total.device))
+        self._gave.add(source)
+        return self._end()
+
+    def take_over(self, step: int, present: set[int], first: set[int]) -> list[Reply]:
+        """Goes on with a run that has begun, with the parameters of the flat vector.
+
+        Args:
+            step: of its own worker.
+            present: ranks of the others that take part.
+            first: those of them that wait as from the run's beginning.
+        """
+        self._begun = True
+        self._present = {self._own, *present}
+        self._known = {*self._keeper.place.workers} - first  # partners may know more of any
+        self._keeper.make_ready(step)
+        return [self._keeper.answer(step=step)]
+
+    def begin_anew(self, present: set[int]) -> list[Reply]:
+        """Begins again what nobody had begun, or is left of.
+
+        Args:
+            present: ranks of the others that take part.
+        """
+        self._present = {self._own, *present}
+        return self._join(self._own, 0)
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Waits for it no more."""
+        self._waiting.pop(rank, None)
+        if rank not in self._gave:
+            self._present.discard(rank)
+        return self._end() if self._closing else [*self._begin(), *self._close()]
+
+    def _join(self, rank: int, step: int) -> list[Reply]:
+        if self._closing:
+            return [(rank, Message(Kind.LEAVE))]
+        self._present.add(rank)
+        self._left.discard(rank)
+        self._keeper.absent.discard(rank)
+        if self._begun:
+            return [(rank, self._answer_to(rank, step))]
+        self._waiting[rank] = step
+        return self._begin()
+
+    def _answer_to(self, rank: int, step: int) -> Message:
+        """Lets a worker in where others are under way; the version tells it whether there was one before it.
+
+        Of that one partners may know more.
+        """
+        values = self._keeper.copy()
+        if rank not in self._known:
+            self._known.add(rank)
+            return Message(Kind.PARAMETERS, values, step=self._keeper.step)
+        step = max(step, self._keeper.heard.get(rank, 0))
+        return Message(Kind.PARAMETERS, values, step=step, version=1)
+
+    def _begin(self) -> list[Reply]:
+        """Lets all begin at once, with the same parameters."""
+        if self._begun or not self._waiting.keys() >= self._present:
+            return []
+        self._begun = True
+        self._known = set(self._waiting)
+        self._keeper.make_ready(self._waiting[self._own])
+        self._keeper.heard.update(self._waiting)  # for successors of those who never speak again
+        told = Message(Kind.PARAMETERS, self._keeper.copy(), step=self._keeper.step)
+        return [
+            self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, told)
+            for rank in self._waiting
+        ]
+
+    def _stop(self) -> list[Reply]:
+        if self._keeper.stop:
+            return []
+        self._keeper.stop = True
+        return [(rank, Message(Kind.EVENT, stop=True)) for rank in self._present - {self._own}]
+
+    def _leave(self, rank: int) -> list[Reply]:
+        if self._ended:  # its own worker lets it go
+            self.over |= rank == self._own
+            return []
+        self._left.add(rank)
+        return self._close()
+
+    def _close(self) -> list[Reply]:
+        """Once all have taken their last step, asks all for their models."""
+        if self._closing or not self._left >= self._present:
+            return []
+        self._closing = True
+        self._total = self._keeper.values.clone()
+        self._gave = {self._own}
+        asked = [(rank, Message(Kind.LEAVE)) for rank in self._present - {self._own}]
+        return asked or self._end()
+
+    def _end(self) -> list[Reply]:
+        """Once all models are there, leaves their mean in the flat vector."""
+        if self._ended or not self._gave >= self._present:
+            return []
+        self._ended = True
+        self._flat.vector.copy_(self._total.div_(len(self._gave)))
+        return [self._keeper.answer()]
+
+
+class Member:
+    """Membership of a worker other than 0; see `Membership`.
+
+    Args:
+        keeper: of its parameters.
+        flat: where they are put first.
+        resumed: whether they are in it already, from a checkpoint.
+        succeeds: whether it is the successor of one that was lost.
+        host_returns: whether worker 0 has a successor when it is lost.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        flat: FlatParameters,
+        *,
+        resumed: bool = False,
+        succeeds: bool = False,
+        host_returns: bool = False,
+    ) -> None:
+        self.over = False
+        self._keeper = keeper
+        self._flat = flat
+        self._resumed = resumed
+        self._host_returns = host_returns
+        self._leader = keeper.place.workers[0]
+        self._away = self._news = False
+        self._succeeds = succeeds
+        self._joins: Message | None = None
+        """What its own worker began with, as long as worker 0 has not answered."""
+        self._came = self._stop_requested = self._left = self._released = False
+        self._step = 0
+        self._asked: set[int] = set()
+        self._found: list[Tensor] = []
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Comes, lets others come, and leaves."""
+        if source == self._keeper.place.rank:
+            return self._say(message)
+        if message.kind is Kind.LEAD:
+            return self._introduce()
+        if message.kind is Kind.EVENT:
+            return self._stop()
+        if message.kind is Kind.LEAVE:
+            return self._leave()
+        if message.kind is Kind.JOIN:
+            return self._welcome(source)
+        return self._begin_with(source, message)
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Does without a partner, and without worker 0 until its successor speaks.
+
+        Raises:
+            PeerLost: worker 0 is gone, and has no successor.
+        """
+        if rank != self._leader:
+            return self._answered_by(rank)
+        if not self._host_returns:
+            raise PeerLost(rank, "waiting for a message from anyone")
+        self._away = self._news = True
+        return self._tell()
+
+    def stay(self) -> None:
+        """Goes on answering, though its worker has left, until that one says that it leaves once more."""
+        self.over = False
+
+    def _say(self, message: Message) -> list[Reply]:
+        """Passes on what its own worker says, to the next worker 0 if this one is lost."""
+        if self._released:
+            self.over = True
+            return []
+        if message.kind is Kind.JOIN:
+            self._joins, self._came = message, True
+        self._stop_requested |= message.kind is Kind.EVENT
+        self._left |= message.kind is Kind.LEAVE
+        return self._tell() + ([] if self._away else [(self._leader, message)])
+
+    def _tell(self) -> list[Reply]:
+        """Tells its own worker once of each loss of worker 0, if it waits for that one's word.
+
+        So that it can hear a new one elsewhere, too, which may wait for what it has to say there.
+        """
+        waits = self._joins is not None or self._left
+        if not (self._news and waits):
+            return []
+        self._news = False
+        return [self._keeper.answer(Kind.LEAD)]
+
+    @property
+    def _standing(self) -> Standing:
+        if self._keeper.ready or not self._came:
+            return Standing.INSIDE if self._keeper.ready else Standing.OUTSIDE
+        if self._succeeds:
+            return Standing.ENTERING
+        return Standing.RESUMED if self._resumed else Standing.WAITING
+
+    def _introduce(self) -> list[Reply]:
+        """Tells a new worker 0 what it must know, and what the last one may not have heard."""
+        self._away = False
+        keeper = self._keeper
+        keeper.absent.discard(self._leader)
+        here = Message(
+            Kind.LEAD,
+            version=self._standing,
+            step=keeper.heard.get(self._leader, 0),
+            stop=keeper.stop or self._stop_requested,
+        )
+        words = [here] if self._joins is None else [here, self._joins]
+        if self._left:
+            words.append(Message(Kind.LEAVE))
+        return [(self._leader, word) for word in words]
+
+    def _welcome(self, rank: int) -> list[Reply]:
+        keeper = self._keeper
+        keeper.absent.discard(rank)
+        values = self._flat.vector.clone() if self._standing is Standing.RESUMED else keeper.copy()
+        return [(rank, Message(Kind.PARAMETERS, values, step=keeper.heard.get(rank, 0)))]
+
+    def _begin_with(self, source: int, message: Message) -> list[Reply]:
+        """Takes an answer to `JOIN`."""
+        if source != self._leader:
+            self._step = max(self._step, message.step)
+            self._found += [message.tensor] if message.tensor is not None else []
+            return self._answered_by(source)
+        joins, self._joins = self._joins, None
+        if joins is None:
+            return []  # to what was said again
+        assert message.tensor is not None, "worker 0 has parameters"
+        if not self._resumed:
+            self._flat.vector.copy_(message.tensor)
+        if not message.version:  # the step is worker 0's own, of which its successor may want to know
+            self._step, self._keeper.heard[self._leader] = joins.step, message.step
+            return self._begin()
+        self._step = max(self._step, joins.step, message.step)
+        place = self._keeper.place
+        self._found = [message.tensor] if self._leader in place.partners else []
+        self._asked = {*place.partners} - {self._leader}
+        return [(rank, Message(Kind.JOIN)) for rank in self._asked] or self._begin()
+
+    def _answered_by(self, rank: int) -> list[Reply]:
+        if rank not in self._asked:
+            return []
+        self._asked.discard(rank)
+        return [] if self._asked else self._begin()
+
+    def _begin(self) -> list[Reply]:
+        if self._found:
+            self._flat.vector.copy_(sum(self._found[1:], self._found[0]) / len(self._found))
+            self._found = []
+        self._keeper.make_ready(self._step)
+        return [self._keeper.answer(step=self._step)]
+
+    def _stop(self) -> list[Reply]:
+        self._keeper.stop = True
+        return []
+
+    def _leave(self) -> list[Reply]:
+        if not self._keeper.ready:
+            self.over = True
+            return [self._keeper.answer(Kind.LEAVE)]
+        model = (self._leader, Message(Kind.PARAMETERS, self._keeper.values))
+        if self._released:
+            return [model]
+        self._released = self.over = True
+        return [model, self._keeper.answer()]
+
+
+class Heir:
+    """Asks all who live, begins with the mean of its partners' parameters, and is the host from then on.
+
+    It waits for everyone's word, since whoever it does not know of would be let out by nobody. What others say to their
+    host meanwhile waits.
+
+    Args:
+        keeper: of its parameters.
+        flat: where they are put first, and where the run's final model is left.
+    """
+
+    def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
+        self._keeper = keeper
+        self._flat = flat
+        self._host = Host(keeper, flat)
+        self._leads = self._called = self._stop = False
+        self._awaited: set[int] = set()
+        self._present: set[int] = set()
+        self._giving: set[int] = set()
+        self._first: set[int] = set()
+        self._asked: set[int] = set()
+        self._found: list[Tensor] = []
+        self._step = 0
+        self._later: list[tuple[int, Message]] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be said."""
+        return self._host.over
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Finds out what there is, then does as the host does."""
+        if self._leads:
+            return self._host.on_message(source, message)
+        if source == self._keeper.place.rank:
+            return self._call()
+        if message.kind is Kind.LEAD:
+            return self._hear(source, message)
+        if message.kind is Kind.PARAMETERS:
+            return self._take(source, message)
+        self._later.append((source, message))
+        return []
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Waits for it no more."""
+        if self._leads:
+            return self._host.on_loss(rank)
+        for group in (self._awaited, self._present, self._giving, self._first, self._asked):
+            group.discard(rank)
+        self._later = [(source, message) for source, message in self._later if source != rank]
+        return self._go_on()
+
+    def _call(self) -> list[Reply]:
+        self._called = True
+        self._awaited = set(self._keeper.place.others)
+        return [(rank, Message(Kind.LEAD)) for rank in sorted(self._awaited)]
+
+    def _hear(self, rank: int, message: Message) -> list[Reply]:
+        self._awaited.discard(rank)
+        self._step = max(self._step, message.step)
+        self._stop |= message.stop
+        standing = Standing(message.version)
+        if standing is not Standing.OUTSIDE:
+            self._present.add(rank)
+        if standing.has_parameters:
+            self._giving.add(rank)
+        if standing.first:
+            self._first.add(rank)
+        return self._go_on()
+
+    def _take(self, rank: int, message: Message) -> list[Reply]:
+        if rank in self._asked and message.tensor is not None:
+            self._found.append(message.tensor)
+        self._asked.discard(rank)
+        return self._go_on()
+
+    def _go_on(self) -> list[Reply]:
+        """Asks for parameters once all have spoken, and leads once they are there.
+
+        Raises:
+            PeerLost: nobody has any.
+        """
+        if not self._called or self._awaited or self._asked:
+            return []
+        if self._found:
+            self._flat.vector.copy_(sum(self._found[1:], self._found[0]) / len(self._found))
+            self._found = []
+            return self._lead(self._host.take_over(self._step, self._present, self._first))
+        if self._first and not self._giving:  # its own parameters are those that the lost one began with
+            return self._lead(self._host.begin_anew(self._present))
+        self._asked = self._giving & {*self._keeper.place.partners} or set(self._giving)
+        if not self._asked:
+            raise PeerLost(self._keeper.place.rank, "looking for somebody who has parameters")
+        return [(rank, Message(Kind.JOIN)) for rank in sorted(self._asked)]
+
+    def _lead(self, replies: list[Reply]) -> list[Reply]:
+        self._leads = True
+        waiting, self._later = self._later, []
+        if self._stop:
+            waiting.insert(0, (self._keeper.place.rank, Message(Kind.EVENT, stop=True)))
+        for source, message in waiting:
+            replies += self._host.on_message(source, message)
+        return replies

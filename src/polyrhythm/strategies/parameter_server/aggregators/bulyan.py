@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.by_distance import ByDistance
-from polyrhythm.strategies.parameter_server.rules.in_order import in_order, middle
+from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance, in_order, middle
 
 
 class Bulyan(ByDistance):

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.rules.in_order import in_order, middle
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, in_order, middle
 
 
 class CoordinateMedian(Aggregator):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.by_distance import ByDistance
+from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance
 
 
 class Krum(ByDistance):

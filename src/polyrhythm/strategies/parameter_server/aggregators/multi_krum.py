@@ -17,8 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.parameter_server.rules.aggregator import mean
-from polyrhythm.strategies.parameter_server.rules.by_distance import ByDistance
+from polyrhythm.strategies.parameter_server.rules.aggregator import ByDistance, mean
 
 
 class MultiKrum(ByDistance):

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, mean
-from polyrhythm.strategies.parameter_server.rules.in_order import in_order
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, in_order, mean
 
 
 class TrimmedMean(Aggregator):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Handled, Invariant, Violation
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class Batches(Invariant):

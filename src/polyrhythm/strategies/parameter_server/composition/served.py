@@ -1,39 +1,63 @@
-"""Served: what all strategies have in common whose workers push every gradient to servers that own the optimiser.
+"""The base classes of strategies whose parameters are on servers.
 
-Consistency (who may proceed when), merge rule (what becomes of stale gradients) and aggregator (how several become one)
-are chosen apart; a strategy is a composition of them.
+`WithServers` is what all of them have in common: how many servers, and where they run. `Served` is for those
+whose workers push every gradient to servers that own the optimiser. Consistency (who may proceed when), merge
+rule (what becomes of stale gradients) and aggregator (how several become one) are chosen apart; such a
+strategy is a composition of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
+from polyrhythm.specs import chosen
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.parameter_server.composition.recut import recut
 from polyrhythm.strategies.parameter_server.replication.of_shards import OfShards
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.parameter_server.serving.served_worker import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.resharding import OfServers, recut
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.strategies.role_assignment import PLACEMENTS, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
+
+
+class WithServers(Strategy):
+    """A strategy with servers.
+
+    Attributes:
+        servers: how many, each with an equal shard.
+        placement: where servers run.
+    """
+
+    servers: Count = 1
+    placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
+
+    @property
+    def server_count(self) -> int:
+        """As asked."""
+        return self.servers
+
+    @property
+    def server_placement(self) -> Placement:
+        """As asked."""
+        return self.placement
 
 
 class Served(WithServers):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
+from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 
 
 class Synchronous(Consistency):

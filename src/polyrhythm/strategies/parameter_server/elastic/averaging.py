@@ -1,28 +1,104 @@
-"""The configuration that all forms of elastic averaging share; they differ in a worker's own step."""
+"""Elastic averaging: the shared configuration, the worker with its own steps, and the server of the centre.
+
+The forms are `easgd`, `eamsgd` and, with other pulls, `periodic_averaging`, whose texts have papers, rules
+and departures. They differ in a worker's own step, and in how far a pull moves the two sides.
+
+Stability: on f(x) = x^2 / 2, with learning rate h, N workers and beta = N alpha, the iteration contracts for
+h in [0, 2] and
+
+    asynchronous, one after the other    alpha <= (4 - 2 h) / (4 - h)
+    synchronous                          alpha <= 2 (2 - h) / (2 + N (2 - h))
+
+A worker exchanges while it computes a gradient, which is that of the value before the pull; so the exchange
+hides behind the computation:
+
+    begin               gradients_ready
+      x ──── forward, backward at x ────▶ g ;  x -= d ;  x -= lr g
+      └─ VECTOR(x) ─▶ centre ─ DIFFERENCE(d) ─┘
+
+Its own step between two exchanges is the optimiser's (`PlainStep`), or one with Nesterov's momentum around it
+(`NesterovStep`). The flat vector holds the point at which the next gradient is computed. With momentum that
+is ahead of the worker's parameters, which are therefore kept apart.
+
+A server holds a shard of the centre:
+
+    worker ── VECTOR(x) ─▶ d = alpha (x - centre);  centre += d
+           ◀─ DIFFERENCE(d) ──────────────────────  the worker subtracts the same d
+
+Synchronously it holds the vectors until there is one of every worker, makes all differences with the same
+centre, and adds them in the workers' order; a successor enters at the same exchange on all servers. A worker
+that leaves pulls at the centre for a last time, and is not pulled.
+
+With another number of workers the centre stays, and new workers begin there.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, Self
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol, Self
 
+import torch
 from pydantic import model_validator
+from torch import Tensor
 
-from polyrhythm.errors import RequestError
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.answers import Answers
 from polyrhythm.strategies.invariants.elastic import Elastic
-from polyrhythm.strategies.paper import Paper
-from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
-from polyrhythm.strategies.parameter_server.elastic.local_step import LocalStep
-from polyrhythm.strategies.parameter_server.elastic.resharding import OfCentre
-from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
-from polyrhythm.strategies.parameter_server.elastic.worker import ElasticWorker
-from polyrhythm.strategies.parameter_server.serving.with_servers import WithServers
-from polyrhythm.strategies.resharding import Resharding
+from polyrhythm.strategies.parameter_server.composition.served import WithServers
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
+from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
+from polyrhythm.strategies.parameter_server.serving.resharding import all_at, steps_known
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.strategy import Paper
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_optimizer import FlatOptimizer
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticRule:
+    """How far, how often and when workers and the centre pull at each other.
+
+    Attributes:
+        alpha: share of the difference that each side moves by.
+        tau: steps of a worker between two exchanges.
+        together: whether all workers exchange at the same time.
+    """
+
+    alpha: float
+    tau: int
+    together: bool
+
+    def due(self, step: int) -> bool:
+        """Whether a worker exchanges in its step of this number."""
+        return step % self.tau == 0
+
+    def largest_stable_alpha(self, workers: int, learning_rate: float) -> float:
+        """Gives the largest alpha that is stable where the loss has curvature 1; at most 0 if none is."""
+        left = 2 - learning_rate
+        if self.together:
+            return 2 * left / (2 + workers * left) if left > 0 else 0.0
+        return 2 * left / (4 - learning_rate) if left > 0 else 0.0
+
+    def caution(self, workers: int, learning_rate: float) -> str:
+        """Says in one line what is wrong where alpha is out of the stable range; empty if nothing is."""
+        bound = self.largest_stable_alpha(workers, learning_rate)
+        if self.alpha <= bound:
+            return ""
+        way = "synchronous" if self.together else "asynchronous"
+        return (
+            f"alpha={self.alpha:g} is above {bound:.4g}, up to which {way} elastic averaging of {workers} workers is "
+            f"stable at learning rate {learning_rate:g} (on a quadratic of curvature 1): lower alpha or beta"
+        )
+
 
 PAPER = Paper(
     "Zhang, Choromanska, LeCun", "Deep learning with Elastic Averaging SGD", "NIPS", 2015, "1412.6651"
@@ -120,3 +196,562 @@ class ElasticAveraging(WithServers):
         """Makes the part of one server."""
         workers = setting.cast.workers
         return CentreServer(workers, self.rule(len(workers)))
+
+
+class ElasticWorker(WorkerPart):
+    """Steps on its own, and exchanges every `tau` steps.
+
+    Args:
+        setting: the worker's.
+        rule: when it exchanges.
+        local: its own step.
+    """
+
+    def __init__(self, setting: WorkerSetting, rule: ElasticRule, local: LocalStep) -> None:
+        super().__init__()
+        self._rank = setting.workers.rank
+        self._hands_out = self._rank == 0 and not setting.succeeds
+        self._flat = setting.flat
+        self._rule = rule
+        self._local = local
+        self._centre = CentreLink(setting)
+        self._restored = False
+        self._exchanging = False
+        self._done = 0
+
+    def start(self, step: int) -> int:
+        """Worker 0 hands out the centre, and everyone begins there; who is resumed, where it was.
+
+        A state that is older than this worker's last exchange is of no use: its steps would be done twice.
+        """
+        if self._hands_out:
+            self._centre.initialise(self._local.own)
+        centre, known = self._centre.pull()
+        self._done = step
+        if not self._restored or step < known:
+            self._local.begin_from(centre)
+            self._done = known
+        return self._done
+
+    def begin(self, step: Step) -> None:
+        """Starts an exchange, if one is due."""
+        self._local.look_ahead()
+        self._exchanging = self._rule.due(step.number)
+        if self._exchanging:
+            self._centre.offer(self._local.own, step)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Ends the exchange, and steps."""
+        stop = self._exchanging and self._centre.take(self._local.own)
+        self._exchanging = False
+        self._done = step.number + 1
+        if step.weight > 0:
+            self._local.update(self._flat.gradients, learning_rate)
+        else:
+            self._local.look_ahead()
+        return stop
+
+    def settle(self) -> None:
+        """Leaves this worker's own parameters in the vector."""
+        self._local.rest()
+
+    def present(self) -> Tensor | None:
+        """The centre is the model."""
+        return self._centre.pull()[0] if self._rank == 0 else None
+
+    def catch_up(self) -> None:
+        """Goes on where it was."""
+        self._local.look_ahead()
+
+    def end(self) -> None:
+        """Pulls at the centre for a last time and leaves; worker 0 waits for the final centre."""
+        self._centre.part(self._local.own, self._done)
+        if self._rank == 0:
+            self._flat.vector.copy_(self._centre.pull(final=True)[0])
+
+    def let_go(self) -> None:
+        """Tells the servers that nobody needs them any more."""
+        self._centre.let_go()
+
+    def state(self) -> State:
+        """Gives this worker's own parameters, and its optimiser's state."""
+        tensors, facts = self._local.state()
+        return tensors, {"worker": self._rank, **facts}
+
+    def load_state(self, state: State) -> None:
+        """Takes them back; another worker's, where this one had handed in none, are left alone."""
+        if state[1]["worker"] == self._rank:
+            self._local.load_state(state)
+            self._restored = True
+
+
+class CentreLink:
+    """Exchanges a worker's parameters with the servers that hold the centre.
+
+    Args:
+        setting: the worker's.
+    """
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        self._network = setting.network
+        self._servers = setting.cast.servers
+        self._size = setting.flat.size
+        self._shards = shards(setting.flat.size, len(self._servers))
+        self._offered: list[Handle] = []
+
+    def initialise(self, vector: Tensor) -> None:
+        """Gives every server its shard, `(size,)` in all; one worker calls this, before anyone exchanges."""
+        for server, shard in zip(self._servers, self._shards, strict=True):
+            self._network.send(server, Message(Kind.PARAMETERS, vector[shard]))
+
+    def pull(self, final: bool = False) -> tuple[Tensor, int]:
+        """Asks for the centre.
+
+        Args:
+            final: wait until all workers have left.
+
+        Returns:
+            The centre, `(size,)`, and how many of this worker's steps it knows of.
+
+        Raises:
+            PeerLost: this is a successor, and the run that it would join is ending.
+        """
+        answers = self._asked(Message(Kind.PULL, stop=final))
+        if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, of those who exchange together
+            answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
+        for server, answer in zip(self._servers, answers, strict=True):
+            if answer.kind is Kind.LEAVE:  # others may have asked it in before they heard of the end
+                raise PeerLost(server, "joining a run that is ending")
+        pieces = [answer.tensor for answer in answers if answer.tensor is not None]
+        assert len(pieces) == len(answers), "an answer carries the centre"
+        return torch.cat(pieces), min(answer.step for answer in answers)
+
+    def _asked(self, question: Message) -> list[Message]:
+        """Asks all servers; gives their answers."""
+        for server in self._servers:
+            self._network.send(server, question)
+        return [self._network.receive(server)[1] for server in self._servers]
+
+    def offer(self, vector: Tensor, step: Step) -> None:
+        """Starts an exchange: sends the worker's parameters, which must not change before `take`."""
+        self._offered = [
+            self._network.start_send(
+                server, Message(Kind.VECTOR, vector[shard], step=step.number, stop=step.stop)
+            )
+            for server, shard in zip(self._servers, self._shards, strict=True)
+        ]
+
+    def take(self, vector: Tensor) -> bool:
+        """Ends an exchange: takes the differences off the worker's parameters, as the centre has gained them.
+
+        Returns:
+            Whether this worker must stop.
+        """
+        stop = False
+        differences = [self._network.receive(server)[1] for server in self._servers]
+        for handle in self._offered:
+            handle.wait()
+        for shard, difference in zip(self._shards, differences, strict=True):
+            assert difference.tensor is not None, "an exchange gives a difference"
+            vector[shard].sub_(difference.tensor.to(vector.device))
+            stop |= difference.stop
+        return stop
+
+    def part(self, vector: Tensor, steps: int) -> None:
+        """Pulls at the centre for a last time, after so many steps, and leaves."""
+        for server, shard in zip(self._servers, self._shards, strict=True):
+            self._network.send(server, Message(Kind.LEAVE, vector[shard], step=steps))
+
+    def let_go(self) -> None:
+        """Tells all servers that nobody needs them any more."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.LEAVE))
+
+
+_OPTIMIZER = "optimizer."
+
+
+class LocalStep(Protocol):
+    """How a worker steps on its own.
+
+    Attributes:
+        own: `(size,)`, the worker's parameters, which pull and are pulled.
+    """
+
+    own: Tensor
+
+    def begin_from(self, parameters: Tensor) -> None:
+        """Takes over parameters, `(size,)`, without any momentum."""
+
+    def update(self, gradient: Tensor, learning_rate: float) -> None:
+        """Steps from `own`, with a gradient computed at the flat vector as it was; leaves the vector ahead."""
+
+    def look_ahead(self) -> None:
+        """Lets the flat vector hold the point at which the next gradient is to be computed."""
+
+    def rest(self) -> None:
+        """Lets the flat vector hold the worker's parameters."""
+
+    def state(self) -> State:
+        """Gives all that a resumed worker needs, its parameters included."""
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave."""
+
+
+class PlainStep:
+    """The optimiser's own step, on the flat vector.
+
+    Args:
+        vector: `(size,)`, the flat parameters.
+        plan: of the optimiser.
+    """
+
+    def __init__(self, vector: Tensor, plan: OptimizerPlan) -> None:
+        self.own = vector
+        self._plan = plan
+        self._optimizer = plan.build(vector)
+
+    def begin_from(self, parameters: Tensor) -> None:
+        """Takes over parameters."""
+        self.own.copy_(parameters)
+        self._optimizer = self._plan.build(self.own)
+
+    def update(self, gradient: Tensor, learning_rate: float) -> None:
+        """Steps."""
+        self._optimizer.step(gradient, learning_rate)
+
+    def look_ahead(self) -> None:
+        """Nothing is ahead."""
+
+    def rest(self) -> None:
+        """The vector always holds them."""
+
+    def state(self) -> State:
+        """Gives parameters and optimiser."""
+        return _state_of(self._optimizer, {"own": self.own})
+
+    def load_state(self, state: State) -> None:
+        """Takes them back."""
+        self.own.copy_(state[0]["own"])
+        _restore(self._optimizer, state)
+
+
+class NesterovStep:
+    """The optimiser's step from a point ahead; for SGD, `v' = delta v - lr g(x + delta v)` and `x' = x + v'`.
+
+    Args:
+        vector: `(size,)`, the flat parameters.
+        plan: of the optimiser, without a momentum of its own.
+        delta: share of the velocity that is kept.
+    """
+
+    def __init__(self, vector: Tensor, plan: OptimizerPlan, delta: float) -> None:
+        self.own = vector.clone()
+        self._velocity = torch.zeros_like(vector)
+        self._vector = vector
+        self._plan = plan
+        self._optimizer = plan.build(vector)
+        self._delta = delta
+
+    def begin_from(self, parameters: Tensor) -> None:
+        """Takes over parameters, at rest."""
+        self.own.copy_(parameters)
+        self._velocity.zero_()
+        self._optimizer = self._plan.build(self._vector)
+        self.look_ahead()
+
+    def update(self, gradient: Tensor, learning_rate: float) -> None:
+        """Steps; the velocity is what came of it."""
+        self.look_ahead()  # the centre has pulled since
+        self._optimizer.step(gradient, learning_rate)
+        torch.sub(self._vector, self.own, out=self._velocity)
+        self.own.copy_(self._vector)
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Goes ahead by the velocity."""
+        torch.add(self.own, self._velocity, alpha=self._delta, out=self._vector)
+
+    def rest(self) -> None:
+        """Comes back."""
+        self._vector.copy_(self.own)
+
+    def state(self) -> State:
+        """Gives parameters, velocity and optimiser."""
+        return _state_of(self._optimizer, {"own": self.own, "velocity": self._velocity})
+
+    def load_state(self, state: State) -> None:
+        """Takes them back."""
+        self.own.copy_(state[0]["own"])
+        self._velocity.copy_(state[0]["velocity"])
+        _restore(self._optimizer, state)
+        self.look_ahead()
+
+
+def _state_of(optimizer: FlatOptimizer, own: dict[str, Tensor]) -> State:
+    tensors, facts = optimizer.state()
+    return own | {_OPTIMIZER + name: tensor for name, tensor in tensors.items()}, {"optimizer": facts}
+
+
+def _restore(optimizer: FlatOptimizer, state: State) -> None:
+    tensors, facts = state
+    named = {
+        name.removeprefix(_OPTIMIZER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_OPTIMIZER)
+    }
+    optimizer.load_state(named, facts["optimizer"])
+
+
+Reply = tuple[int, Message]
+
+
+class CentreServer:
+    """One server; see `ServerPart`.
+
+    Args:
+        workers: their ranks.
+        rule: how far both sides move.
+
+    Attributes:
+        version: exchanges so far; where workers exchange together, an exchange of all is one.
+        staleness: how many gradients the centre heard of, by the versions of it that their worker had not heard of.
+        centre: `(n,)`, its shard; empty until worker 0 has sent it.
+    """
+
+    def __init__(self, workers: tuple[int, ...], rule: ElasticRule) -> None:
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.centre = torch.empty(0)
+        self._rule = rule
+        self._presence = Presence(workers)
+        self._rounds = Rounds(len(workers))
+        self._held: dict[int, Message] = {}
+        self._steps = [0] * len(workers)
+        self._seen: dict[int, int] = {}
+        self._stop = False
+        self._begun = False
+        self._resumed = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have left, and worker 0 has let the servers go."""
+        return self._presence.done
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each worker the centre has heard of; a successor goes on from there."""
+        return dict(zip(self._presence.pushers, self._steps, strict=True))
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Takes a message from a rank and gives the replies.
+
+        Raises:
+            RefusedMessage: a message that no worker of ours sends.
+        """
+        number = self._presence.number(source, message.kind)
+        if message.kind is Kind.VECTOR:
+            self._admit(number, message)
+            return self._exchange(number, message)
+        if message.kind is Kind.PARAMETERS:
+            return self._initialise(number, payload(message))
+        if message.kind is Kind.PULL:
+            return self._pull(source, message)
+        if message.kind is Kind.LEAVE:
+            return self._leave(source, message)
+        if message.kind is Kind.JOIN:
+            return self._come_in(number, message)
+        raise RefusedMessage(
+            Reason.KIND, f"a centre cannot do anything with {message.kind.name} from rank {source}"
+        )
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
+        if rank not in self._presence.numbers or not self._presence.lose(rank):
+            return []
+        return self._go_on_without(rank)
+
+    def state(self) -> State:
+        """Gives all that a resumed server needs, the centre included."""
+        return {"values": self.centre}, {
+            "version": self.version,
+            "steps": list(self._steps),
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+        }
+
+    def load_state(self, state: State) -> None:
+        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
+        tensors, facts = state
+        self.centre = tensors["values"]
+        self.version = facts["version"]
+        self._steps = list(facts["steps"])
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self._resumed = True
+
+    def _admit(self, worker: int, message: Message) -> None:
+        if self._held.get(worker) is not None:
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} sent its parameters a second time")
+        admit_vector(message, self.centre)
+
+    def _initialise(self, worker: int, values: Tensor) -> list[Reply]:
+        if worker != 0:
+            raise RefusedMessage(Reason.SENDER, f"worker {worker} sent the parameters to begin with")
+        if self._begun:
+            raise RefusedMessage(Reason.ORDER, "initial parameters came a second time")
+        if not values.is_floating_point():
+            raise RefusedMessage(Reason.PAYLOAD, f"initial parameters came as {values.dtype}")
+        self._begun = True
+        if not self._resumed:
+            self.centre = values
+        asking, self._presence.asking = self._presence.asking, []
+        return [self._answer(source) for source in asking]
+
+    def _pull(self, source: int, message: Message) -> list[Reply]:
+        admit_bare(message)
+        if message.stop and self._presence.numbers[source] != 0:
+            raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
+        if message.stop:
+            self._presence.final = source
+            return self._answer_final()
+        number = self._presence.numbers[source]
+        succeeds = not self._presence.is_there(source)
+        if not self._presence.enter(source):
+            return [(source, Message(Kind.LEAVE))]
+        if succeeds:  # it takes its predecessor's last steps again, if they still wait for the others'
+            self._forget(number)
+        if succeeds and self._rule.together:
+            self._rounds.invite(number, later=False)
+            return [(source, Message(Kind.JOIN, step=self._rounds.number))]
+        return self._answer_if_begun([number])
+
+    def _come_in(self, worker: int, message: Message) -> list[Reply]:
+        admit_bare(message._replace(step=0))
+        self._rounds.accept(worker, message.step)
+        return self._apply_if_complete()
+
+    def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
+        """Answers with the centre; as soon as there is one."""
+        sources = [self._presence.pushers[worker] for worker in workers]
+        if not len(self.centre):
+            self._presence.asking += sources
+            return []
+        return [self._answer(source) for source in sources]
+
+    def _leave(self, source: int, message: Message) -> list[Reply]:
+        if message.tensor is None:
+            admit_bare(message)
+        elif self._presence.is_there(source):
+            self._admit(self._presence.numbers[source], message)
+        there = self._presence.leave(source)
+        if message.tensor is None or not there:
+            return self._go_on_without(source) if there else []
+        worker = self._presence.numbers[source]
+        self._held[worker] = message
+        replies = self._apply_if_complete() + self._answer_final()
+        if worker not in self._held:
+            self._forget(worker)
+        return replies
+
+    def _go_on_without(self, rank: int) -> list[Reply]:
+        self._forget(self._presence.numbers[rank])
+        return self._apply_if_complete() + self._answer_final()
+
+    def _forget(self, worker: int) -> None:
+        """A worker is gone; its successor is another."""
+        self._held.pop(worker, None)
+        self._seen.pop(worker, None)
+        self._rounds.forget(worker)
+
+    def _exchange(self, worker: int, message: Message) -> list[Reply]:
+        self._stop |= message.stop
+        self._held[worker] = message
+        return self._apply_if_complete()
+
+    def _apply_if_complete(self) -> list[Reply]:
+        """Makes the differences of all vectors that are held, unless one is still missing."""
+        if not self._rule.together:
+            return self._apply() if self._held else []
+        if self._rounds.held_up:
+            return []
+        entered, replies = self._rounds.let_in(alone=False), []
+        waiting = sum(message.kind is Kind.VECTOR for message in self._held.values())
+        if self._held and waiting >= self._together:
+            replies = self._apply()
+            self._rounds.number += bool(waiting)
+        entered += self._rounds.let_in(alone=not self._together)
+        return replies + self._answer_if_begun(entered)
+
+    @property
+    def _together(self) -> int:
+        """How many take part in the exchange under way."""
+        return self._presence.there - self._rounds.outside
+
+    def _apply(self) -> list[Reply]:
+        held, self._held = sorted(self._held.items()), {}
+        # The vectors are ours, and become the differences where they are: all of them before the centre moves.
+        differences = [payload(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]
+        replies = []
+        for (worker, message), difference in zip(held, differences, strict=True):
+            self.centre.add_(difference)
+            self._count(worker, message.step)
+            reply = Message(Kind.DIFFERENCE, difference, self.version + 1, message.step, stop=self._stop)
+            if message.kind is Kind.VECTOR:
+                replies.append((self._presence.pushers[worker], reply))
+        self.version += 1
+        return replies
+
+    def _count(self, worker: int, steps: int) -> None:
+        """Counts the gradients that a worker has added since its last exchange."""
+        if steps > self._steps[worker]:
+            unheard = self.version - self._seen.get(worker, self.version)
+            self.staleness[unheard] += steps - self._steps[worker]
+            self._steps[worker] = steps
+        self._seen[worker] = self.version + 1
+
+    def _answer_final(self) -> list[Reply]:
+        final = self._presence.ready_to_end
+        return [] if final is None or not len(self.centre) else [self._answer(final)]
+
+    def _answer(self, source: int) -> Reply:
+        worker = self._presence.numbers[source]
+        step = self._steps[worker]
+        self._seen.setdefault(worker, self.version)
+        values = self.centre.clone()  # it leaves while others pull at the centre
+        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+
+
+class OfCentre:
+    """See `Resharding`.
+
+    Args:
+        after: how many workers there are.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def counted(self, held: Held) -> list[int]:
+        """All of who stays and has its parameters; of others, those that the centre has heard of."""
+        stay = self._staying(held)
+        return [
+            held.steps[worker] if worker in stay else max(heard)
+            for worker, heard in enumerate(steps_known(held.servers))
+        ]
+
+    def merged(self, held: Held, workers: int, step: int) -> Merged:
+        """Who stays keeps its parameters and its optimiser."""
+        servers = all_at(held.servers, workers, step)
+        own = {worker: held.workers[worker] for worker in self._staying(held)}
+        text = f"the centre stays, and {len(own)} workers keep their own parameters and optimisers"
+        if workers > len(own):
+            text += f"; {workers - len(own)} begin at the centre, without momentum"
+        return Merged(replace(held, workers=own, servers=servers), text)
+
+    def _staying(self, held: Held) -> list[int]:
+        """A state that is older than its worker's last exchange is of no use, as at any resumption."""
+        return [
+            worker
+            for worker, heard in enumerate(steps_known(held.servers)[: self._after])
+            if worker in held.workers and held.steps[worker] >= max(heard)
+        ]

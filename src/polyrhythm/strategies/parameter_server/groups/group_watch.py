@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
+from polyrhythm.strategies.role_assignment import Cast
 
 _NO_NEWS = Message(Kind.BROKEN)
 

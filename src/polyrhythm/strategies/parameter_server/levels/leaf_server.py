@@ -1,31 +1,35 @@
-"""A leaf server: averages the gradients of its group of workers, pushes the mean to the roots, and passes answers on.
+"""A leaf server: averages the gradients of its workers, pushes the mean to the roots, and returns answers.
 
     workers ── PUSH ─▶ held until the group is complete ── PUSH(mean, samples) ─▶ roots, each its shard
             ◀─ PARAMETERS ── put together when all have answered ◀── VECTOR ────
 
-A pull goes the same way, once all of the group have asked, so that they go on with the same parameters. The leaf has at
-most one question at a time before the roots.
+A pull goes the same way, once all of the group have asked, so that they continue with the same parameters.
+The leaf has at most one question at a time before the roots.
 
-A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor comes are not
-seen. The successor begins at the group's step with the leaf's parameters, or with the next ones where the lost worker's
-gradient of the present step is already held. A leaf without workers leaves the roots, and returns with the first
-successor, as a successor would.
+A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor
+comes are not seen. The successor begins at the group's step with the leaf's parameters, or with the next ones
+where the lost worker's gradient of the present step is already held. A leaf without workers leaves the roots,
+and returns with the first successor, as a successor would.
 
-Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had no step
-left; so its successor is given the newest parameters and then the final ones, without asking the roots.
+Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had
+no step left; so its successor is given the newest parameters and then the final ones, without asking the
+roots.
+
+`Levels` says which workers belong to which leaf; `LeafGroup` tracks the workers of one leaf: who is there,
+what they have pushed, and which steps were taken without whom.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
-from polyrhythm.strategies.parameter_server.levels.groups import Levels
-from polyrhythm.strategies.parameter_server.levels.leaf_group import LeafGroup
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
     admit_bare,
@@ -34,9 +38,142 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_plan,
     payload,
 )
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The ranks of both levels.
+
+    Attributes:
+        leaves: ranks of the leaf servers, one a group.
+        roots: ranks of the root servers, in the order of their shards.
+        groups: ranks of every group's workers, neighbours whose numbers differ by at most one group to group.
+    """
+
+    leaves: tuple[int, ...]
+    roots: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, cast: Cast, groups: int) -> Levels:
+        """Shares out the workers; the first servers are the leaves."""
+        workers = cast.workers
+        cuts = shards(len(workers), min(groups, len(workers)))
+        members = [workers[cut] for cut in cuts] + [()] * (groups - len(cuts))
+        return cls(cast.servers[:groups], cast.servers[groups:], tuple(members))
+
+    @property
+    def busy_leaves(self) -> tuple[int, ...]:
+        """Ranks of the leaves that have workers."""
+        return tuple(leaf for leaf, members in zip(self.leaves, self.groups, strict=True) if members)
+
+    def leaf_of(self, worker: int) -> int:
+        """Gives the rank of a worker's leaf."""
+        return next(leaf for leaf, members in zip(self.leaves, self.groups, strict=True) if worker in members)
+
+
+class LeafGroup:
+    """The workers of one leaf, and their gradients until the group is complete.
+
+    Args:
+        members: ranks of its workers.
+
+    Attributes:
+        members: ranks of its workers.
+        there: those that are there.
+        asking: who asks for parameters, in the order of their coming.
+        entering: successors that wait to be let in.
+        steps: with which step each was last let go on; of a lost one, how many are taken.
+        absent: for each rank, the stretches of steps, `[first, one past the last]`, taken without it until a successor
+            came.
+    """
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self.members = members
+        self.there = set(members)
+        self.asking: list[int] = []
+        self.entering: list[int] = []
+        self.steps = dict.fromkeys(members, 0)
+        self.absent: dict[int, list[list[int]]] = {}
+        self._held: dict[int, Message] = {}
+        self._lost: set[int] = set()
+
+    def has_pushed(self, rank: int) -> bool:
+        """Whether a gradient is held of a rank, be it there or not."""
+        return rank in self._held
+
+    @property
+    def all_have_pushed(self) -> bool:
+        """Whether there are gradients, one of everybody who is there among them."""
+        return bool(self._held) and self.there <= self._held.keys()
+
+    @property
+    def all_have_come(self) -> bool:
+        """Whether somebody asks, and whoever is there asks or has pushed already."""
+        return bool(self.asking) and self.there <= self._held.keys() | set(self.asking)
+
+    def check_turn(self, rank: int) -> None:
+        """Makes sure that a rank may push now.
+
+        Raises:
+            RefusedMessage: it has, or is not there.
+        """
+        if rank in self._held or rank not in self.there:
+            raise RefusedMessage(Reason.ORDER, f"rank {rank} pushed a second time, or after it had left")
+
+    def hold(self, rank: int, message: Message) -> None:
+        """Holds a gradient until all are there."""
+        self._held[rank] = message
+
+    def take_held(self) -> tuple[list[Message], list[int]]:
+        """Gives all gradients that are held, in the members' order, and who is there to be answered."""
+        pushed = [rank for rank in self.members if rank in self._held]
+        held, self._held = [self._held[rank] for rank in pushed], {}
+        for rank in pushed:
+            if rank not in self.there:
+                self.steps[rank] += 1
+        return held, [rank for rank in pushed if rank in self.there]
+
+    def take_asking(self) -> list[int]:
+        """Gives who asks."""
+        asking, self.asking = self.asking, []
+        return asking
+
+    def take_entering(self) -> list[int]:
+        """Gives who waits to be let in."""
+        entering, self.entering = self.entering, []
+        return entering
+
+    def lose(self, rank: int, *, pushed_on: bool) -> bool:
+        """Strikes a rank off; gives whether it was there.
+
+        Args:
+            rank: the lost one.
+            pushed_on: whether its gradient is on its way to the roots, so that its step is taken.
+        """
+        if rank in self.entering:
+            self.entering.remove(rank)
+        if rank not in self.there:
+            return False
+        self.there.remove(rank)
+        self._lost.add(rank)
+        self.steps[rank] += pushed_on
+        self.asking = [asking for asking in self.asking if asking != rank]
+        return True
+
+    def let_in(self, ranks: Collection[int], step: int) -> None:
+        """Successors begin at a step; what was taken since the lost ones' last is taken without them."""
+        for rank in ranks:
+            self.there.add(rank)
+            if rank in self._lost and self.steps[rank] < step:
+                self.absent.setdefault(rank, []).append([self.steps[rank], step])
+            self._lost.discard(rank)
+            self.steps[rank] = step
+
 
 Reply = tuple[int, Message]
 

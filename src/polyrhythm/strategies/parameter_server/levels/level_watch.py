@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Conditions, Handled, Invariant
 from polyrhythm.strategies.invariants.ledger import Ledger
-from polyrhythm.strategies.parameter_server.levels.groups import Levels
+from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class AtRoots(Invariant):

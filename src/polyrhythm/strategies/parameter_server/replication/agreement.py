@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Violation
-from polyrhythm.strategies.parameter_server.replication.entry import Entry
+from polyrhythm.strategies.parameter_server.replication.replicated_server import Entry
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class Agreement:

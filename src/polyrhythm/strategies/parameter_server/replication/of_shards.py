@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
+from polyrhythm.strategies.role_assignment import Cast
 
 
 class OfShards(Invariant):

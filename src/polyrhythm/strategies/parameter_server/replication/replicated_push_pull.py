@@ -10,7 +10,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.parameter_server.replication.replicated_server import GREETING, KEPT
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerSetting
 
 _PATIENCE_S, _PAUSE_S = 3.0, 0.01
 """How long a shard may have no server: who was away while servers came and went hears of all of that at once, and of

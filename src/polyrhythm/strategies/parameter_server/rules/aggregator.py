@@ -1,12 +1,22 @@
-"""Aggregators: how several gradients become the one that is applied."""
+"""Aggregators: how several gradients become the one that is applied, and what several of them share.
+
+- `mean`: the weighted mean.
+- `in_order` and `middle`: gradients sorted number by number, with what is not finite at the end; their
+  median.
+- `squared_distances` and `krum_order`: Krum's scores, how far a gradient is from those that are nearest to
+  it.
+- `ByDistance`: what all aggregators have in common that compare whole gradients by their distances.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
@@ -91,3 +101,96 @@ def mean(gradients: Sequence[Tensor], weights: Sequence[float] | None = None) ->
         elif own > 0:
             total.add_(gradient * own)
     return total.div_(weight)
+
+
+def in_order(gradients: Sequence[Tensor]) -> Tensor:
+    """Sorts every coordinate by itself.
+
+    Args:
+        gradients: k of them, each `(n,)`.
+
+    Returns:
+        `(k, n)`, ascending along the first dimension; whatever is not finite counts as infinitely large.
+    """
+    stacked = torch.stack(list(gradients))
+    return torch.where(stacked.isfinite(), stacked, torch.inf).sort(dim=0).values
+
+
+def middle(ordered: Tensor) -> Tensor:
+    """Gives the median along the first dimension, `(n,)`: of an even count, the mean of the two in the middle.
+
+    Args:
+        ordered: `(k, n)`, ascending.
+    """
+    upper = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[upper]
+    return torch.add(ordered[upper - 1], ordered[upper]).div_(2)
+
+
+def squared_distances(gradients: Sequence[Tensor]) -> Tensor:
+    """Gives a shard's part of the squared distances, `(k, k)`, float64; parts of several shards may be added.
+
+    Args:
+        gradients: k of them, each `(n,)`.
+
+    Returns:
+        Zero on the diagonal, or not a number where a gradient is not finite.
+    """
+    found = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for row, one in enumerate(gradients):
+        for column, other in enumerate(gradients[: row + 1]):
+            found[row, column] = found[column, row] = (one - other).square_().sum(dtype=torch.float64).cpu()
+    return found
+
+
+def krum_order(distances: Tensor, among: Sequence[int], f: int) -> list[int]:
+    """Orders gradients by their score, the sum of squared distances to the `len(among) - f - 2` nearest others.
+
+    Args:
+        distances: `(k, k)`, as `squared_distances` gives them.
+        among: positions of the gradients that take part.
+        f: how many may be wrong.
+
+    Returns:
+        The positions, the least score first; of equal scores (as the last choices of Bulyan have them), the one that is
+        nearer to all, and of those the lowest position. Gradients that are not finite are
+        last, and infinitely far from all others.
+    """
+    neighbours = max(0, len(among) - f - 2)
+    finite = torch.nan_to_num(distances, nan=inf, posinf=inf)
+
+    def score(one: int) -> tuple[float, float, int]:
+        if not torch.isfinite(distances[one, one]):
+            return inf, inf, one
+        away = sorted(float(finite[one, other]) for other in among if other != one)
+        return sum(away[:neighbours]), sum(away), one
+
+    return sorted(among, key=score)
+
+
+class ByDistance(Aggregator):
+    """Gradients are chosen by how near they are to others.
+
+    Attributes:
+        f: how many gradients may be wrong.
+    """
+
+    whole: ClassVar[bool] = True
+
+    f: int = Field(default=1, ge=0)
+
+    @property
+    def least(self) -> int:
+        """2f + 3, as Krum needs."""
+        return 2 * self.f + 3
+
+    def order(self, distances: Tensor | None, among: Sequence[int]) -> list[int]:
+        """Orders gradients by Krum's score, the best first.
+
+        Args:
+            distances: as `aggregate` gets them.
+            among: positions of those that take part.
+        """
+        assert distances is not None, "the server has them made"
+        return krum_order(distances, among, self.f)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
+from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 

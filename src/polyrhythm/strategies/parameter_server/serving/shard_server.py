@@ -1,15 +1,24 @@
 """The server's end of push and pull: one shard of the parameters, its optimiser, and a gate.
 
-    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: merge, aggregate, optimiser step, version + 1
+    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ apply: merge, aggregate, optimiser step,
+                                                               version + 1
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
-A message comes in and replies go out; there is no network here. A message that no pusher sends in this state is refused
-before anything is changed. A push whose step has been applied already (a resumed worker repeats itself) is answered
-and not applied again; where pushers go in step, it counts as an empty batch.
+A message comes in and replies go out; there is no network here. A message that no pusher sends in this state
+is refused before anything is changed. A push whose step has been applied already (a resumed worker repeats
+itself) is answered and not applied again; where pushers are in lockstep, it counts as an empty batch.
 
-This file checks messages and asks the gate. What follows from its decision is in `decision_executor.py`, the parameters
-and their updates in `updates.py`, who joins and leaves in `entrance.py`, how the run ends in `presence.py`, gradients
-that all servers must compare first in `comparison.py`.
+`ShardServer` checks messages and asks the gate. `Entrance` admits pushers and lets them leave:
+
+    PULL ─▶ late: LEAVE ─▶ in lockstep: JOIN, at which round? ─▶ wait for the parameters, or ask the gate
+
+`DecisionExecutor` carries out what the gate decides:
+
+    decision ─▶ drop ─▶ apply: merge, aggregate, optimiser step, version + 1 ─▶ answer, or acknowledge
+                           └─ where whole gradients are compared: only once all servers have agreed
+
+The state of the pushers is in `pusher_state.py`, parameters and updates are in `shard.py`, who is there and
+how the run ends in `membership.py`, gradients that all servers must compare first in `distance_exchange.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +28,12 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
-from polyrhythm.strategies.parameter_server.serving.books import Books
-from polyrhythm.strategies.parameter_server.serving.comparison import Comparison
-from polyrhythm.strategies.parameter_server.serving.decision_executor import DecisionExecutor
-from polyrhythm.strategies.parameter_server.serving.entrance import Entrance
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency, RoundGate, let_through
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, pushed_of
-from polyrhythm.strategies.parameter_server.serving.updates import Updates
+from polyrhythm.strategies.parameter_server.serving.distance_exchange import Comparison
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, RoundGate, let_through
+from polyrhythm.strategies.parameter_server.serving.pusher_state import Books
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Updates, pushed_of
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
@@ -283,3 +289,192 @@ class ShardServer:
             )
         comparison.on_message(source, message)
         return self._executor.carry_out_agreed()
+
+
+class Entrance:
+    """Lets pushers in and out of one server, and keeps its books of them consistent.
+
+    Args:
+        books: of its pushers; those about who is there are kept here.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self._gate, self._readings = books.gate, books.readings
+        self._presence, self._losses, self._not_finite = books.presence, books.losses, books.not_finite
+        self._rounds = self._gate.rounds if isinstance(self._gate, RoundGate) else None
+
+    def ask_for_end(self, source: int) -> None:
+        """A pusher asks for the final parameters, which it gets when nobody can change them any more.
+
+        Raises:
+            RefusedMessage: it is not the first, who speaks for the run.
+        """
+        if source != self._presence.pushers[0]:
+            raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
+        self._presence.final = source
+
+    def let_in(self, source: int) -> list[Reply]:
+        """A pusher asks for parameters, perhaps as a successor; gives what it is told in their place, if anything."""
+        if not self._presence.is_there(source):  # a successor
+            if not self._presence.enter(source):
+                return [(source, Message(Kind.LEAVE))]
+            pusher = self._presence.numbers[source]
+            self._losses.replace(source)
+            self._not_finite.forget(pusher)
+            self._gate.join(pusher)
+        return self.invited(source)
+
+    def invited(self, source: int) -> list[Reply]:
+        """Asks a successor among those who go in step at which round it comes in, as long as it has not said so."""
+        if self._rounds is None:
+            return []
+        number = self._rounds.invitation(self._presence.numbers[source])
+        return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
+
+    def come_in(self, source: int, message: Message) -> Decision:
+        """A successor says at which round it comes in.
+
+        Raises:
+            RefusedMessage: there are no rounds, or it cannot come in at this one.
+        """
+        if not isinstance(self._gate, RoundGate):
+            raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
+        admit_bare(message._replace(step=0))
+        return self._gate.enter(self._presence.numbers[source], message.step)
+
+    def wait(self, source: int) -> None:
+        """A pusher asks before there are parameters."""
+        self._presence.asking.append(source)
+
+    def all_waiting(self) -> list[int]:
+        """Gives the ranks that wait for parameters, which wait no more."""
+        asking, self._presence.asking = self._presence.asking, []
+        return asking
+
+    def shown_out(self, source: int) -> list[Reply]:
+        """Tells a pusher that is not there, and has not asked for the final parameters, to leave."""
+        gone = not self._presence.is_there(source) and source != self._presence.final
+        if gone or self._losses.was_let_go(source):
+            return [(source, Message(Kind.LEAVE, stop=self._losses.was_let_go(source)))]
+        return []
+
+    def leave(self, source: int) -> Decision:
+        """A pusher that was there is gone; gives whom that sets free."""
+        pusher = self._presence.numbers[source]
+        self._readings.forget(pusher)
+        return self._gate.leave(pusher)
+
+    def lose(self, rank: int) -> bool:
+        """A pusher is gone without a word; gives whether it was there.
+
+        Raises:
+            RunError: more are lost than the consistency can spare.
+        """
+        if self._presence.is_there(rank):
+            self._losses.lose(rank)
+        self._losses.check()
+        return self._presence.lose(rank)
+
+
+_PARAMETERS = Kind.PARAMETERS  # an enum is slow to ask for its members
+
+
+class DecisionExecutor:
+    """Updates one server's shard as its gate decides, and makes the answers.
+
+    Args:
+        books: of its pushers.
+        updates: the shard, and the updates that it has had.
+        comparison: with the other servers, where the aggregator needs whole gradients.
+        robust: whether the aggregator is, so that too few gradients make no update.
+
+    Attributes:
+        stop: whether a pusher was asked to stop, which all answers then say.
+    """
+
+    def __init__(
+        self, books: Books, updates: Updates, comparison: Comparison | None, *, robust: bool
+    ) -> None:
+        self.stop = False
+        self._updates = updates
+        self._comparison = comparison
+        self._robust = robust
+        self._held, self._readings, self._presence = books.held, books.readings, books.presence
+        self._rounds = books.gate.rounds if isinstance(books.gate, RoundGate) else None
+
+    def carry_out(self, decision: Decision) -> list[Reply]:
+        """Drops, applies and answers what a decision names; gives the replies.
+
+        Where servers compare gradients first, gives what tells them, and the rest follows with `carry_out_agreed`.
+        """
+        for pusher in decision.drop:
+            self._held.take(pusher)
+            self._updates.dropped += 1
+        taken = [self._held.take(pusher) for pusher in decision.apply]
+        if self._comparison is None:
+            return self._apply_and_answer(taken, decision, None)
+        return self._comparison.take(taken, decision, self._rounds) + self.carry_out_agreed()
+
+    def carry_out_agreed(self) -> list[Reply]:
+        """Carries out, in their order, the decisions that the other servers have said all about; gives the replies."""
+        replies: list[Reply] = []
+        while self._comparison is not None and (agreed := self._comparison.next()) is not None:
+            replies += self._apply_and_answer(*agreed)
+            if agreed.taken:
+                replies += self.answer_final()
+        return replies
+
+    def apply(self, gradients: list[Pushed], distances: Tensor | None) -> None:
+        """Makes one update of gradients, unless a robust aggregator finds them too few.
+
+        Args:
+            gradients: in the order in which they are summed.
+            distances: between those that weigh something, where the aggregator needs them.
+        """
+        if self._updates.make(gradients, distances):
+            self._readings.count(gradients)
+        elif self._robust:  # they were too few
+            for entry in gradients:
+                first = entry.message.step
+                self._held.left_out.add(entry.pusher, first, first + (entry.message.weight > 0))
+
+    def apply_alone(self, entry: Pushed) -> None:
+        """Does what `apply` does with one gradient, at less cost; most pushes of asynchronous runs end here."""
+        if self._updates.make_of_one(entry):
+            self._readings.versions[entry.pusher] += 1
+        else:
+            self.apply([entry], None)
+
+    def answer(self, source: int) -> Reply:
+        """Gives the answer to a rank, with the parameters as they are now."""
+        updates, number = self._updates, self._presence.numbers[source]
+        assert updates.shard is not None, "nobody is answered before there are parameters"
+        shown, version = updates.shard.shown(), updates.version
+        self._readings.note(number, version, shown)
+        step = self._held.steps[number]
+        return source, message_of((_PARAMETERS, shown, version, step, 1.0, 0.0, self.stop, 0))
+
+    def answer_final(self) -> list[Reply]:
+        """Gives the answer with the final parameters, if it was asked for and nobody can change them any more."""
+        final = self._presence.ready_to_end
+        waits = self._comparison is not None and self._comparison.busy
+        return [] if final is None or self._updates.shard is None or waits else [self.answer(final)]
+
+    def _apply_and_answer(
+        self, taken: list[Pushed], decision: Decision, distances: Tensor | None
+    ) -> list[Reply]:
+        self._held.count(taken)
+        for pusher in decision.answer + decision.acknowledge:
+            self._held.settle(pusher, decision.step)
+        if taken:
+            self.apply(taken, distances)
+        pushers = self._presence.pushers
+        answers = [self.answer(pushers[pusher]) for pusher in decision.answer]
+        answers += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
+        return answers
+
+    def _acknowledgement(self, pusher: int) -> Reply:
+        """Gives an answer without parameters: the pusher's copy, with its own updates, is new enough."""
+        version, step = self._readings.versions[pusher], self._held.steps[pusher]
+        message = Message(Kind.PARAMETERS, version=version, step=step, stop=self.stop)
+        return self._presence.pushers[pusher], message

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Conditions, Ended, Handled, Invariant, Violation
-from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap
 from polyrhythm.training.flat_parameters import shards
 
 

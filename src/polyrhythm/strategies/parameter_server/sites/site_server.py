@@ -1,18 +1,34 @@
-"""A site's server: a shard of its own full copy of the parameters.
+"""A site's server: a shard of its own full copy of the parameters, and its messages with other sites.
 
-workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
-other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
-workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind, or has announced a large packet
+    workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
+    other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
+    workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind,
+                                         or has announced a large packet
 
-Without a lost worker its site goes on with those who are left, as servers in lock-step do. A site whose workers are all
-lost is not waited for; when one of them has a successor, its rounds count on from the slowest site's. In the end such a
-site is asked for its last, after which it lets nobody in. Whoever had asked for that may be lost, and has a successor:
-one that asks again, and has no step left to take.
+Without a lost worker its site goes on with those who are left, as lockstep servers do. A site whose workers
+are all lost is not waited for; when one of them has a successor, its rounds count on from the slowest site's.
+At the end such a site is asked for its last packet, after which it admits no worker. The worker that asked
+for that may be lost, and has a successor: one that asks again, and has no step left to take.
+
+Between one shard's servers of all sites:
+
+    site ── ANNOUNCE(round) ─▶                                  all other sites, before a large packet
+         ── DIFFERENCE(packet or nothing, round, the newest round of yours that I have) ─▶       every round
+         ── LEAVE(packet, round, …) ─▶                                                    after its last
+         ── ANNOUNCE(round, stop) ─▶          that round will not come for now: all workers are lost
+
+A packet is kept until all others have acknowledged it, so that a checkpoint holds what is on its way. Rounds
+that a resumed site makes again are ignored by those who have them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
@@ -23,13 +39,191 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
-from polyrhythm.strategies.parameter_server.serving.held import Held
-from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.membership import Presence
+from polyrhythm.strategies.parameter_server.serving.pusher_state import Held
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
-from polyrhythm.strategies.parameter_server.sites.post import Post
 from polyrhythm.strategies.parameter_server.sites.site_copy import SiteCopy
-from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.state import State
+from polyrhythm.training.flat_parameters import shards
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """The ranks of all sites.
+
+    Attributes:
+        members: ranks of every site's workers, neighbours; a site may have none.
+        servers: ranks of every site's servers, in the order of their shards.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    servers: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, cast: Cast, sites: int) -> SiteMap:
+        """Shares out the workers and the servers."""
+        cuts = shards(len(cast.workers), min(sites, len(cast.workers)))
+        members = [cast.workers[cut] for cut in cuts] + [()] * (sites - len(cuts))
+        each = len(cast.servers) // sites
+        servers = tuple(cast.servers[site * each : (site + 1) * each] for site in range(sites))
+        return cls(tuple(members), servers)
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """Numbers of the sites that have workers."""
+        return tuple(site for site, members in enumerate(self.members) if members)
+
+    def site_of(self, worker: int) -> int:
+        """Gives the number of a worker's site."""
+        return next(site for site, members in enumerate(self.members) if worker in members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRule:
+    """When a site tells others, and when it waits for them.
+
+    Attributes:
+        threshold: share of a number's value, above which its change is significant in the first round; in round t,
+            this divided by the root of t.
+        lag: how many rounds the slowest site may be behind.
+        barrier: share of a shard's bytes; a packet with more is announced, and readers wait for it.
+    """
+
+    threshold: float
+    lag: int
+    barrier: float = 1.0
+
+    def is_large(self, packet: Tensor | None, values: Tensor) -> bool:
+        """Whether a packet is to be announced."""
+        return packet is not None and len(packet) > self.barrier * len(values)
+
+    def threshold_of(self, number: int) -> float:
+        """Gives the threshold of a round, counted from 1."""
+        return self.threshold / sqrt(number)
+
+
+_PACKET = "packet."
+
+
+class Post:
+    """One server's end.
+
+    Args:
+        peers: ranks of the same shard's servers at all other sites that have workers.
+
+    Attributes:
+        clock: rounds of this site so far.
+    """
+
+    def __init__(self, peers: tuple[int, ...]) -> None:
+        self.clock = 0
+        self._heard = dict.fromkeys(peers, 0)
+        self._acknowledged = dict.fromkeys(peers, 0)
+        self._gone: set[int] = set()
+        self._asleep: set[int] = set()
+        self._sleeps = False
+        self._announced: dict[int, int] = {}
+        self._kept: dict[int, Tensor] = {}
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Ranks of the other sites' servers."""
+        return tuple(self._heard)
+
+    @property
+    def slowest(self) -> int:
+        """The least clock of the sites that are still training, as far as is known; this site's own if it is alone."""
+        away = self._gone | self._asleep
+        return min((clock for peer, clock in self._heard.items() if peer not in away), default=self.clock)
+
+    @property
+    def asleep(self) -> tuple[int, ...]:
+        """Ranks of other sites' servers whose workers are lost, all of them, until they make another round."""
+        return tuple(sorted(self._asleep - self._gone))
+
+    def sleep(self) -> list[tuple[int, Message]]:
+        """All workers of this site are lost; gives what tells the other sites not to wait for it."""
+        if self._sleeps:
+            return []
+        self._sleeps = True
+        return [(peer, Message(Kind.ANNOUNCE, version=self.clock + 1, stop=True)) for peer in self._heard]
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a packet has been announced that is still on its way."""
+        return bool(self._announced)
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether all other sites have sent their last."""
+        return len(self._gone) == len(self._heard)
+
+    def tell(
+        self, packet: Tensor | None, *, stop: bool, large: bool = False, last: bool = False
+    ) -> list[tuple[int, Message]]:
+        """Begins the next round with what is significant of it; gives the messages to all other sites.
+
+        Args:
+            packet: what to send, if anything is.
+            stop: whether someone wants to stop.
+            large: whether the packet is to be announced.
+            last: whether this site's workers have left.
+        """
+        if self._sleeps:  # nobody waits for the rounds that it has not made
+            self._sleeps = False
+            self.clock = max(self.clock, self.slowest)
+        self.clock += 1
+        if packet is not None and self._heard:
+            self._kept[self.clock] = packet
+        kind = Kind.LEAVE if last else Kind.DIFFERENCE
+        announcements = [(peer, Message(Kind.ANNOUNCE, version=self.clock)) for peer in self._heard if large]
+        return announcements + [
+            (peer, Message(kind, packet, version=self.clock, step=heard, stop=stop and not last))
+            for peer, heard in self._heard.items()
+        ]
+
+    def tell_again(self) -> list[tuple[int, Message]]:
+        """Gives what others may not have got before a checkpoint was made."""
+        return [
+            (peer, Message(Kind.DIFFERENCE, packet, version=number, step=heard))
+            for peer, heard in self._heard.items()
+            for number, packet in self._kept.items()
+        ]
+
+    def expect(self, peer: int, message: Message) -> None:
+        """Takes another site's announcement."""
+        if message.stop:
+            self._asleep.add(peer)
+        elif message.version > self._heard[peer]:
+            self._announced[peer] = message.version
+
+    def hear(self, peer: int, message: Message) -> Tensor | None:
+        """Takes another site's message; gives its packet, if it has one that is new."""
+        self._acknowledged[peer] = max(self._acknowledged[peer], message.step)
+        known = min(self._acknowledged.values())
+        self._kept = {number: packet for number, packet in self._kept.items() if number > known}
+        if message.version >= self._announced.get(peer, 0):
+            self._announced.pop(peer, None)
+        if message.kind is Kind.LEAVE:
+            self._gone.add(peer)
+        if message.version <= self._heard[peer]:
+            return None
+        self._heard[peer] = message.version
+        self._asleep.discard(peer)
+        return message.tensor
+
+    def state(self) -> State:
+        """Gives clocks, and what is on its way."""
+        facts = {"clock": self.clock, "heard": list(self._heard.values()), "kept": list(self._kept)}
+        return {f"{_PACKET}{number}": packet for number, packet in self._kept.items()}, facts
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave."""
+        self.clock = facts["clock"]
+        self._heard = dict(zip(self._heard, facts["heard"], strict=True))
+        self._kept = {number: tensors[f"{_PACKET}{number}"] for number in facts["kept"]}
+
 
 Reply = tuple[int, Message]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket, listen
+from polyrhythm.communication.transports.sockets import TcpSocket, listen
 
 PATIENCE_S = 30.0
 

@@ -9,8 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.between_hosts.addition import WHOLE_BYTES, Addition, Outgoing
-from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame, Phase, Shape
+from polyrhythm.communication.transports.between_hosts.addition import (
+    HEADER_BYTES,
+    WHOLE_BYTES,
+    Addition,
+    Frame,
+    Outgoing,
+    Phase,
+    Shape,
+)
 from polyrhythm.errors import RunError
 
 SIZES = (1, 7, 1000, WHOLE_BYTES // 4 + 1, 70_001)

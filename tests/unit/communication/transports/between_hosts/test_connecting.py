@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
-from polyrhythm.communication.transports.between_hosts.meeting import Place, connect_all
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket
+from polyrhythm.communication.transports.between_hosts.connections import Place, connect_all
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
+from polyrhythm.communication.transports.sockets import TcpSocket
 from polyrhythm.errors import PeerLost
 from unit.communication.transports.between_hosts.meshes import together
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.transports.between_hosts.collectives import ExchangeHandle, HostCollectives
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.errors import RunError
 from unit.communication.transports.between_hosts.meshes import mesh, pair, together
 

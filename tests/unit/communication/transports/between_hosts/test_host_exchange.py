@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from polyrhythm.communication.transports.between_hosts.order import Order
+from polyrhythm.communication.transports.between_hosts.collectives import Order
 from unit.communication.transports.between_hosts.meshes import PATIENCE_S, mesh
 
 

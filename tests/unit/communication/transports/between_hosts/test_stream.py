@@ -8,11 +8,16 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from polyrhythm.communication.transports.between_hosts.addition import Addition, Outgoing
-from polyrhythm.communication.transports.between_hosts.frames import HEADER_BYTES, Frame, Phase, Shape
-from polyrhythm.communication.transports.between_hosts.stream import Stream
-from polyrhythm.communication.transports.owned_socket import OwnedSocket
-from polyrhythm.communication.transports.tcp.sockets import RECORD_BYTES, TcpSocket
+from polyrhythm.communication.transports.between_hosts.addition import (
+    HEADER_BYTES,
+    Addition,
+    Frame,
+    Outgoing,
+    Phase,
+    Shape,
+)
+from polyrhythm.communication.transports.between_hosts.connections import Stream
+from polyrhythm.communication.transports.sockets import RECORD_BYTES, OwnedSocket, TcpSocket
 from unit.communication.transports.between_hosts.meshes import pair
 
 

@@ -8,8 +8,7 @@ import resource
 import pytest
 import torch
 
-from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
-from polyrhythm.communication.transports.shared_memory.places import Places
+from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, Places, memory_file
 
 
 @pytest.mark.parametrize("members", [2, 3, 8, 64, 500])

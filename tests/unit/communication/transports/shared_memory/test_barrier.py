@@ -8,10 +8,9 @@ import threading
 
 import pytest
 
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
-from polyrhythm.communication.transports.shared_memory.barrier import Barrier, strongly_ordered
-from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines, strongly_ordered
 
 RANKS = (4, 7, 9)
 

@@ -14,10 +14,8 @@ from torch import Tensor
 from polyrhythm.communication.transports.shared_memory import arena as arena_module
 from polyrhythm.communication.transports.shared_memory import exchange as exchange_module
 from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
-from polyrhythm.communication.transports.shared_memory.barrier import Barrier
-from polyrhythm.communication.transports.shared_memory.exchange import Exchange
-from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
-from polyrhythm.communication.transports.shared_memory.rows import Rows
+from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
+from polyrhythm.communication.transports.shared_memory.exchange import Exchange, Rows
 from polyrhythm.errors import RequestError
 
 SLOT_BYTES = 4096

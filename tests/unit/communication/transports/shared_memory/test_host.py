@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.communication.transports.shared_memory.host import host_key
+from polyrhythm.communication.transports.shared_memory.meeting import host_key
 
 
 def test_a_host_is_name_boot_network_and_address() -> None:

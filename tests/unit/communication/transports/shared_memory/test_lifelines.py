@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from polyrhythm.communication.transports.shared_memory.lifelines import Lifelines
+from polyrhythm.communication.transports.shared_memory.barrier import Lifelines
 
 MEANWHILE_S = 0.2
 """In which another thread has closed what nobody keeps it from closing."""

@@ -20,17 +20,17 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory import incoming, outgoing, slots
-from polyrhythm.communication.transports.shared_memory.frames import (
+from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
+from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
+from polyrhythm.communication.transports.shared_memory.slots import (
     IN_CHUNKS,
     IN_PACKET,
     MOST_INLINE_BYTES,
     Card,
     encode_hello,
     encode_place,
+    shared_file,
 )
-from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
-from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
-from polyrhythm.communication.transports.shared_memory.slots import shared_file
 from polyrhythm.errors import PeerLost, RunError
 from unit.communication.transports.heard import PATIENCE_S, Heard
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.shared_memory import meeting
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction, share_memory

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.communication.transports.shared_memory import order as order_module
-from polyrhythm.communication.transports.shared_memory.order import InOrder, OrderedWork
+from polyrhythm.communication.transports.shared_memory import collectives as order_module
+from polyrhythm.communication.transports.shared_memory.collectives import InOrder, OrderedWork
 
 PATIENCE_S = 20.0
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from polyrhythm.communication.transports.shared_memory import wake_word
-from polyrhythm.communication.transports.shared_memory.wake_word import WakeWord
+from polyrhythm.communication.transports.shared_memory import barrier as wake_word
+from polyrhythm.communication.transports.shared_memory.barrier import WakeWord
 
 LONG_S = 60.0
 

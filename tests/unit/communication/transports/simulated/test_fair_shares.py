@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from polyrhythm.communication.transports.simulated.fair_shares import Demand, fair_rates
+from polyrhythm.communication.transports.simulated.contended_network import Demand, fair_rates
 
 
 def test_one_link_is_divided_evenly() -> None:

@@ -6,8 +6,7 @@ from math import inf
 
 import pytest
 
-from polyrhythm.communication.transports.simulated.bundle import Bundle, Flow, Way
-from polyrhythm.communication.transports.simulated.sharing import Sharing
+from polyrhythm.communication.transports.simulated.contended_network import Bundle, Flow, Sharing, Way
 
 
 def _nothing() -> None:

@@ -8,8 +8,8 @@ import torch
 from conformance.communicator_checks import CHECKS, SIZE, run
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
 from polyrhythm.errors import PeerLost
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from polyrhythm.communication.transports.tcp.attempts import Attempts, ProcessGone
-from polyrhythm.communication.transports.tcp.sockets import TcpSocket, listen, receive_exactly
+from polyrhythm.communication.transports.sockets import TcpSocket, listen, receive_exactly
+from polyrhythm.communication.transports.tcp.handshake import Attempts, ProcessGone
 
 LOOPBACK = "127.0.0.1"
 

@@ -11,12 +11,13 @@ import pytest
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.tcp.attempts import ProcessGone
-from polyrhythm.communication.transports.tcp.card import Identity, TcpCard
-from polyrhythm.communication.transports.tcp.challenge import (
+from polyrhythm.communication.transports.tcp.handshake import (
     HELLO_BYTES,
     Answer,
     Greeted,
+    Identity,
+    ProcessGone,
+    TcpCard,
     answer,
     challenge,
     hear_greeting,

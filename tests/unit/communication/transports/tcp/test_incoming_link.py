@@ -8,12 +8,18 @@ import time
 
 from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.tcp.attempts import ProcessGone
-from polyrhythm.communication.transports.tcp.card import Identity, TcpCard
-from polyrhythm.communication.transports.tcp.challenge import Answer, Greeted, answer, challenge
-from polyrhythm.communication.transports.tcp.incoming_link import IncomingTcpLink
+from polyrhythm.communication.transports.sockets import receive_exactly
+from polyrhythm.communication.transports.tcp.handshake import (
+    Answer,
+    Greeted,
+    Identity,
+    ProcessGone,
+    TcpCard,
+    answer,
+    challenge,
+)
+from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLink
 from polyrhythm.communication.transports.tcp.outgoing_link import GOODBYE, WORD
-from polyrhythm.communication.transports.tcp.sockets import receive_exactly
 from unit.communication.transports.heard import PATIENCE_S, Heard
 
 LINK = bytes(range(16))

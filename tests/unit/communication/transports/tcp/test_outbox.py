@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.tcp.outbox import Outbox
-from polyrhythm.communication.transports.tcp.send_handle import MOST_COPIED_BYTES, SendHandle
+from polyrhythm.communication.transports.tcp.outgoing_link import MOST_COPIED_BYTES, Outbox, SendHandle
 from polyrhythm.errors import PeerLost
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
-from polyrhythm.communication.transports.tcp.send_handle import SendHandle
-from polyrhythm.communication.transports.tcp.sockets import RECORD_BYTES, TcpSocket, dial, listen
+from polyrhythm.communication.transports.sockets import RECORD_BYTES, TcpSocket, dial, listen
+from polyrhythm.communication.transports.tcp.outgoing_link import SendHandle
 
 
 class Noted(TcpSocket):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from polyrhythm.communication.transports.tcp.silence import Sign, Silence
+from polyrhythm.communication.transports.between_hosts.connections import Sign, Silence
 
 PATIENCE_S = 60.0
 ANSWERED, SENT_AGAIN = Sign(False, 0.1), Sign(True, 0.1)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from polyrhythm.communication.transports.tcp.frame_reader import FrameReader
+from polyrhythm.communication.transports.tcp.incoming_links import FrameReader
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,10 +15,9 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.tcp.card import TcpCard
+from polyrhythm.communication.transports.tcp.handshake import TcpCard
 from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLinks
-from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
-from polyrhythm.communication.transports.tcp.send_handle import MOST_COPIED_BYTES
+from polyrhythm.communication.transports.tcp.outgoing_link import MOST_COPIED_BYTES, OutgoingTcpLink
 from polyrhythm.errors import PeerLost
 from unit.communication.transports.heard import PATIENCE_S, Heard
 from unit.communication.transports.tcp.cutting_proxy import CuttingProxy

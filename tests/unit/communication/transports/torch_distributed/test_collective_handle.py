@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.communication.transports.collective_broken import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.torch_distributed.collectives import CollectiveHandle
 
 

@@ -10,13 +10,13 @@ import pytest
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed import rendezvous
-from polyrhythm.communication.transports.torch_distributed.link_words import (
+from polyrhythm.communication.transports.torch_distributed.communicator import connect
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Cards,
     join,
     newest_incarnations,
     tell_of_start,
 )
-from polyrhythm.communication.transports.torch_distributed.transport import connect
 from polyrhythm.errors import PeerLost
 
 SIZE, LEADER, GUEST = 3, 0, 2

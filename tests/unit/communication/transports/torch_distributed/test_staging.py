@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.torch_distributed.staging import Staging
+from polyrhythm.communication.transports.torch_distributed.communicator import Staging
 
 
 class Leaving:

@@ -1,6 +1,6 @@
 """Who shares a host with whom."""
 
-from polyrhythm.communication.transports.two_level.levels import Levels
+from polyrhythm.communication.transports.two_level import Levels
 
 
 def test_who_shares_a_host_and_who_leads():

@@ -8,7 +8,7 @@ import pytest
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.specs import build
-from polyrhythm.strategies.gossip.mixing.ending import Ending
+from polyrhythm.strategies.gossip.mixing.turns import Ending
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 
 STEPS = 60

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.gossip.mixing.mixed import Mixed
+from polyrhythm.strategies.gossip.mixing.invariant import Mixed
 from polyrhythm.strategies.invariant import Conditions, Regrouped, Violation
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 
 GRADIENTS = torch.tensor([[4.0, 0.0], [0.0, 16.0], [2.0, 6.0]])

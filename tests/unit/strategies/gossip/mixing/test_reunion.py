@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.mixing.reunion import Progress, Reunion
-from polyrhythm.strategies.gossip.mixing.turns import made_anew
+from polyrhythm.strategies.gossip.mixing.turns import Progress, Reunion, made_anew
 from polyrhythm.strategies.gossip.sgp import SGP
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topologies.random_regular import RandomRegular

@@ -7,17 +7,16 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.cast import cast_in_order
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.gossip.sgp import SGP
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerPart
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 OWN, NEWEST = 1.0, 5.0
 

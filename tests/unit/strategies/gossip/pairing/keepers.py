@@ -6,16 +6,15 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.transport import SimulatedCluster
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.cast import cast_in_order
-from polyrhythm.strategies.gossip.pairing.keeper import Keeper
-from polyrhythm.strategies.gossip.pairing.place import place_of
+from polyrhythm.strategies.gossip.pairing.keeper import Keeper, place_of
+from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.topologies.ring import Ring
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, FlatParameters]:

@@ -7,10 +7,8 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.heir import Heir
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
-from polyrhythm.strategies.gossip.pairing.member import Member
-from polyrhythm.strategies.gossip.pairing.membership import Standing
+from polyrhythm.strategies.gossip.pairing.membership import Heir, Member, Standing
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.keepers import asked, keeper
 

@@ -7,9 +7,8 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.gossip.pairing.host import Host
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
-from polyrhythm.strategies.gossip.pairing.member import Member
+from polyrhythm.strategies.gossip.pairing.membership import Host, Member
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.keepers import asked, keeper
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.specs import build, choices
-from polyrhythm.strategies.gossip.pairing.place import Place, place_of
-from polyrhythm.strategies.graph import unreached
+from polyrhythm.strategies.gossip.pairing.keeper import Place, place_of
 from polyrhythm.strategies.topologies.complete import Complete
 from polyrhythm.strategies.topologies.file import File
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topologies.star import Star
-from polyrhythm.strategies.topology import TOPOLOGIES, Topology
+from polyrhythm.strategies.topology import TOPOLOGIES, Topology, unreached
 
 
 def places(topology: Topology, workers: int) -> list[Place]:

@@ -12,8 +12,12 @@ from torch import Tensor
 from conformance.jobs import strategy
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
-from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, Aggregator, mean
-from polyrhythm.strategies.parameter_server.rules.krum_scores import squared_distances
+from polyrhythm.strategies.parameter_server.rules.aggregator import (
+    AGGREGATORS,
+    Aggregator,
+    mean,
+    squared_distances,
+)
 
 ROBUST = [name for name in choices(AGGREGATORS) if name != "weighted_mean"]
 

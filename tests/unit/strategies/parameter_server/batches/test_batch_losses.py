@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.parameter_server.batches.curvature import Search
-from polyrhythm.strategies.parameter_server.batches.server import BatchServer
+from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
+from polyrhythm.strategies.parameter_server.sandblaster import BatchServer
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 WORKERS, SERVERS = (0, 1, 2), (5, 6)
 PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)

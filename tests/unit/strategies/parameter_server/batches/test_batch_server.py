@@ -11,12 +11,12 @@ from polyrhythm.communication.message import (
     pack_tensors,
     unpack_tensors,
 )
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.parameter_server.batches.curvature import Search
-from polyrhythm.strategies.parameter_server.batches.server import BatchServer
+from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
+from polyrhythm.strategies.parameter_server.sandblaster import BatchServer
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 WORKERS = (0, 2)
 START = torch.tensor([1.0, 2.0])

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
-from polyrhythm.strategies.parameter_server.batches.curvature import Curvature, Search
-from polyrhythm.strategies.parameter_server.serving.optimized_shard import OptimizedShard
+from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
+from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
+from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 NUMBERS = 8
 EXACT = Search(memory=NUMBERS, trials=1, tolerance=0.0)

@@ -9,8 +9,8 @@ import pytest
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.parameter_server.elastic.centre_link import CentreLink
+from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink
+from polyrhythm.strategies.role_assignment import Cast
 
 
 def test_a_successor_that_one_server_asks_in_and_another_tells_of_the_end_leaves() -> None:

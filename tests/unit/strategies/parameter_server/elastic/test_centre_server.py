@@ -13,8 +13,7 @@ from polyrhythm.communication.message import (
     unpack_tensors,
 )
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.elastic.centre_server import CentreServer
-from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.elastic.averaging import CentreServer, ElasticRule
 
 WORKERS = (0, 2, 5)  # ranks
 START = torch.tensor([1.0, -2.0, 4.0])

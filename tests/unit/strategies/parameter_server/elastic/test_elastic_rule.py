@@ -6,7 +6,7 @@ import pytest
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.parameter_server.elastic.rule import ElasticRule
+from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticRule
 
 
 def one_exchange(workers, worker, alpha, rate):

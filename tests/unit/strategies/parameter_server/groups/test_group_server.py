@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
-from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
-from polyrhythm.strategies.parameter_server.groups.roster import WORD_TAG, Formation
+from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation, GroupServer
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0, 1, 2, 3), (4, 5))
 PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)

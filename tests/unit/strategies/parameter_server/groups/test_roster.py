@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.strategies.parameter_server.groups.roster import Formation, Roster
+from polyrhythm.strategies.parameter_server.groups.group_server import Formation, Roster
 
 
 def test_those_who_are_left_go_on_in_their_order_once_all_have_broken_off() -> None:

@@ -7,13 +7,12 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.levels.groups import Levels
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
-from polyrhythm.strategies.parameter_server.levels.root_server import RootServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.parameter_server.hierarchical import RootServer
+from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0, 1, 2, 3, 4), (5, 6, 7, 8))
 PLAN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)

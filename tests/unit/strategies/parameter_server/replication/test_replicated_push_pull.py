@@ -11,12 +11,12 @@ from torch import nn
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 FIRST, SECOND = 2, 3
 

@@ -9,16 +9,16 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.errors import PeerLost, RequestError
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.server_part import ServerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 A, B, FIRST, SECOND, THIRD = 0, 1, 2, 3, 4  # ranks: two workers, three servers
 CAST = Cast((A, B), (FIRST, SECOND, THIRD))

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, pack_tensors
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.downpour import Downpour
 from polyrhythm.strategies.parameter_server.gaia import Gaia
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
+from polyrhythm.strategies.role_assignment import Cast
 from polyrhythm.strategies.strategy import ServerSetting
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 PLAN = pack_json(OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5).to_json())
 GOOD = Message(Kind.PUSH, torch.ones(3), learning_rate=0.5)

@@ -7,10 +7,10 @@ import pytest
 from polyrhythm.communication.message import Kind, Message, RefusedMessage
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.books import Books
-from polyrhythm.strategies.parameter_server.serving.entrance import Entrance
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.pusher_state import Books
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.parameter_server.serving.shard_server import Entrance
 
 PUSHERS = (3, 5)
 

@@ -11,11 +11,11 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.not_finite import is_finite
+from polyrhythm.strategies.parameter_server.serving.admission import is_finite
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 A, B = 0, 3  # ranks
 START = torch.tensor([1.0, 2.0])

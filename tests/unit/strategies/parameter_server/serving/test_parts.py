@@ -9,13 +9,13 @@ from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.rules.krum_scores import squared_distances
-from polyrhythm.strategies.parameter_server.serving.parts import Parts, summed
+from polyrhythm.strategies.parameter_server.rules.aggregator import squared_distances
+from polyrhythm.strategies.parameter_server.serving.distance_exchange import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 SERVERS = (5, 6, 7)
 WORKERS = (0, 1, 2, 3, 4)

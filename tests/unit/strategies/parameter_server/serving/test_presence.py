@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.strategies.parameter_server.serving.presence import Presence
+from polyrhythm.strategies.parameter_server.serving.membership import Presence
 
 
 def test_whoever_asked_for_the_final_parameters_ends_the_run_by_its_second_leave() -> None:

@@ -4,12 +4,11 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind, Message, unpack_json
-from polyrhythm.strategies.cast import Cast
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.step import Step
-from polyrhythm.strategies.worker_setting import WorkerSetting
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 CAST = Cast((0, 1), (2, 3))
 

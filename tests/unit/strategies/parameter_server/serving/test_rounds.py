@@ -12,10 +12,10 @@ from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
-from polyrhythm.strategies.parameter_server.serving.rounds import Rounds
+from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan, Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 
 STEPS = 6
 

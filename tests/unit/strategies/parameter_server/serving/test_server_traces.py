@@ -17,8 +17,8 @@ from polyrhythm.strategies.parameter_server.merge.delay_compensated import Delay
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 RATE, START = 0.125, 3.0
 A, B, C = 0, 1, 2

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
-from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed
-from polyrhythm.strategies.parameter_server.serving.updates import Updates
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, Pushed, Updates
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 PLAN = OptimizerPlan("SGD", (Span(0, 2, {"lr": 0.5, "momentum": 0.5}),), 0.5)
 

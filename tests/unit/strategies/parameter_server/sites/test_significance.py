@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from polyrhythm.strategies.parameter_server.sites.significance import Significance, add_packet
-from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
+from polyrhythm.strategies.parameter_server.sites.site_copy import Significance, add_packet
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -5,12 +5,10 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.cast import Cast
-from polyrhythm.strategies.parameter_server.sites.site_map import SiteMap
-from polyrhythm.strategies.parameter_server.sites.site_rule import SiteRule
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
+from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 PLAN = OptimizerPlan("SGD", (Span(0, 4, {"lr": 0.5}),), 0.5)
 START = torch.tensor([4.0, 8.0, 16.0, 32.0])

@@ -5,9 +5,9 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.sums.server import SumServer
-from polyrhythm.training.optimizing.optimizer_plan import OptimizerPlan
-from polyrhythm.training.optimizing.spans import Span
+from polyrhythm.strategies.parameter_server.downpour import SumServer
+from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 WORKERS = (0, 2, 5)  # ranks
 START = torch.tensor([1.0, 2.0, 3.0])

@@ -1,0 +1,318 @@
+"""How workers join a run of `train` that others have started: what the run offers, and `polyrhythm join`.
+
+The run listens at an address, admits workers that know its token, and tells people and programs how to join
+(`join.json` in the run folder). A guest is a worker that was not started by the run's launcher: it connects
+with address and token, receives the job, checks that its data are the run's, and takes a place among the
+workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from polyrhythm.claim import Superseded
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    LOOPBACK,
+    Rendezvous,
+    newest_incarnations,
+    own_address,
+)
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import Event, Notice
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.joining.connections import Address, parse_address
+from polyrhythm.launch.joining.join_client import Place, Visit
+from polyrhythm.launch.joining.join_server import Admission, Entrance
+from polyrhythm.launch.joining.token import (
+    TOKEN_FILE,
+    TOKEN_VARIABLE,
+    door_key,
+    draw_token,
+    link_key,
+    read_token,
+)
+from polyrhythm.launch.process import ask_names_briefly
+from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.signals import PREEMPTED
+from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.world import Departed, StopRequest
+
+JOIN_FILE = "join.json"
+"""In the run folder while the run can be joined: address, token file, and the command."""
+
+
+@contextmanager
+def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
+    """Makes the entrance that a run's configuration asks for; None if it asks for none.
+
+    Args:
+        job: whose folder is there.
+        config: as the user wishes.
+
+    Raises:
+        RequestError: the address or the token cannot be used.
+    """
+    folder = job.keeping.folder
+    if config.listen is None or folder is None:
+        yield None
+        return
+    address, given = parse_address(config.listen), read_token(config.token_file)
+    drawn = None
+    if given is None:
+        given, drawn = draw_token(folder, job.keeping.claim)
+    entrance = Entrance(address, given)
+    entrance.offer = {
+        "version": version("polyrhythm"),
+        "folder": str(folder),
+        "config": read_recipe(folder / CONFIG_FILE)
+        | {"restarts": job.losses.restarts},  # under torchrun none
+        "data": facts_of(job.dataset),
+    }
+    file = drawn or config.token_file
+    command = f"polyrhythm join {entrance.address}" + (f" --token-file {file}" if file else "")
+    knowing = "" if file else ", with POLYRHYTHM_TOKEN in the environment"
+    entrance.how = f"others may join at {entrance.address}: {command}{knowing}"
+    told = {"address": str(entrance.address), "token_file": str(file) if file else None, "command": command}
+    claim = job.keeping.claim
+    claim.draft(folder / JOIN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    claim.publish(folder / JOIN_FILE)
+    try:
+        yield entrance
+    finally:
+        entrance.close()
+        with suppress(Superseded):
+            for name in (JOIN_FILE, TOKEN_FILE):
+                claim.remove(folder / name)
+
+
+def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:
+    """Gives what a rank that torchrun has started must know of how others come in; None if they cannot.
+
+    Args:
+        job: whose folder may hold the token, which rank 0 has drawn if it was given none.
+        config: as the user wishes.
+        entrance: rank 0's.
+
+    Raises:
+        RequestError: the address or the token cannot be used.
+    """
+    folder = job.keeping.folder
+    if config.listen is None or folder is None:
+        return None
+    given = read_token(config.token_file)
+
+    def token() -> str | None:
+        drawn = folder / TOKEN_FILE
+        return read_token(drawn) if given is None and drawn.is_file() else given
+
+    return Admission(parse_address(config.listen), token, entrance)
+
+
+def facts_of(dataset: Dataset) -> dict[str, Any]:
+    """Gives what data must have in common to be the same: images, their shape, and the classes."""
+    classes = json.dumps([str(name) for name in dataset.classes])
+    return {
+        "images": len(dataset.train),
+        "shape": list(dataset.image_shape),
+        "classes": len(dataset.classes),
+        "names": hashlib.sha256(classes.encode(errors="backslashreplace")).hexdigest(),
+    }
+
+
+INTERRUPTED = 130
+LEAVING_PATIENCE_S = 5.0
+"""A worker that is asked to leave does so after its step; if that takes longer, at once: the others bear both."""
+
+_STORE_PATIENCE = dist.default_pg_timeout
+
+
+class Guest:
+    """A worker that has a place in somebody's run.
+
+    Args:
+        visit: its way in.
+        job: what the run learns.
+        place: that it has there.
+        address: of the door.
+        key: of the links.
+
+    Attributes:
+        name: of its place, for people.
+        folder: of the run, where its launcher is.
+    """
+
+    def __init__(self, visit: Visit, job: Job, place: Place, address: Address, key: bytes) -> None:
+        rank = place.peer.rank
+        self.name = f"worker {place.cast.workers.index(rank)} (rank {rank})"
+        self.folder = job.keeping.folder
+        self._visit = visit
+        self._job = job
+        self._place = place
+        self._address = address
+        self._key = key
+        self._stop = StopRequest()
+        self._asked: int | None = None
+
+    def work(self, say: Callable[[str], None], threads: int | None = None) -> int:
+        """Trains until the run is over, or this worker is asked to leave.
+
+        Args:
+            say: tells people.
+            threads: compute threads; None takes all cores.
+
+        Returns:
+            The status with which the process should leave: 0, 75 after SIGTERM, 130 after SIGINT. It must leave
+            at once (`os._exit`) unless it is 0: a worker that leaves in the middle still has links.
+
+        Raises:
+            RunError: the run failed, or is gone.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._hear)
+        self._visit.listen(self._stop.request, lambda why: self._end_soon(why, say))
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Notice):
+                say(event.text)
+
+        try:
+            around = Circumstances(self._stop, emit)
+            run_rank(self._job, self._place.cast, self._rendezvous(), threads or available_cores(), around)
+        except Departed:
+            self._visit.leave("its host asked it to")
+            return self._status()
+        except BaseException as error:
+            self._visit.leave(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            raise
+        self._visit.leave(None)
+        self._visit.close()
+        return 0
+
+    @property
+    def last_words(self) -> str:
+        """What became of it, for people, where it has left in good order."""
+        if self._stop.requested:
+            return (
+                "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
+            )
+        return "done: all its steps are taken"
+
+    def _rendezvous(self) -> Rendezvous:
+        try:
+            store = dist.TCPStore(
+                LOOPBACK,
+                self._visit.store_port,
+                None,
+                is_master=False,
+                timeout=_STORE_PATIENCE,
+                wait_for_workers=False,
+            )
+        except (RuntimeError, dist.DistError) as error:
+            raise RunError(f"the run's store cannot be reached: {str(error).splitlines()[0]}") from None
+        found = dist.PrefixStore(self._place.prefix, store) if self._place.prefix else store
+        size = self._place.cast.size
+        return Rendezvous(
+            found,
+            self._place.peer.rank,
+            size,
+            own_address(*self._address),
+            incarnation=self._place.peer.incarnation,
+            key=self._key,
+            met=newest_incarnations(found, size),
+        )
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is None:
+            self._asked = number
+            self._stop.request_leave()
+            self._after(LEAVING_PATIENCE_S, self._leave_at_once)
+
+    def _leave_at_once(self) -> None:
+        self._visit.leave("its host asked it to, in the middle of a step")
+        os._exit(self._status())
+
+    def _status(self) -> int:
+        return PREEMPTED if self._asked == signal.SIGTERM else INTERRUPTED
+
+    def _end_soon(self, why: str, say: Callable[[str], None]) -> None:
+        """The run is over, or gone: what is not through in a moment never will be."""
+
+        def end() -> None:
+            say(f"{why}: this worker leaves")
+            os._exit(1)
+
+        self._after(LEAVING_PATIENCE_S, end)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        timer.start()
+
+
+def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any) -> Guest:
+    """Goes through the door of a run and takes a place in it.
+
+    Args:
+        address: of the door, HOST:PORT.
+        token_file: of the run token; None takes the environment's.
+        **own: options of `RunConfig` in which this worker differs from the others: where it has the `data`, its
+            `device`.
+
+    Raises:
+        RequestError: the address, the token or the data are others than the run's, or there is no place.
+    """
+    at, token = parse_address(address), read_token(token_file)
+    if token is None:
+        raise RequestError(
+            f"who joins must know the run's token: name its file with --token-file, or set {TOKEN_VARIABLE}"
+        )
+    ask_names_briefly()
+    visit = Visit(at, door_key(token))
+    try:
+        offer = visit.job(version("polyrhythm"))
+        job = _job(offer, {key: value for key, value in own.items() if value is not None})
+        place = visit.take_place()
+        found = sum(each.numel() for each in job.make_model().parameters() if each.requires_grad)
+        if found != place.parameters:
+            visit.leave("its model is another")
+            raise RequestError(
+                f"the model has {found:,} parameters here, and {place.parameters:,} in the run"
+            )
+    except BaseException:
+        visit.close()
+        raise
+    return Guest(visit, job, place, at, link_key(token))
+
+
+def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
+    config = configure(offer["config"], {"weights": None}, own)  # the others give it their parameters
+    folder = Path(offer["folder"])
+    job = assemble(config, Keeping(folder=folder, checkpoints=config.keep_checkpoints))
+    here = facts_of(job.dataset)
+    for fact, value in offer["data"].items():
+        if here[fact] != value:
+            what = "other classes" if fact == "names" else f"{fact} {here[fact]}, the run's {value}"
+            raise RequestError(f"the data here have {what}: name the same data with --data")
+    return job
+
+
+def complain(text: str) -> None:
+    """Says something to people who watch a guest."""
+    print(f"notice: {text}", file=sys.stderr, flush=True)

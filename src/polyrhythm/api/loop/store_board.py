@@ -1,0 +1,167 @@
+"""A board in a run's key-value store, on which a loop's workers agree without waiting for any one of them.
+
+It carries texts by key, numbers that worker 0 broadcasts, and means over the workers, which need no worker
+that might be lost:
+
+    worker  ── its part ──▶ store ◀── its part ── worker       the first that finds the parts of all present workers
+                        sum ◀── the first to have all ──   leaves their sum for all: every worker has the same
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from polyrhythm.launch.patience import speaking_up
+from polyrhythm.launch.script.meeting import Place, Places
+
+Found = TypeVar("Found")
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+
+
+class Bulletin:
+    """One worker's access to the board.
+
+    Args:
+        store: where the ranks meet.
+        attend: called now and then while this worker waits; handles messages that have arrived.
+    """
+
+    def __init__(self, store: Any, attend: Callable[[], None]) -> None:
+        self._store = store
+        self._attend = attend
+
+    def post(self, key: str, text: str) -> None:
+        """Sets the text of a key."""
+        self._store.set(key, text)
+
+    def post_if_absent(self, key: str, text: str) -> str:
+        """Sets the text of a key that has none; gives the text that it has now, the same to all workers."""
+        return bytes(self._store.compare_set(key, "", text)).decode()
+
+    def read(self, key: str) -> str | None:
+        """Gives the text of a key, or None where it has none."""
+        return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        """Gives the texts of all keys, or None as long as one is missing."""
+        if not self._store.check(list(keys)):
+            return None
+        return [bytes(text).decode() for text in self._store.multi_get(list(keys))]
+
+    def await_one(self, keys: Sequence[str], awaited: str) -> str:
+        """Waits until one of the keys has a text; prints once, if that takes long, what it waits for.
+
+        Args:
+            keys: any of them will do.
+            awaited: who must do what, in words.
+
+        Returns:
+            The text of the first of them that there is.
+        """
+
+        def look() -> str | None:
+            return next((text for text in map(self.read, keys) if text is not None), None)
+
+        return self.await_found(look, awaited)
+
+    def await_found(self, look: Callable[[], Found | None], awaited: str) -> Found:
+        """Waits until `look` gives something; prints once, if that takes long, what it waits for.
+
+        Args:
+            look: gives it, or None as long as it is not there.
+            awaited: who must do what, in words.
+        """
+        pause_s = _SHORTEST_PAUSE_S
+        with speaking_up(lambda: f"still waiting for {awaited}"):
+            while (found := look()) is None:
+                self._attend()
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return found
+
+
+class Posted:
+    """Numbers that worker 0 leaves for all others, be they there or still to come.
+
+    Args:
+        bulletin: where.
+        name: tells them apart from others' numbers.
+        rank: of this worker.
+        size: how many workers there are.
+    """
+
+    def __init__(self, bulletin: Bulletin, name: str, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._bulletin = bulletin
+        self._name = name
+        self._count = 0
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrites a tensor of whole numbers with worker 0's; all call it equally often."""
+        key, self._count = f"{self._name}/{self._count}", self._count + 1
+        if self.size == 1:
+            return
+        if self.rank == 0:  # its successor takes what the first one has left
+            own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
+            found = bytearray.fromhex(self._bulletin.post_if_absent(key, own))
+        else:
+            found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
+        tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
+
+
+class Means:
+    """Takes part in means for one worker.
+
+    Args:
+        worker: its index.
+        bulletin: where parts and sums are left.
+        places: of the workers; who is lost, or behind the others, is not waited for.
+        awaited: gives the workers that have a share of what is under way.
+    """
+
+    def __init__(
+        self, worker: int, bulletin: Bulletin, places: Places, awaited: Callable[[], Collection[int]]
+    ) -> None:
+        self._worker = worker
+        self._bulletin = bulletin
+        self._places = places
+        self._awaited = awaited
+
+    def mean(self, number: int, value: float, weight: float) -> float:
+        """Gives the weighted mean of what the workers bring, in their order; waits for all who are there.
+
+        Args:
+            number: of the mean, from 0; one that is over is given again.
+            value: of this worker.
+            weight: how much it counts.
+        """
+        own = json.dumps([value * weight, weight])  # doubles come back with all their bits
+        self._bulletin.post(_part_key(number, self._worker), own)
+        told = self._bulletin.await_found(lambda: self._sum(number), "the others to come to group.average")
+        total, weights = json.loads(told)
+        return float(total / weights)
+
+    def _sum(self, number: int) -> str | None:
+        key = f"script/mean/{number}"
+        if (told := self._bulletin.read(key)) is not None:
+            return told
+        here = {worker for worker, place in enumerate(self._places.read()) if place is Place.HERE}
+        awaited = sorted(here.intersection(self._awaited()) | {self._worker})
+        parts = self._bulletin.read_all([_part_key(number, worker) for worker in awaited])
+        if parts is None:
+            return None
+        pairs = [json.loads(part) for part in parts]
+        return self._bulletin.post_if_absent(
+            key, json.dumps([sum(column) for column in zip(*pairs, strict=True)])
+        )
+
+
+def _part_key(number: int, worker: int) -> str:
+    return f"script/mean/{number}/{worker}"

@@ -1,0 +1,337 @@
+"""How a connection of a TCP link is made: attempts to reach the listener, and the handshake of both sides.
+
+A listener leaves its card (`TcpCard`) in the store. Both sides prove that they know the secret, and agree
+where to go on:
+
+    receiver                                                        sender
+      greeting: name of the listener, nonce r ────────────────────▶
+      ◀── hello: who I am, which link, where I listen, nonce s, proof("sender", name, r, s, all of that)
+      verdict: whether, messages that I have, proof("receiver", s, r, all of that) ▶
+
+The secret is the run's key and the receiver's token, which is in the store. Everything has a fixed length,
+and nothing else is taken before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from errno import EMFILE, ENFILE
+from typing import TypeVar
+
+from polyrhythm.communication.message import MalformedMessage
+from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove, proves
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.sockets import TcpSocket, dial, hang_up, receive_exactly
+
+NAME_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TcpCard:
+    """Where a rank listens; left in the store for the others.
+
+    Attributes:
+        address: of its host.
+        port: of its listener.
+        name: hexadecimal, of the listener: drawn at random, so another process that gets the port later is told apart.
+        token: hexadecimal; whoever opens a link must know it.
+    """
+
+    address: str
+    port: int
+    name: str
+    token: str = field(repr=False)
+
+    @classmethod
+    def draw(cls, address: str, port: int) -> TcpCard:
+        """Makes the card of a new listener."""
+        return cls(address, port, secrets.token_hex(NAME_BYTES), secrets.token_hex(NAME_BYTES))
+
+    def to_text(self) -> str:
+        """Gives it as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> TcpCard:
+        """Reads what `to_text` gave."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is, as its links say it.
+
+    Attributes:
+        own: its number.
+        card: where it listens.
+        key: of the run; may be empty.
+    """
+
+    own: Peer
+    card: TcpCard
+    key: bytes = field(default=b"", repr=False)
+
+
+_FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 1.0
+_Found = TypeVar("_Found")
+_log = logging.getLogger(__name__)
+
+
+class ProcessGone(Exception):
+    """The process that was meant is not there any more, does without this one, or cannot be reached for too long."""
+
+
+class Attempts:
+    """Attempts to reach a listener.
+
+    A refusal is final: the listener is open for as long as its process lives. So is another process at its port. Where
+    nobody answers, the way may be cut: there is another attempt after a pause, each pause twice as long as the one
+    before, until patience is over. A host that answers while its process says nothing (it is stopped) does not tire
+    patience: a watchdog must decide.
+
+    Args:
+        address: of its host.
+        port: of it.
+        patience_s: gives how long there may be no way to it.
+    """
+
+    def __init__(self, address: str, port: int, patience_s: Callable[[], float]) -> None:
+        self._address = address
+        self._port = port
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._socket: TcpSocket | None = None
+        self._over = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Has the next attempt follow at once, and counts patience from now."""
+        self._began_s, self._pause_s = time.monotonic(), 0.0
+
+    def pause_s(self) -> float:
+        """Gives how long to wait before the next attempt, nothing before the first.
+
+        Raises:
+            ProcessGone: patience is over, or somebody has ended the attempts.
+        """
+        if self._over or time.monotonic() - self._began_s > self._patience_s():
+            raise ProcessGone
+        pause_s = self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * pause_s))
+        return pause_s
+
+    def make(self, talk: Callable[[TcpSocket], _Found]) -> _Found | None:
+        """Makes one attempt; gives what came of the talk, None if it broke and there may be another attempt.
+
+        Args:
+            talk: is given the connection; may raise `ProcessGone`.
+
+        Raises:
+            ProcessGone: nobody listens there any more, or `talk` says that it is somebody else.
+        """
+        try:
+            connection = dial(self._address, self._port, self._hold)
+        except ConnectionRefusedError:
+            raise ProcessGone from None
+        except OSError as error:
+            if error.errno in (EMFILE, ENFILE):
+                _log.warning(
+                    "no connection can be opened (%s): raise the limit, for instance with ulimit -n",
+                    error.strerror,
+                )
+            return None
+        try:
+            return talk(connection)
+        except TimeoutError:
+            self._began_s = time.monotonic()
+        except OSError:
+            pass
+        return None
+
+    def interrupt(self) -> None:
+        """Ends an attempt that is being made; called on any thread."""
+        with self._lock:
+            if self._socket is not None:
+                hang_up(self._socket)
+                self._socket = None
+
+    def end(self) -> None:
+        """Sees to it that there is no further attempt."""
+        self._over = True
+        self.interrupt()
+
+    def _hold(self, connection: TcpSocket) -> None:
+        with self._lock:
+            self._socket = connection
+            if self._over:
+                raise ConnectionAbortedError
+
+
+PATIENCE_S = 30.0
+"""With the other side: a process that lives answers at once, unless it is stopped."""
+
+_MAGIC = b"pRhL"
+_GREETING = struct.Struct(f"<4s{NAME_BYTES}s{NONCE_BYTES}s")
+_HELLO = struct.Struct(f"<4sqq{NAME_BYTES}s{NAME_BYTES}sH64s")
+_VERDICT = struct.Struct("<BQ")
+_FROM_SENDER, _FROM_RECEIVER = "link, sender", "link, receiver"
+HELLO_BYTES = _HELLO.size + NONCE_BYTES + PROOF_BYTES
+REFUSAL = bytes(_VERDICT.size + PROOF_BYTES)
+"""A verdict that proves nothing, for who has proved nothing."""
+
+
+class Answer(IntEnum):
+    """What becomes of a connection."""
+
+    GO_ON = 0
+    ENDED_WELL = 1  # the link that it is for has been closed
+    GIVEN_UP = 2  # its sender counts as lost
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a sender says of itself.
+
+    Attributes:
+        source: who it is.
+        link: drawn when the link was made; the same on all its connections.
+        name: of its own listener.
+        address: of its own listener, which the receiver asks whether it still lives.
+        port: of its own listener.
+    """
+
+    source: Peer
+    link: bytes
+    name: bytes
+    address: str
+    port: int
+
+    def to_bytes(self) -> bytes:
+        """Packs it."""
+        return _HELLO.pack(_MAGIC, *self.source, self.link, self.name, self.port, self.address.encode())
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> Hello:
+        """Unpacks it.
+
+        Raises:
+            MalformedMessage: it is something else.
+        """
+        magic, rank, incarnation, link, name, port, address = _HELLO.unpack(packed)
+        if magic != _MAGIC or not address.isascii():
+            raise MalformedMessage("a link began with bytes of something else")
+        return cls(Peer(rank, incarnation), link, name, address.rstrip(b"\0").decode(), port)
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """A connection whose sender has said who it is, and waits for a verdict.
+
+    Attributes:
+        connection: blocks without a limit of time.
+        hello: of the sender.
+        proved: whether it knows the secret; if not, none of this is to be believed.
+    """
+
+    connection: socket.socket
+    hello: Hello
+    proved: bool
+    secret: bytes
+    nonces: tuple[bytes, bytes]
+
+    def answer(self, answer: Answer, received: int = 0) -> None:
+        """Says what becomes of the connection, and how many messages of the link have been received.
+
+        Raises:
+            OSError: it broke.
+        """
+        verdict = _VERDICT.pack(answer, received)
+        ours, theirs = self.nonces
+        proof = prove(self.secret, _FROM_RECEIVER, theirs, ours, verdict)
+        self.connection.sendall(verdict + proof)
+
+
+def challenge(connection: socket.socket, identity: Identity) -> Greeted | None:
+    """The receiver's side; gives None for who leaves without a word.
+
+    Raises:
+        MalformedMessage: what came is no hello.
+        OSError: the connection broke, or the sender takes too long.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    ours, name = nonce(), bytes.fromhex(identity.card.name)
+    connection.settimeout(PATIENCE_S)
+    connection.sendall(_GREETING.pack(_MAGIC, name, ours))
+    reply = receive_exactly(connection, HELLO_BYTES, deadline_s)
+    if not reply:
+        return None
+    if len(reply) < HELLO_BYTES:
+        raise MalformedMessage(f"a link began with {len(reply)} bytes, not {HELLO_BYTES}")
+    packed, theirs, proof = _parts(reply, _HELLO.size)
+    hello, secret = Hello.from_bytes(packed), _secret(identity.key, identity.card)
+    proved = proves(proof, secret, _FROM_SENDER, name, ours, theirs, packed)
+    connection.settimeout(None)
+    return Greeted(connection, hello, proved, secret, (ours, theirs))
+
+
+def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: bytes) -> tuple[Answer, int]:
+    """The sender's side; gives the receiver's verdict, and how many messages of the link it has.
+
+    Args:
+        connection: to the receiver.
+        identity: of the sender.
+        card: of the receiver.
+        link: as in `Hello`.
+
+    Raises:
+        ProcessGone: somebody else listens there, or it refuses, or it does not know the secret.
+        OSError: the connection broke, or the receiver takes too long.
+    """
+    name, theirs = hear_greeting(connection)
+    if name != bytes.fromhex(card.name):
+        raise ProcessGone
+    own, secret, ours = identity.card, _secret(identity.key, card), nonce()
+    hello = Hello(identity.own, link, bytes.fromhex(own.name), own.address, own.port).to_bytes()
+    connection.sendall(hello + ours + prove(secret, _FROM_SENDER, name, theirs, ours, hello))
+    reply = receive_exactly(connection, _VERDICT.size + PROOF_BYTES, time.monotonic() + PATIENCE_S)
+    verdict, proof = reply[: _VERDICT.size], reply[_VERDICT.size :]
+    if len(reply) < _VERDICT.size + PROOF_BYTES:
+        raise ConnectionError("the receiver has hung up")
+    if not proves(proof, secret, _FROM_RECEIVER, ours, theirs, verdict):
+        raise ProcessGone
+    connection.settimeout(None)
+    said, received = _VERDICT.unpack(verdict)
+    return Answer(said), received
+
+
+def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Gives the name of whoever listens at the other end, and its nonce.
+
+    Raises:
+        ProcessGone: something else listens there.
+        OSError: the connection broke, or nobody says anything for too long.
+    """
+    greeting = receive_exactly(connection, _GREETING.size, time.monotonic() + PATIENCE_S)
+    if len(greeting) < _GREETING.size:
+        raise ConnectionError("the receiver has hung up")
+    magic, name, theirs = _GREETING.unpack(greeting)
+    if magic != _MAGIC:
+        raise ProcessGone
+    return name, theirs
+
+
+def _parts(reply: bytes, first: int) -> tuple[bytes, bytes, bytes]:
+    return reply[:first], reply[first : first + NONCE_BYTES], reply[first + NONCE_BYTES :]
+
+
+def _secret(key: bytes, card: TcpCard) -> bytes:
+    return key + bytes.fromhex(card.token)

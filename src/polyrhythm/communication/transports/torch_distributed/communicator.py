@@ -1,0 +1,353 @@
+"""The real communicator.
+
+Tensors of a GPU leave it through buffers of pinned host memory:
+
+    GPU, computing   ──▓ gradients ──────▓ next step …     later work does not wait for the copy
+    GPU, own stream        └▓ copy ▓┐
+    host                            └▶ pinned buffer ─▶ link ─▶ server
+
+A copy to pinned memory goes at the speed of the bus, beside the computation; one to ordinary memory goes
+through a small pinned buffer of the driver's, in the stream that computes. Pinning takes long, so buffers are
+used again, once what was in them has left.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle, NoSharedMemory, WallClock
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.transports.inbox import Want
+from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.shared_memory.exchange import Rows
+from polyrhythm.communication.transports.torch_distributed.collectives import CollectiveHandle
+from polyrhythm.communication.transports.torch_distributed.rank import FutureHandle, Rank
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, group_name
+from polyrhythm.errors import PeerLost
+
+Copy = Callable[[Tensor, Tensor], None]
+"""Copies a tensor of a device, (n,), into one of the host; returns when it is there."""
+
+
+class OwnStreamCopy:
+    """Copies beside whatever the GPU computes; see `Copy`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)
+
+    def __call__(self, source: Tensor, target: Tensor) -> None:
+        """Copies what the stream that computes will have made of the source when it has done what it was told."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+
+
+@dataclass
+class _Buffer:
+    """Some bytes, and what must be over before they are used again."""
+
+    memory: Tensor
+    leaving: Handle | None = None
+    taken: bool = True
+
+    @property
+    def free(self) -> bool:
+        return not self.taken and (self.leaving is None or self.leaving.done())
+
+
+class Staging:
+    """Buffers that are made when they are needed.
+
+    Args:
+        copy: from the device.
+        pinned: whether buffers are page-locked; only where there is a GPU.
+    """
+
+    def __init__(self, copy: Copy, *, pinned: bool) -> None:
+        self._copy = copy
+        self._pinned = pinned
+        self._buffers: list[_Buffer] = []
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, device: torch.device) -> Staging:
+        """Makes that of a GPU."""
+        return cls(OwnStreamCopy(device), pinned=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.memory.nbytes for buffer in self._buffers)
+
+    def send(self, tensor: Tensor, start: Callable[[Tensor], Handle]) -> Handle:
+        """Copies a contiguous tensor and starts to send the copy; the tensor may change when this returns.
+
+        Args:
+            tensor: on the device.
+            start: starts to send a tensor of the host, which it needs until its handle is done.
+        """
+        buffer = self._take(tensor.nbytes)
+        try:
+            staged = buffer.memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            self._copy(tensor, staged)
+            buffer.leaving = start(staged)
+        finally:
+            buffer.taken = False
+        return buffer.leaving
+
+    def _take(self, nbytes: int) -> _Buffer:
+        with self._lock:
+            fitting = [each for each in self._buffers if each.free and each.memory.nbytes >= nbytes]
+            if fitting:
+                found = min(fitting, key=lambda each: each.memory.nbytes)
+                found.taken, found.leaving = True, None
+                return found
+            made = _Buffer(torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned))
+            self._buffers = [each for each in self._buffers if not each.free]  # they were too small
+            self._buffers.append(made)
+            return made
+
+
+class TorchDistributedCommunicator:
+    """One rank's end of a group of real ranks; see `Communicator`."""
+
+    def __init__(
+        self, home: Rank, name: str, members: tuple[int, ...], inside: tuple[int, ...] | None = None
+    ) -> None:
+        self._home = home
+        self._name = name
+        self._members = members
+        self._context = crc32(f"{name}{members}".encode())
+        home.make(self._context)
+        self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
+        self._has_revoked = False
+        self._incarnations: Mapping[int, int] = {}
+        self._numbers = {member: number for number, member in enumerate(members)}
+        self._rank = self._numbers[home.rendezvous.rank]
+        self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
+        self._adding_up = f"adding up over {self._who}"
+        self._making = threading.Lock()
+        self._on_cpu: MemberCollectives | None = None
+        self._nccl: Any = None
+        self._staging: Staging | None = None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self._members)
+
+    @property
+    def clock(self) -> WallClock:
+        """Real time since this rank started."""
+        return self._home.clock
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent since it started."""
+        return self._home.bytes_sent
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends; returns when the message has left."""
+        self.start_send(to, message).wait()
+
+    def start_send(self, to: int, message: Message) -> Handle:
+        """Starts to send."""
+        self._home.check(self._lineage)
+        if message.tensor is None or not message.tensor.is_cuda:
+            return self._home.start_send(self._members[to], message, self._context)
+
+        def start(staged: Tensor) -> Handle:
+            return self._home.start_send(self._members[to], message._replace(tensor=staged), self._context)
+
+        return self._staging_of(message.tensor.device).send(message.tensor, start)
+
+    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+        """Waits for a message."""
+        who = "anyone" if source is None else f"rank {self._members[source]}"
+        global_source, message = self._home.take(self._want(source, tag), f"waiting for a message from {who}")
+        return self._numbers[global_source], message
+
+    def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
+        """Takes a message if one is there."""
+        found = self._home.take_now(self._want(source, tag))
+        return None if found is None else (self._numbers[found[0]], found[1])
+
+    def start(self, work: Callable[[], Any]) -> Handle:
+        """Runs `work` on a thread of its own."""
+        return FutureHandle(self._home.background.submit(work))
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds up over all ranks."""
+        if self.size == 1 or tensor.is_cuda:
+            self.start_all_reduce(tensor).wait()
+        else:
+            self._count(tensor)
+            with self._home.activity.doing(self._adding_up):
+                self._collectives().all_reduce(tensor)
+
+    def start_all_reduce(self, tensor: Tensor) -> Handle:
+        """Starts to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
+        if self.size == 1:
+            return CollectiveHandle(None)
+        self._count(tensor)
+        if not tensor.is_cuda:
+            return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
+        if one_gpu_a_rank(self.size):
+            return CollectiveHandle(self._nccl_group().allreduce([tensor]))
+        copy = tensor.cpu()
+
+        def bring_back() -> None:
+            tensor.copy_(copy)
+
+        return self._collectives().start_all_reduce(copy, bring_back)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Overwrites `tensor` with `root`'s."""
+        if self.size == 1:
+            return
+        if self._rank == root:
+            self._home.bytes_sent += tensor.nbytes * (self.size - 1)
+        copy = tensor.detach().cpu()
+        with self._home.activity.doing(f"receiving what rank {self._members[root]} broadcasts"):
+            self._collectives().broadcast(copy, root)
+        if tensor.is_cuda:
+            tensor.detach().copy_(copy)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        if self.size > 1:
+            with self._home.activity.doing(f"waiting for all of {self._who}"):
+                self._collectives().barrier()
+
+    def regrouped(
+        self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
+    ) -> TorchDistributedCommunicator:
+        """Makes the communicator of some of these ranks, as they are now."""
+        known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
+        for peer in known.items():
+            if peer[0] != self._home.rendezvous.rank:
+                self._home.greet(Peer(*peer))
+        made = self.subgroup(name, ranks)
+        made._know(known)
+        return made
+
+    def _know(self, incarnations: Mapping[int, int]) -> None:
+        self._incarnations = incarnations
+        self._home.know_losses(self._context, incarnations)
+
+    def revoke(self) -> None:
+        """Ends the use of this communicator."""
+        if not self._has_revoked:
+            self._has_revoked = True
+            for to in revoke_tells(self._rank, self.size):
+                with suppress(PeerLost):
+                    self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
+        self.revoke_here()
+
+    def revoke_here(self) -> None:
+        """Ends the use of this communicator on this rank alone."""
+        self._home.revoke(self._context)
+
+    def revoke_without(self, rank: int) -> None:
+        """Ends the use of this communicator on this rank once another is lost."""
+        member = self._members[rank]
+        self._home.need(self._context, Peer(member, self._incarnations.get(member, 0)))
+
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """Gives a vector that all ranks read and write."""
+        if like.is_cuda:
+            raise NoSharedMemory("their parameters are on a GPU")
+        with self._home.activity.doing(f"waiting for memory that {self._who} share"):
+            return self._home.vectors.get(self._vector_name(name), self._members, like, later=later)
+
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """Makes a vector that is added up where it lies, if all ranks share a host, and it is not small."""
+        if self.size == 1 or like.is_cuda:
+            return None
+        collectives = self._collectives()
+        if not isinstance(collectives, SharedMemoryCollectives) or not collectives.sums_in_place(like):
+            return None
+        rows = Rows(self.size, like)
+        try:
+            whole = self._vector_name(f"to sum {name}")
+            memory = self._home.vector_to_sum(whole, self._members, rows.memory_like)
+        except NoSharedMemory:
+            return None
+        return collectives.add_rows(rows.of(memory))
+
+    def _vector_name(self, name: str) -> str:
+        return group_name(f"{self._name}/vector {name}", self._members)
+
+    def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
+        """Makes the communicator of some of these ranks."""
+        members = tuple(self._members[rank] for rank in ranks)
+        made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
+        if self._incarnations:
+            made._know(self._incarnations)
+        return made
+
+    def _want(self, source: int | None, tag: int) -> Want:
+        global_source = None if source is None else self._members[source]
+        return Want(self._context, global_source, tag, self._members, self._lineage)
+
+    def _count(self, tensor: Tensor) -> None:
+        self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+
+    def _staging_of(self, device: torch.device) -> Staging:
+        with self._making:
+            if self._staging is None:
+                self._staging = Staging.of(device)
+            return self._staging
+
+    def _collectives(self) -> MemberCollectives:
+        if self._on_cpu is not None:
+            return self._on_cpu
+        with self._making:
+            if self._on_cpu is None:
+                name = group_name(self._name, self._members)
+                self._on_cpu = self._home.collectives(name, self._members, self._lineage)
+            return self._on_cpu
+
+    def _nccl_group(self) -> Any:
+        if self._nccl is None:
+            name = group_name(self._name, self._members)
+            self._nccl = self._home.groups.nccl(name, self._rank, self.size)
+        return self._nccl
+
+
+def one_gpu_a_rank(members: int) -> bool:
+    """Whether each member of a communicator has a GPU that no other has (NCCL refuses to share one).
+
+    Args:
+        members: of the communicator, which are all on this host unless torchrun says how many are.
+    """
+    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", members))
+
+
+def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, TorchDistributedCommunicator]:
+    """Joins a run: gives this rank, to be closed at the end, and its communicator over all ranks.
+
+    Args:
+        rendezvous: how to meet the others.
+        shared_memory: whether ranks of one host may use it; see `Rank`.
+    """
+    home = Rank(rendezvous, shared_memory)
+    return home, TorchDistributedCommunicator(home, "all", tuple(range(rendezvous.size)))

@@ -1,0 +1,271 @@
+"""Collectives over several hosts, some with several ranks: shared memory inside a host, TCP between them.
+
+    inside     the ranks of each host add up through shared memory
+    between    one rank a host, its leader, adds up over TCP         only this touches the network
+    inside     the leader hands the sums to the ranks of its host
+
+The network card of a host carries `2 M (H-1)/H` bytes for H hosts, however many ranks they have; in one ring
+over all N ranks it would carry `2 M (N-1)/N`. (Several ranks of a host with a shard each, as in
+`communication/collectives/two_level.py`, would carry as much over the one card.) Large vectors go in parts,
+so that the network never waits for the memory:
+
+    inside     add 0 │ add 1 │ ····· hand out 0 │ add 2 │ ····· hand out 1 │ ····· hand out 2
+    between          │────── 0 ──────│────── 1 ──────│────── 2 ──────│
+
+`make_shared` is how the members of a communicator agree on such collectives, on those of one host, or on
+neither.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken, MemberCollectives
+from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.shared_memory.exchange import Exchange
+from polyrhythm.communication.transports.shared_memory.meeting import host_of, share_memory
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Which members of a communicator share a host.
+
+    Attributes:
+        hosts: the members of each host, in their order, the host of member 0 first; the first of each leads.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, host_of: Sequence[str]) -> Levels:
+        """Groups members by the host of each."""
+        hosts: dict[str, list[int]] = {}
+        for member, host in enumerate(host_of):
+            hosts.setdefault(host, []).append(member)
+        return cls(tuple(map(tuple, hosts.values())))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are several hosts, of which one has several members."""
+        return 1 < len(self.hosts) < sum(map(len, self.hosts))
+
+    def host(self, member: int) -> int:
+        """Gives the number of a member's host."""
+        return next(number for number, members in enumerate(self.hosts) if member in members)
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The first member of each host."""
+        return tuple(members[0] for members in self.hosts)
+
+
+_PART_BYTES = 2 << 20
+
+
+class Work:
+    """A collective under way."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._future.done()
+
+    def wait(self) -> None:
+        """Blocks until it has ended; raises what it raised."""
+        self._future.result()
+
+
+class TwoLevelCollectives:
+    """One member's side. Tensors live on the CPU; a thread does the collectives in the order of their start.
+
+    Args:
+        levels: who shares a host.
+        member: this one.
+        inside: of this host's members; None if it is alone on its host.
+        between: of the hosts' leaders; None if it does not lead.
+
+    What is raised, by the call or by the handle's `wait`: `CollectiveBroken` if a member is gone, on all members and
+    from then on.
+    """
+
+    def __init__(
+        self,
+        levels: Levels,
+        member: int,
+        inside: SharedMemoryCollectives | None,
+        between: MemberCollectives | None,
+    ) -> None:
+        self._levels = levels
+        self._host = levels.host(member)
+        self._inside = inside
+        self._between = between
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="two-level collectives")
+
+    def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> Work:
+        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+
+        def run() -> None:
+            self._on_vector(tensor, self._add_up)
+            if finish is not None:
+                finish()
+
+        return self._start(run)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Adds up over all members, in place."""
+        self.start_all_reduce(tensor).wait()
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Overwrites a tensor with member `root`'s."""
+        self._start(lambda: self._on_vector(tensor, lambda vector: self._hand_out(vector, root))).wait()
+
+    def barrier(self) -> None:
+        """Returns when all members have called it."""
+        self.all_reduce(torch.zeros(1))
+
+    def give_up(self, reason: CollectiveBroken) -> None:
+        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        if self._between is not None:
+            self._between.give_up(reason)
+        if self._inside is not None:
+            self._inside.give_up(reason)
+
+    def close(self) -> None:
+        """Leaves; the others must not wait for this member any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._between is not None:
+            self._between.close()
+        if self._inside is not None:
+            self._inside.close()
+
+    def _start(self, run: Callable[[], None]) -> Work:
+        return Work(self._thread.submit(lambda: self._guarded(run)))
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        """Passes a failure inside this host on to the other hosts; the way back is `together`'s."""
+        try:
+            run()
+        except BaseException as error:
+            if self._between is not None:
+                self._between.give_up(CollectiveBroken(getattr(error, "reason", str(error))))
+            raise
+
+    def _add_up(self, vector: Tensor) -> None:
+        if self._inside is not None:
+            self._inside.together(lambda exchange: self._add_up_in_parts(exchange, vector))
+        elif self._between is not None:
+            for handle in [self._between.start_all_reduce(part) for part in _parts(vector)]:
+                handle.wait()
+
+    def _add_up_in_parts(self, exchange: Exchange, vector: Tensor) -> None:
+        """Adds up part by part: while one is on the network, the next is added up inside, and the last handed out."""
+        under_way: deque[tuple[Tensor, Handle | None]] = deque()
+        for part in _parts(vector):
+            exchange.all_reduce(part)
+            under_way.append((part, None if self._between is None else self._between.start_all_reduce(part)))
+            if len(under_way) > 1:
+                _finish(exchange, *under_way.popleft())
+        _finish(exchange, *under_way.popleft())
+
+    def _hand_out(self, vector: Tensor, root: int) -> None:
+        host = self._levels.host(root)
+
+        def through(exchange: Exchange) -> None:
+            if self._host == host:  # all of the host have it then, the leader among them
+                exchange.broadcast(vector, self._levels.hosts[host].index(root))
+            if self._between is not None:
+                self._between.broadcast(vector, host)
+            if self._host != host:
+                exchange.broadcast(vector, 0)
+
+        if self._inside is not None:
+            self._inside.together(through)
+        elif self._between is not None:
+            self._between.broadcast(vector, host)
+
+    @staticmethod
+    def _on_vector(tensor: Tensor, run: Callable[[Tensor], None]) -> None:
+        vector = tensor.detach().contiguous().view(-1)
+        run(vector)
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(vector.view_as(tensor))
+
+
+def _parts(vector: Tensor) -> tuple[Tensor, ...]:
+    """Cuts a vector, on all members alike."""
+    parts: tuple[Tensor, ...] = vector.split(_PART_BYTES // vector.element_size())
+    return parts
+
+
+def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
+    """Waits for a part's sums, and hands them to the members of this host."""
+    if between is not None:
+        between.wait()
+    exchange.broadcast(part, 0)
+
+
+Meet = Callable[[Sequence[int], str, str], list[str]]
+"""Tells some members a word under a name, and gives theirs, in their order, when all have come."""
+
+MakeNetwork = Callable[[Sequence[int]], MemberCollectives]
+"""Makes the collectives of some members, of whom this is one, that need no shared memory."""
+
+
+@dataclass(frozen=True)
+class Acquaintance:
+    """What the members of a communicator know of each other.
+
+    Attributes:
+        member: this one.
+        members: the ranks of all, among all ranks of the run.
+        introductions: of all, as JSON.
+    """
+
+    member: int
+    members: tuple[int, ...]
+    introductions: Sequence[str]
+
+
+def make_shared(
+    known: Acquaintance, meet: Meet, network: MakeNetwork
+) -> SharedMemoryCollectives | TwoLevelCollectives | None:
+    """Makes collectives that use the memory which members share; None where none share any, on all alike.
+
+    Args:
+        known: who is where.
+        meet: how to talk to the others.
+        network: makes what goes between hosts.
+    """
+    levels = Levels.of([host_of(introduction) for introduction in known.introductions])
+    host = levels.hosts[levels.host(known.member)]
+    inside = _share(host, known, meet) if len(host) > 1 else None
+    if not levels.mixed:
+        return inside
+    lacking = inside is None and len(host) > 1
+    if not all(meet(range(len(known.members)), "levels", "" if lacking else "ready")):
+        if inside is not None:
+            inside.close()
+        return None
+    leads = known.member == host[0]
+    between = network(levels.leaders) if leads else None
+    return TwoLevelCollectives(levels, known.member, inside, between)
+
+
+def _share(host: tuple[int, ...], known: Acquaintance, meet: Meet) -> SharedMemoryCollectives | None:
+    """Makes the collectives of one host's members."""
+    ranks = tuple(known.members[member] for member in host)
+
+    def tell_all(subject: str, word: str) -> list[str]:
+        return meet(host, f"{host[0]}/{subject}", word)
+
+    introductions = [known.introductions[member] for member in host]
+    return share_memory(host.index(known.member), ranks, introductions, tell_all)

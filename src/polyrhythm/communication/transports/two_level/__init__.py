@@ -1,1 +1,0 @@
-"""Collectives over several hosts, some with several ranks."""

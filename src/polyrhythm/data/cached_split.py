@@ -1,0 +1,287 @@
+"""A split whose decoded images stay in memory, or on the GPU, as many as fit.
+
+Section 3.1 of Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876:
+data that fit into the memory of the devices are read once.
+
+    image    0   1   2   3   4   5   6   7        room for five: those numbered 0 to 4. An epoch asks once for each
+    room   [ 0   1   2   3   4 ]                  image, in another order every time, so any five serve equally well,
+    kept     1   0   1   1   0                    and none is ever evicted for another
+
+Which images are kept changes no number: an image is the same from memory as from its file. Ranks that were
+forked after a cache was made fill it together: each image has a place of its own, and every rank that decodes
+it puts the same bytes there.
+
+What is kept of an image is its decoded bytes, which become numbers a batch at a time:
+
+    file ── decode, scale ──▶ bytes ── normalise ──▶ numbers
+                               │
+                     kept here: on disk (`decoded_files`), in memory or on the GPU (`cached_split`)
+
+Bytes are a quarter of the numbers, and normalising them takes a hundredth of the time that decoding takes.
+How much memory a cache may take is a size, or a share of what is free.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from polyrhythm.data.dataset import Split
+from polyrhythm.data.resized import WindowSplit, whole_pictures
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@runtime_checkable
+class Decoding(Protocol):
+    """A split whose images are decoded first, always to the same, and made numbers of afterwards."""
+
+    def __len__(self) -> int:
+        """Gives the number of images."""
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Gives what `indices`, (B,) int64, are decoded to: (B, …), all of one shape and dtype."""
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Gives (B, C, H, W) float32 in new memory, on the device of what was decoded."""
+
+
+AUTO, NONE = "auto", "none"
+FREE_SHARE = 0.5
+"""Of the memory that is free when a run starts, this much may be taken by what `auto` keeps."""
+
+_UNITS = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+
+
+@dataclass(frozen=True)
+class CacheLimit:
+    """What all caches of one host, or of one GPU, may take together.
+
+    Attributes:
+        size_bytes: so much; None: a share of what is free when the cache is made.
+    """
+
+    size_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads `auto`, `none`, or a size such as `4GB`, `500 MB` or `1.5GiB`.
+
+        Raises:
+            RequestError: it is none of these.
+        """
+        wanted = text.strip().lower()
+        if wanted in (AUTO, NONE):
+            return cls(None if wanted == AUTO else 0)
+        found = _SIZE.fullmatch(wanted)
+        if found is None or found[2] not in _UNITS:
+            raise RequestError(f"cache {text!r} is no size: give auto, none, or bytes such as 500MB or 4GB")
+        return cls(int(float(found[1]) * _UNITS[found[2]]))
+
+    def on(self, device: torch.device) -> int:
+        """Gives the bytes for a device's memory."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
+        return int(free * FREE_SHARE)
+
+
+def free_bytes(system: Path = Path("/")) -> int:
+    """Gives the memory that this process could still take: what the host has, or its control group, if less.
+
+    Args:
+        system: the root of the file system, whose `proc` and `sys` say so. 0 where nobody does.
+    """
+    available = [left for names in _CGROUPS if (left := _left(system / "sys/fs/cgroup", *names)) is not None]
+    try:
+        lines = (system / "proc/meminfo").read_text().splitlines()
+    except OSError:
+        return min(available, default=0)
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return max(0, min([*found, *available], default=0))
+
+
+def _left(folder: Path, limit: str, used: str) -> int | None:
+    """Gives what is left of a control group's limit; None where there is none."""
+    try:
+        return int((folder / limit).read_text()) - int((folder / used).read_text())
+    except (OSError, ValueError):  # no such file, or `max`
+        return None
+
+
+_CPU = torch.device("cpu")
+_KEPT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePlan:
+    """What a cache may take.
+
+    Attributes:
+        limit: of all processes that train on this host, together.
+        processes: how many these are.
+        shared: whether processes that are forked from this one fill one cache together.
+    """
+
+    limit: CacheLimit
+    processes: int = 1
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What a cache did since it was last asked.
+
+    Attributes:
+        images: that were asked for.
+        hits: of these, how many were there.
+        kept_bytes: that it holds now.
+    """
+
+    images: int
+    hits: int
+    kept_bytes: int
+
+
+class CachedSplit:
+    """Remembers what another split decodes; see `Split`.
+
+    Args:
+        split: gives what is not there yet.
+        plan: how much may be kept.
+        device: where.
+    """
+
+    def __init__(self, split: Decoding, plan: CachePlan, device: torch.device = _CPU) -> None:
+        self._split = split
+        self._plan = plan
+        self._device = device
+        self._images = self._hits = 0
+        self._rows: Tensor | None = None
+        self._kept = torch.empty(0, dtype=torch.uint8)
+        if plan.shared:
+            self._make(split.decoded(torch.zeros(1, dtype=torch.int64)))
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._split.labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised, where they are kept."""
+        return self._split.normalised(self._decoded(indices))
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives the whole images of `indices`, which are not kept; see `whole_pictures`."""
+        return whole_pictures(self._split, indices, shorter_side)  # type: ignore[arg-type]
+
+    def on(self, device: torch.device) -> CachedSplit:
+        """Gives the same split with its cache on a device: this one, if that is where it is."""
+        if device == self._device:
+            return self
+        return CachedSplit(self._split, replace(self._plan, shared=False), device)
+
+    def use(self) -> CacheUse:
+        """Says what was asked for since the last call."""
+        images, self._images = self._images, 0
+        hits, self._hits = self._hits, 0
+        row_bytes = self._rows[0].nbytes if self._rows is not None and len(self._rows) else 0
+        return CacheUse(images, hits, int(self._kept.sum(dtype=torch.int64)) * row_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that is no fork of this one makes a cache of its own, when it first needs it.
+        alone = {"_plan": replace(self._plan, shared=False), "_rows": None, "_kept": self._kept[:0]}
+        return self.__dict__ | alone | {"_images": 0, "_hits": 0}
+
+    def _decoded(self, indices: Tensor) -> Tensor:
+        """Gives what `indices` are decoded to, on the cache's device."""
+        device = self._device
+        if self._rows is None:
+            self._make(
+                self._split.decoded(indices[:1])
+                if len(indices)
+                else self._split.decoded(indices.new_zeros(1))
+            )
+        assert self._rows is not None
+        room = len(self._rows)
+        inside = indices < room
+        there = inside & (self._kept[indices.clamp(max=max(0, room - 1))] == _KEPT) if room else inside
+        hits = int(there.sum())
+        self._images += len(indices)
+        self._hits += hits
+        if hits == len(indices):
+            return self._rows.index_select(0, indices.to(device))
+        fresh = self._split.decoded(indices[~there]).to(device)
+        self._keep(indices[~there], fresh)
+        if not hits:
+            return fresh
+        found = fresh.new_empty(len(indices), *fresh.shape[1:])
+        found[there.to(device)] = self._rows.index_select(0, indices[there].to(device))
+        found[~there.to(device)] = fresh
+        return found
+
+    def _keep(self, indices: Tensor, decoded: Tensor) -> None:
+        assert self._rows is not None
+        fitting = indices < len(self._rows)
+        places = indices[fitting]
+        self._rows[places.to(self._rows.device)] = decoded[fitting.to(decoded.device)]
+        self._kept[places] = _KEPT  # only now: another process may look at any time
+
+    def _make(self, example: Tensor) -> None:
+        """Makes room for images like an example, (1, …)."""
+        plan = self._plan
+        limit = plan.limit.on(self._device) // (1 if plan.shared else plan.processes)
+        room = min(len(self._split), limit // max(1, example.nbytes))
+        shape = (room, *example.shape[1:])
+        if plan.shared and room:
+            self._kept = _common(room, torch.uint8)
+            self._rows = _common(room * example[0].numel(), example.dtype).view(shape)
+        else:
+            self._kept = torch.zeros(room, dtype=torch.uint8)
+            self._rows = torch.empty(shape, dtype=example.dtype, device=self._device)
+
+
+def _common(numbers: int, dtype: torch.dtype) -> Tensor:
+    """Gives zeros that this process and those forked from it share; pages are taken when they are first written."""
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return torch.frombuffer(mmap.mmap(-1, numbers * dtype.itemsize, flags=flags), dtype=dtype)
+
+
+def placed(split: Split, device: torch.device) -> Split:
+    """Gives a split whose cache, if it has one, is on a device."""
+    if isinstance(split, WindowSplit):
+        return split.over(placed(split.larger, device))
+    return split.on(device) if isinstance(split, CachedSplit) else split
+
+
+def use_of(split: Split) -> CacheUse | None:
+    """Says what a split's cache was asked for since the last call; None where it has none."""
+    if isinstance(split, WindowSplit):
+        return use_of(split.larger)
+    return split.use() if isinstance(split, CachedSplit) else None

@@ -1,1 +1,0 @@
-"""Decoded images that are kept: on disk for later runs, in memory for this one."""

@@ -1,1 +1,0 @@
-"""Who gets which image at which step, as pure functions of the seed."""

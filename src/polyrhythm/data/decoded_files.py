@@ -1,0 +1,221 @@
+"""Image files that were decoded and scaled once, kept as bytes on disk for this run and later ones.
+
+    FOLDER/<key>/checksums          a CRC-32 of each image, 4 bytes each
+                 00000.pixels …     the images' bytes, one after the other, up to 256 MiB a file
+
+The key stands for every file's path, size and time of change, for the size that images are scaled to, and for
+the decoder; so any change makes a new one. A folder appears whole or not at all. An image whose bytes do not
+match its checksum is decoded anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.data.image_files import ImageFileSplit
+from polyrhythm.errors import RequestError
+
+_FORMAT = 1
+_FILE_BYTES = 256 << 20
+_AT_ONCE = 64
+_CHECKSUMS = "checksums"
+
+_log = logging.getLogger(__name__)
+
+
+class DecodedFiles:
+    """Labelled image files, read from what was kept of them; see `Decoding`.
+
+    Args:
+        files: decodes what is damaged, and whole pictures.
+        folder: of this key, as `keep_decoded` makes it.
+    """
+
+    def __init__(self, files: ImageFileSplit, folder: Path) -> None:
+        self._files = files
+        self._folder = folder
+        self._checksums = np.fromfile(folder / _CHECKSUMS, dtype="<u4")
+        self._sound = np.zeros(len(files), dtype=np.bool_)
+        self._open: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._files.labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised."""
+        return self.normalised(self.decoded(indices))
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Gives the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
+
+        Raises:
+            RequestError: what was kept of an image is damaged, and its file cannot be read.
+        """
+        side = self._files.image_size
+        found = np.empty((len(indices), side, side, 3), dtype=np.uint8)
+        damaged = [row for row, index in enumerate(indices.tolist()) if not self._read(index, found[row])]
+        if damaged:
+            found[damaged] = self._files.decoded(indices[damaged]).numpy()
+        return torch.from_numpy(found)
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Gives (B, 3, size, size) float32 in new memory."""
+        return self._files.normalised(decoded)
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives the whole images of `indices`, decoded from their files."""
+        return self._files.whole(indices, shorter_side)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}
+
+    def _read(self, index: int, row: NDArray[np.uint8]) -> bool:
+        """Reads an image; gives whether it is sound, which is looked at once in a process."""
+        number, place = divmod(index, _images_a_file(self._files.image_size))
+        try:
+            got = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
+        except OSError:
+            return False
+        if got == row.nbytes and not self._sound[index]:
+            self._sound[index] = zlib.crc32(row.data) == int(self._checksums[index])
+        return got == row.nbytes and bool(self._sound[index])
+
+    def _descriptor(self, number: int) -> int:
+        if number not in self._open:
+            self._open[number] = os.open(self._folder / _file_name(number), os.O_RDONLY | os.O_CLOEXEC)
+        return self._open[number]
+
+
+def keep_decoded(split: ImageFileSplit, folder: str | Path) -> DecodedFiles:
+    """Gives a split that reads decoded images from a folder; decodes them all into it, where they are not there.
+
+    Args:
+        split: of image files.
+        folder: holds a folder for each key, and is made if need be.
+
+    Raises:
+        RequestError: an image cannot be read, or the folder cannot be written or has too little room.
+    """
+    root = Path(folder).expanduser()
+    found = root / _key(split)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            if not _is_whole(found, split):
+                _decode_into(found, split)
+            return DecodedFiles(split, found)
+    except OSError as error:
+        raise RequestError(
+            f"decoded images cannot be kept in {root} ({error.strerror or error}): choose another folder with --decoded"
+        ) from None
+
+
+def _decode_into(found: Path, split: ImageFileSplit) -> None:
+    size = len(split) * _image_bytes(split.image_size)
+    free = shutil.disk_usage(found.parent).free
+    if free < size:
+        raise RequestError(
+            f"decoded images take {size / 1e9:.1f} GB, and {found.parent} has {free / 1e9:.1f} GB left: choose another "
+            "folder with --decoded"
+        )
+    _log.warning("decoding %d images once into %s (%.2f GB)", len(split), found.parent, size / 1e9)
+    shutil.rmtree(found, ignore_errors=True)
+    part = Path(mkdtemp(dir=found.parent, prefix=f".{found.name}."))
+    try:
+        _write(part, split)
+        part.replace(found)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _write(part: Path, split: ImageFileSplit) -> None:
+    a_file = _images_a_file(split.image_size)
+    checksums = []
+    with ThreadPoolExecutor(_cores()) as threads:
+        for number, start in enumerate(range(0, len(split), a_file)):
+            stop = min(start + a_file, len(split))
+            pieces = [range(at, min(at + _AT_ONCE, stop)) for at in range(start, stop, _AT_ONCE)]
+            with open(part / _file_name(number), "wb") as file:
+                for pixels in threads.map(partial(_pixels, split), pieces):
+                    file.write(pixels.data)
+                    checksums += [zlib.crc32(row.data) for row in pixels]
+    np.array(checksums, dtype="<u4").tofile(part / _CHECKSUMS)
+
+
+def _pixels(split: ImageFileSplit, piece: Sequence[int]) -> NDArray[np.uint8]:
+    pixels: NDArray[np.uint8] = split.decoded(torch.tensor(piece)).numpy()
+    return pixels
+
+
+def _is_whole(folder: Path, split: ImageFileSplit) -> bool:
+    """Whether all files are there and as long as they must be."""
+    a_file, image_bytes = _images_a_file(split.image_size), _image_bytes(split.image_size)
+    sizes = {_CHECKSUMS: 4 * len(split)}
+    for number, start in enumerate(range(0, len(split), a_file)):
+        sizes[_file_name(number)] = min(a_file, len(split) - start) * image_bytes
+    return all(_size(folder / name) == size for name, size in sizes.items())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _key(split: ImageFileSplit) -> str:
+    digest = sha256(repr((_FORMAT, split.image_size, split.shown, PIL.__version__)).encode())
+    for path in split.files:
+        status = os.stat(path)
+        digest.update(
+            os.fsencode(os.path.abspath(path)) + repr((status.st_size, status.st_mtime_ns)).encode() + b"\0"
+        )
+    return digest.hexdigest()[:32]
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Lets one process at a time make what is missing; the others find it."""
+    with open(root / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _image_bytes(image_size: int) -> int:
+    return 3 * image_size * image_size
+
+
+def _images_a_file(image_size: int) -> int:
+    return max(1, _FILE_BYTES // _image_bytes(image_size))
+
+
+def _file_name(number: int) -> str:
+    return f"{number:05d}.pixels"

@@ -1,1 +1,0 @@
-"""Files of data sets: fetched and verified, kept for the user, their formats and their doubles."""

@@ -1,0 +1,233 @@
+"""Folders of image files: which files there are, of which class, and a split that decodes them when asked.
+
+Images that cannot be read are found before a run starts on them; the outcomes of long checks are kept in the
+user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.data.images import (
+    CENTRAL_SHARE,
+    NORMALIZATIONS,
+    Pixels,
+    UnreadableImage,
+    bomb_warnings_are_errors,
+    check,
+    read_pixels,
+    read_whole,
+    suffixes,
+)
+from polyrhythm.data.user_cache import cache_folder, write_whole
+from polyrhythm.errors import RequestError
+
+Decoder = Callable[[str], NDArray[np.uint8]]
+
+
+class ImageFileSplit:
+    """Labelled image files, decoded a batch at a time by as many threads as torch may use.
+
+    Args:
+        files: paths.
+        labels: (n,) int64.
+        image_size: in pixels, of the square that is made of each.
+        pixels: how they are normalised.
+        shown: the share of the shorter side that this square has in a picture.
+
+    Attributes:
+        files: as given.
+        image_size: as given.
+        shown: as given.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        labels: Tensor,
+        image_size: int,
+        pixels: Pixels = "imagenet",
+        shown: float = CENTRAL_SHARE,
+    ) -> None:
+        self.files = files
+        self.image_size = image_size
+        self.shown = shown
+        self._labels = labels
+        self._normalization = NORMALIZATIONS[pixels]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of all images, (n,) int64."""
+        return self._labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        return self.normalised(self.decoded(indices))
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Gives the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        if len(indices) == 0:
+            return torch.empty(0, self.image_size, self.image_size, 3, dtype=torch.uint8)
+        return torch.from_numpy(
+            np.stack(self._read(indices, partial(read_pixels, image_size=self.image_size, share=self.shown)))
+        )
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Gives (B, 3, size, size) float32 in new memory."""
+        return self._normalization(decoded)
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Gives the whole images of `indices`, each (3, H, W) float32 with a shorter side of so many pixels.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
+        return [self._normalization(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+
+    def _read(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
+        files = [self.files[index] for index in indices.tolist()]
+        with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
+            return list(threads.map(partial(_pixels, decode=decode), files))
+
+
+def _pixels(path: str, decode: Decoder) -> NDArray[np.uint8]:
+    try:
+        return decode(path)
+    except UnreadableImage as error:
+        raise unreadable(path, str(error)) from None
+
+
+def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
+    """Makes the error for an image that cannot be read, and for `others` more."""
+    more = f", and {others} more cannot" if others else ""
+    return RequestError(
+        f"{path} cannot be read ({reason}){more}: mend or remove it, "
+        "or leave such images out with --skip-unreadable"
+    )
+
+
+def list_images(folder: Path) -> dict[str, list[str]]:
+    """Lists `folder/<class>/**/*`: the image files of every class, sorted by name.
+
+    What is hidden (`.name`) and what has no ending of an image is left aside. Links are followed, except to
+    folders inside a class.
+
+    Raises:
+        RequestError: the folder or one inside it cannot be listed.
+    """
+    try:
+        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
+        return {entry.name: image_files(entry) for entry in classes}
+    except OSError as error:
+        raise RequestError(
+            f"{error.filename} cannot be listed ({error.strerror}): give a folder of images"
+        ) from None
+
+
+def image_files(folder: Path) -> list[str]:
+    """Lists `folder/**/*`: all image files, sorted by name; see `list_images` for what is left aside."""
+    found = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not _hidden(name)]
+        found += [os.path.join(place, name) for name in names if _is_image(name)]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _is_image(name: str) -> bool:
+    return not _hidden(name) and os.path.splitext(name)[1].lower() in suffixes()
+
+
+DECODE_UP_TO = 20_000
+REMEMBER_AFTER_S = 2.0
+
+
+def find_unreadable(files: Sequence[str], remember_after_s: float = REMEMBER_AFTER_S) -> dict[str, str]:
+    """Checks images in parallel threads.
+
+    Up to 20,000 files are decoded whole, so that one that is cut short is found; beyond, only headers are
+    read, and such an image is found when its batch is made. A check that took long is remembered in the
+    user's cache, by the paths, sizes and times of the files: every rank of a run need not do it again.
+
+    Args:
+        files: paths.
+        remember_after_s: seconds above which the outcome is remembered.
+
+    Returns:
+        Why each unreadable file is so, by path, in the order of `files`.
+    """
+    memory = cache_folder() / "checked" / f"{_fingerprint(files)}.json"
+    known = _recalled(memory)
+    if known is not None:
+        return known
+    start = time.monotonic()
+    found = _check_all(files)
+    if time.monotonic() - start > remember_after_s:
+        _remember(memory, found)
+    return found
+
+
+def _check_all(files: Sequence[str]) -> dict[str, str]:
+    one = partial(check, whole=len(files) <= DECODE_UP_TO)
+    # Warning filters belong to the process, so they are set here once and not in the threads.
+    with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        bomb_warnings_are_errors()
+        reasons = threads.map(one, files)
+        return {path: reason for path, reason in zip(files, reasons, strict=True) if reason is not None}
+
+
+def _fingerprint(files: Sequence[str]) -> str:
+    digest = sha256()
+    for path in files:
+        status = os.stat(path) if os.path.exists(path) else None
+        stamp = (status.st_size, status.st_mtime_ns) if status else None
+        digest.update(os.fsencode(path) + repr(stamp).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _recalled(memory: Path) -> dict[str, str] | None:
+    try:
+        found = json.loads(memory.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _remember(memory: Path, found: dict[str, str]) -> None:
+    try:
+        write_whole(memory, json.dumps(found).encode())
+    except OSError:
+        # Only speed is lost.
+        return

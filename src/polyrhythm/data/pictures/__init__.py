@@ -1,1 +1,0 @@
-"""Pictures: where they are, whether they can be read, and the numbers that they become."""

@@ -1,1 +1,0 @@
-"""Tar files that are read as a stream: an index of what is in them, and the order in which they are read."""

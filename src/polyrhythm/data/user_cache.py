@@ -1,0 +1,30 @@
+"""The user's cache folder for what can be obtained again: fetched data sets, outcomes of long checks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+
+def cache_folder() -> Path:
+    """Gives `polyrhythm` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "polyrhythm"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file, and its folders, so that a reader sees all of it or nothing.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+        try:
+            part.write(content)
+            part.flush()
+            Path(part.name).replace(path)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise

@@ -1,1 +1,0 @@
-"""Dense evaluation: a network trained on small pictures, applied at every place of larger ones."""

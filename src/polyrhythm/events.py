@@ -1,0 +1,339 @@
+"""The facts that a run emits: frozen, small, one JSON object a line in `events.jsonl`.
+
+Every reader (live progress, TensorBoard, the report) sees only these, so a real run, a simulated one and a
+replayed one look alike. Times are seconds on the run's own clock, which starts at 0 when training starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A fact at a time.
+
+    Attributes:
+        time_s: seconds since training started, on the run's clock.
+    """
+
+    time_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the event as a JSON-able dict; `event` holds its class name."""
+        return {"event": type(self).__name__, **vars(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """Training starts.
+
+    Attributes:
+        strategy: its spec, as text.
+        data: name of the data.
+        model: name of the model.
+        workers: number of workers.
+        servers: number of servers.
+        epochs: epochs to train.
+        steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
+        start_epoch: epochs already done by the run that this one resumes.
+        steps: that every worker takes in all; 0: as all epochs are alike, in all of them.
+        start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
+        earlier_s: seconds of training of the run that this one resumes.
+        parameters: number of trained numbers in the model.
+        free_running: whether no worker ever waits for a slower one.
+        begun: what other numbers of workers did of epochs that were not over; empty if there were none.
+    """
+
+    strategy: str
+    data: str
+    model: str
+    workers: int
+    servers: int
+    epochs: int
+    steps_per_epoch: int
+    start_epoch: int = 0
+    parameters: int = 0
+    steps: int = 0
+    start_step: int = 0
+    earlier_s: float = 0.0
+    free_running: bool = False
+    begun: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """The model was tested.
+
+    Attributes:
+        epoch: epochs done.
+        test_loss: mean cross-entropy.
+        test_top1: fraction of test images whose likeliest class is right.
+        test_top5: the same for the five likeliest.
+    """
+
+    epoch: int
+    test_loss: float
+    test_top1: float
+    test_top5: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is whole on disk.
+
+    Attributes:
+        path: of the file, inside the run folder.
+        epoch: epochs done.
+        step: steps that worker 0 had done.
+    """
+
+    path: str
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """Training is over.
+
+    Attributes:
+        outcome: `done`, `interrupted` or `failed`.
+        result: the figures of the run, as `train --json` prints them.
+    """
+
+    outcome: str
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerProgress(Event):
+    """What one worker has done since its last such event.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        epoch: the epoch it is in, from 0.
+        step: steps done since the run began (over all epochs).
+        steps: steps done since the last such event.
+        images: images seen since the last such event.
+        loss: mean training loss of those images.
+        learning_rate: the one in use.
+        wait_s: seconds of this stretch in which the worker waited for others.
+    """
+
+    worker: int
+    epoch: int
+    step: int
+    steps: int
+    images: int
+    loss: float
+    learning_rate: float
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTimings(Event):
+    """What the seconds of one worker's steps went into, since its last such event; said only where it is asked for.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        step: steps done since the run began.
+        steps: that the seconds are of.
+        data_s: waiting for a batch.
+        forward_s: forward passes, with the transfer of the batch to the device.
+        backward_s: backward passes.
+        update_s: the optimiser and the strategy's own arithmetic, and what a server left for the worker to do.
+        communication_s: inside the communicator, whatever else was to be done then; waiting for others is in it.
+        other_s: the rest of the steps.
+        in_step: whether workers take their steps together.
+        communication: if so, (step, seconds) of each.
+        spans: (what, start, end) in seconds since training started, of the first steps of a real run.
+    """
+
+    worker: int
+    step: int
+    steps: int
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    update_s: float = 0.0
+    communication_s: float = 0.0
+    other_s: float = 0.0
+    in_step: bool = False
+    communication: list[list[float]] = field(default_factory=list)
+    spans: list[list[Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheUsed(Event):
+    """Where a worker's training images came from, since its last such event; said only where decoded ones are kept.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        images: that were asked for; a few more than it has learned from, where batches are prepared ahead.
+        hits: of these, how many were kept.
+        kept_bytes: that its cache holds now; ranks of one host may share it.
+    """
+
+    worker: int
+    images: int
+    hits: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProgress(Event):
+    """What one server has done since its last such event.
+
+    Attributes:
+        server: its index among the servers, from 0.
+        version: updates applied to its shard since the run began.
+        staleness: how many gradients were applied at which staleness, since the last such event.
+        seconds: since the last such event.
+        busy_share: of those seconds, the fraction in which it did not wait for messages.
+        queue: messages in a row that it found waiting when it looked for one, in the mean; 1: never another.
+        dropped: gradients that came too late, since the run began.
+        updating_s: of those seconds, spent on what came: looking at it, updating, making answers.
+    """
+
+    server: int
+    version: int
+    staleness: dict[int, int]
+    seconds: float = 0.0
+    busy_share: float = 0.0
+    queue: float = 0.0
+    dropped: int = 0
+    updating_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker is gone; the others go on.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        rank: its rank.
+        step: steps that it was known to have done since the run began; the servers may hold a few more.
+    """
+
+    worker: int
+    rank: int
+    step: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others go on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJoined(Event):
+    """The successor of a lost worker is there, and counts from now on.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        rank: its rank.
+    """
+
+    worker: int
+    rank: int
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"a successor of worker {self.worker} (rank {self.rank}) has joined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Event):
+    """Something that the user should know; training goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Notice):
+    """A worker has become a straggler, or is none any more, as its text says.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        slowdown: its own time of a step over the median of all workers.
+    """
+
+    worker: int
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLost(Notice):
+    """A server is gone; who has its shards as well goes on with them.
+
+    Attributes:
+        rank: its rank.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerJoined(Notice):
+    """The successor of a lost server has all of its shards: another may be lost.
+
+    Attributes:
+        rank: its rank.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarted(Notice):
+    """All ranks are started again, since one was lost that could not be done without.
+
+    Attributes:
+        updates_lost: workers' steps that are known to have been done since the checkpoint.
+    """
+
+    updates_lost: int
+
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        RunStarted,
+        WorkerProgress,
+        WorkerTimings,
+        CacheUsed,
+        ServerProgress,
+        Evaluated,
+        CheckpointSaved,
+        WorkerLost,
+        WorkerJoined,
+        Notice,
+        Straggler,
+        ServerLost,
+        ServerJoined,
+        Restarted,
+        RunEnded,
+    )
+}
+_FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in _KINDS.values()}
+
+
+def from_json(record: dict[str, Any]) -> Event:
+    """Rebuilds an event from `Event.to_json`'s dict.
+
+    Raises:
+        ValueError: the record names no known event or lacks one of its fields.
+    """
+    kind = _KINDS.get(record.get("event", ""))
+    if kind is None:
+        raise ValueError(f"no such event: {record.get('event')!r}")
+    values = {name: value for name, value in record.items() if name in _FIELDS[kind]}
+    if "staleness" in values:
+        values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None

@@ -1,0 +1,69 @@
+"""Sharing out the cores and GPUs of a host among its ranks.
+
+Workers compute with the threads that their share of the cores allows; each replica has one GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from polyrhythm.strategies.strategy import Strategy
+
+
+def usable_cores() -> set[int]:
+    """Gives the numbers of the cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def available_cores() -> int:
+    """Counts the cores that this process may use."""
+    return len(usable_cores())
+
+
+def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: int | None = None) -> int:
+    """Gives the compute threads of each worker on a host.
+
+    Servers that share hosts with workers take their share of the cores only while they have something to add up;
+    dedicated ones keep a core each.
+
+    Args:
+        cores: of the host.
+        workers: on the host.
+        strategy: knows its servers.
+        servers: on the host; None: all.
+    """
+    keeping = strategy.server_count if servers is None else servers
+    left = cores - keeping if strategy.server_placement.dedicated else cores
+    return max(1, left // workers)
+
+
+def use_threads(count: int) -> None:
+    """Computes with so many threads from now on, in this process."""
+    torch.set_num_threads(count)
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Computes with so many threads for a while: sums over several are added in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def gpu_of(device: torch.device, number: int) -> torch.device:
+    """Gives the device of a host's worker.
+
+    Args:
+        device: where replicas live; anything but a GPU is the same for all.
+        number: of the worker on its host, from 0. Workers beyond the last GPU share them again from the first on.
+    """
+    if device.type != "cuda":
+        return device
+    return torch.device("cuda", number % torch.cuda.device_count())

@@ -1,0 +1,193 @@
+"""The client's side of joining a run, and its way to the run's store.
+
+The store is reached by a listener of the client's own, whose connections are carried through the join server:
+
+this process                       join server                store
+  a connection to 127.0.0.1 ──▶ challenge, store? ──▶ a connection to 127.0.0.1 of the run's host
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.launch.joining.connections import (
+    LOOPBACK,
+    Address,
+    Channel,
+    EventLoop,
+    NotAdmitted,
+    answer,
+    hang_up,
+    relay,
+)
+from polyrhythm.launch.joining.join_server import PATIENCE_S
+from polyrhythm.strategies.role_assignment import Cast
+
+_BACKLOG = 128
+_REPLY_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a run.
+
+    Attributes:
+        peer: the rank, and how many have had it before.
+        parameters: that the run trains.
+        cast: of the run.
+        prefix: what the run's keys have in front in its store.
+    """
+
+    peer: Peer
+    parameters: int
+    cast: Cast
+    prefix: str = ""
+
+
+class Visit:
+    """One visitor's, from the challenge until it leaves.
+
+    Args:
+        address: of the door.
+        key: of the door.
+
+    Attributes:
+        store_port: where the run's store is reached, on loopback.
+
+    Raises:
+        RequestError: nobody is there, or the token is another.
+    """
+
+    def __init__(self, address: Address, key: bytes) -> None:
+        self._address = address
+        self._key = key
+        self._left = False
+        self._channel: Channel | None = None
+        self._loop = EventLoop("visit")
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
+        self.store_port = int(self._listener.getsockname()[1])
+        try:
+            self._channel = self._loop.call(self._enter())
+            self._loop.call(asyncio.start_server(self._carry, sock=self._listener))
+        except BaseException:
+            self.close()
+            raise
+
+    def job(self, version: str) -> dict[str, Any]:
+        """Asks what is learned: the recipe, and what its data and model are like.
+
+        Raises:
+            RequestError: the run refuses; says why.
+        """
+        return self._ask({"ask": "job", "version": version})
+
+    def take_place(self) -> Place:
+        """Asks for a place, as soon as the run has begun.
+
+        Raises:
+            RequestError: there is none, or the run is over.
+        """
+        told = self._ask({"ask": "place"}, patience_s=None)
+        return Place(
+            Peer(int(told["rank"]), int(told["incarnation"])),
+            int(told["parameters"]),
+            Cast(tuple(told["workers"]), tuple(told["servers"])),
+            str(told["prefix"]),
+        )
+
+    def listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
+        """Listens to the door from now on.
+
+        Args:
+            stop: called when the run is asked to stop.
+            over: called when the run is over, or its door is gone; told which.
+        """
+        self._loop.start(self._listen(stop, over))
+
+    def leave(self, why: str | None) -> None:
+        """Says that this process leaves.
+
+        Args:
+            why: for people; None: it has taken all its steps.
+        """
+        self._left = True
+        word = {"done": True} if why is None else {"done": False, "why": why}
+        with suppress(OSError, TimeoutError):  # the run has ended already
+            self._loop.call(self._own_channel.say(word), PATIENCE_S)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        if self._channel is not None:
+            self._loop.soon(partial(hang_up, self._channel.writer))
+        self._loop.close()
+        self._listener.close()
+
+    def _ask(self, question: dict[str, Any], patience_s: float | None = _REPLY_PATIENCE_S) -> dict[str, Any]:
+        try:
+            reply = self._loop.call(self._hear_reply(question), patience_s)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, NotAdmitted):
+            raise RunError(f"the run at {self._address} does not answer any more") from None
+        if "refused" in reply:
+            raise RequestError(f"the run at {self._address} refuses: {reply['refused']}")
+        return reply
+
+    async def _hear_reply(self, question: dict[str, Any]) -> dict[str, Any]:
+        await self._own_channel.say(question)
+        return await self._own_channel.hear()
+
+    @property
+    def _own_channel(self) -> Channel:
+        assert self._channel is not None, "made with the visit"
+        return self._channel
+
+    async def _enter(self) -> Channel:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reader, writer = await asyncio.open_connection(*self._address)
+                try:
+                    return await answer(reader, writer, self._key, str(self._address))
+                except BaseException:
+                    hang_up(writer)
+                    raise
+        except TimeoutError:
+            raise RequestError(
+                f"{self._address} does not answer: is it the address that `polyrhythm train --listen` says?"
+            ) from None
+        except OSError as error:
+            # What asyncio says of a refusal names an address, and not the reason.
+            said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
+            why = said if error.errno else error
+            raise RequestError(
+                f"cannot reach {self._address} ({why}): is the run under way, and the address "
+                "that `polyrhythm train --listen` says?"
+            ) from None
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await self._enter()
+            await channel.say({"ask": "store"})
+            await channel.hear()
+            await relay((reader, writer), (channel.reader, channel.writer))
+        except (RequestError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError, NotAdmitted):
+            hang_up(writer)  # as a store that is gone
+
+    async def _listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
+        try:
+            while True:
+                word = await self._own_channel.hear()
+                if word.get("stop"):
+                    stop()
+                if word.get("over"):
+                    over("the run is over")
+        except (OSError, asyncio.IncompleteReadError, NotAdmitted):
+            if not self._left:
+                over("the run's launcher is gone")

@@ -1,1 +1,0 @@
-"""What the events of a run add up to."""

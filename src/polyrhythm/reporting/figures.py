@@ -1,0 +1,514 @@
+"""The figures of a run: a list of events folded into what tables and plots need.
+
+They count what workers did between two reports (`Stretch`, in series whose length stays bounded), the
+staleness of gradients, how busy servers were, and where training images came from: their files, or decoded
+images that were kept.
+
+A resumed run appends to the log of the part before it, its clock starts again at 0, and it repeats what came
+after the checkpoint that it resumed from. It is read as one run:
+
+    first part    |---epoch 0---|---epoch 1---C--epoch 2--x        C: checkpoint, x: killed
+    second part                               |---epoch 2---|---epoch 3---|
+    one run       |---epoch 0---|---epoch 1---|---epoch 2---|---epoch 3---|
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.events import (
+    CacheUsed,
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    ServerProgress,
+    Straggler,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+    WorkerTimings,
+)
+from polyrhythm.reporting.quantities import percent, whole
+from polyrhythm.reporting.timings import Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class RunFigures:
+    """All that the events of one run add up to; grows event by event, in bounded memory.
+
+    Attributes:
+        started: how the run began, or None.
+        ended: how it ended, or None while it runs or if it was killed.
+        time_s: time of the latest event, in seconds since training started.
+        images_seen: images that all workers together have seen, over all epochs.
+        workers: what every worker did, by its index.
+        together: what all workers did, in the order in which they reported it; None before the first report.
+        versions: updates applied to the shard of every server, by its index.
+        staleness_of: the staleness at every server, by its index.
+        server_loads: how busy every server was, by its index.
+        timings: what the time of workers' steps went into, where they tell.
+        cache: where training images came from, where decoded ones are kept.
+        evaluations: all tests of the model, in order.
+        absent: workers that are lost, and whose successors have not come.
+        notices: all that the user should know, in order; losses of workers among it.
+        stragglers: how many times the median time a worker's own steps took at worst, by its index, if it was named.
+        checkpoint: the latest, or None.
+    """
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.ended: RunEnded | None = None
+        self.time_s = 0.0
+        self.images_seen = 0
+        self._furthest: Counter[int] = Counter()
+        self.workers: dict[int, Series] = {}
+        self.together: Series | None = None
+        self.versions: dict[int, int] = {}
+        self.staleness_of: dict[int, Staleness] = {}
+        self.server_loads: dict[int, ServerLoad] = {}
+        self.timings = Timings()
+        self.cache = CacheFigures()
+        self.evaluations: list[Evaluated] = []
+        self.absent: set[int] = set()
+        self.notices: list[Notice | WorkerLost | WorkerJoined] = []
+        self.stragglers: dict[int, float] = {}
+        self.checkpoint: CheckpointSaved | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> RunFigures:
+        """Folds a whole log; one that was resumed becomes one run."""
+        figures = cls()
+        for event in as_one_run(events):
+            figures.add(event)
+        return figures
+
+    def add(self, event: Event) -> None:
+        """Takes one more event."""
+        self.time_s = max(self.time_s, event.time_s)
+        match event:
+            case RunStarted():
+                self._start(event)
+            case WorkerProgress():
+                self._add_stretch(event)
+            case WorkerTimings():
+                present = self.started.workers - len(self.absent) if self.started else 1
+                self.timings.add(event, present)
+            case CacheUsed():
+                self.cache.add(event)
+            case ServerProgress():
+                self.versions[event.server] = event.version
+                self.staleness_of.setdefault(event.server, Staleness()).add(event.staleness)
+                self.server_loads.setdefault(event.server, ServerLoad()).add(event)
+            case Evaluated():
+                self.evaluations.append(event)
+            case CheckpointSaved():
+                self.checkpoint = event
+            case WorkerLost() | WorkerJoined() | Notice():
+                self._add_notice(event)
+            case RunEnded():
+                self.ended = event
+
+    def _start(self, event: RunStarted) -> None:
+        if self.started is not None and self.started.workers != event.workers:
+            self._furthest.clear()  # others count their steps anew
+        self.started = event
+        self.absent.clear()
+
+    def _add_notice(self, event: WorkerLost | WorkerJoined | Notice) -> None:
+        self.notices.append(event)
+        if isinstance(event, WorkerLost):
+            self.absent.add(event.worker)
+        elif isinstance(event, WorkerJoined):
+            self.absent.discard(event.worker)
+        elif isinstance(event, Straggler):
+            worst = max(self.stragglers.get(event.worker, 0.0), event.slowdown)
+            self.stragglers[event.worker] = worst
+
+    def _add_stretch(self, event: WorkerProgress) -> None:
+        if self.together is None:
+            self.images_seen = self._images_seen_before(event)
+        self.images_seen += self._new_images(event)
+        stretch = Stretch(
+            end_s=event.time_s,
+            seconds=event.time_s - self._stretch_start_s(event.worker),
+            epoch=event.epoch,
+            step=event.step,
+            steps=event.steps,
+            images=event.images,
+            images_seen=self.images_seen,
+            loss=event.loss,
+            learning_rate=event.learning_rate,
+            wait_s=event.wait_s,
+        )
+        if event.worker in self.workers:
+            self.workers[event.worker].add(stretch)
+        else:
+            self.workers[event.worker] = Series(stretch)
+        if self.together is None:
+            self.together = Series(stretch)
+        else:
+            self.together.add(stretch)
+
+    def _stretch_start_s(self, worker: int) -> float:
+        start_s = self.started.time_s if self.started else 0.0
+        return max(start_s, self.workers[worker].last.end_s) if worker in self.workers else start_s
+
+    def _new_images(self, event: WorkerProgress) -> int:
+        """Gives the images of those steps that are not taken again, as after a restart from a checkpoint."""
+        furthest = self._furthest[event.worker]
+        self._furthest[event.worker] = max(furthest, event.step)
+        again = min(event.steps, furthest - (event.step - event.steps))
+        return event.images if again <= 0 else round(event.images * (1 - again / event.steps))
+
+    def _images_seen_before(self, first: WorkerProgress) -> int:
+        # A resumed run whose earlier part is not at hand: every worker did as many such steps.
+        steps_before = first.step - first.steps
+        if not steps_before or not first.steps or self.started is None:
+            return 0
+        return round(self.started.workers * steps_before * first.images / first.steps)
+
+    @property
+    def present(self) -> list[Series]:
+        """What those workers did that are not lost or gone; of all if only others have reported."""
+        count = self.started.workers if self.started else len(self.workers)
+        found = [
+            series for worker, series in self.workers.items() if worker not in self.absent and worker < count
+        ]
+        return found or list(self.workers.values())
+
+    @property
+    def most_reported(self) -> bool:
+        """Whether more than half of the workers that are there have reported, so that sums over all mean something."""
+        there = self.started.workers - len(self.absent) if self.started else len(self.workers)
+        return bool(self.workers) and 2 * len(self.present) > there
+
+    @property
+    def staleness(self) -> Staleness:
+        """The staleness at all servers together."""
+        return Staleness.merged(self.staleness_of.values())
+
+    @property
+    def waiting_share(self) -> float:
+        """The fraction of all workers' time that was spent waiting; not a number before the first report."""
+        return self.together.total.waiting_share if self.together else math.nan
+
+    @property
+    def images_per_s(self) -> float:
+        """Images per second of all workers together, from the start to the last report."""
+        if self.together is None:
+            return math.nan
+        # A worker's seconds add up to the time from the start to its last report, without pauses of the run.
+        seconds = max(series.total.seconds for series in self.workers.values())
+        return self.together.total.images / seconds if seconds > 0 else math.nan
+
+    @property
+    def recent_images_per_s(self) -> float:
+        """Images per second of all workers that still train, each over its last stretch."""
+        rates = [series.last.images_per_s for series in self.present if self.steps_left(series)]
+        return sum(rates) if rates else self.images_per_s
+
+    @property
+    def recent_loss(self) -> float:
+        """Mean training loss over the last stretch of every worker; not a number before the first report."""
+        return mean_loss([series.last for series in self.present])
+
+    @property
+    def steps_per_worker(self) -> int:
+        """Steps that every worker takes over all epochs; 0 before the start."""
+        if not self.started:
+            return 0
+        return self.started.steps or self.started.epochs * self.started.steps_per_epoch
+
+    def steps_left(self, series: Series) -> int:
+        """Gives the steps that a worker has still to take."""
+        return max(0, self.steps_per_worker - series.last.step)
+
+    @property
+    def fraction_done(self) -> float:
+        """Steps done by all workers that are there, as a fraction of all their steps."""
+        if not self.steps_per_worker or not self.started:
+            return 0.0
+        done = sum(min(series.last.step, self.steps_per_worker) for series in self.present)
+        return done / (self.steps_per_worker * max(1, self.started.workers - len(self.absent)))
+
+    @property
+    def time_left_s(self) -> float:
+        """Seconds until the slowest worker is through, at each one's mean pace; not a number if unknown."""
+        paces = [(self.steps_left(series), series.total) for series in self.present]
+        left = [steps * total.seconds / total.steps for steps, total in paces if total.steps]
+        return max(left, default=math.nan)
+
+
+def as_one_run(events: Iterable[Event]) -> list[Event]:
+    """Drops what a resumed run did again, and moves every part behind the one before it in time."""
+    kept: list[Event] = []
+    shift_s = 0.0
+    for event in events:
+        if isinstance(event, RunStarted) and kept:
+            checkpoint = _resumed_from(kept, event)
+            kept = [old for old in kept if _counts(old, checkpoint)]
+            shift_s = max(0.0, checkpoint.time_s - event.time_s)
+        kept.append(replace(event, time_s=event.time_s + shift_s))
+    return kept
+
+
+def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
+    for event in reversed(events):
+        if isinstance(event, CheckpointSaved) and event.epoch == start.start_epoch:
+            return event
+    # No checkpoint of that epoch was logged: cut where that epoch began, as well as the steps tell.
+    step = start.start_step or start.start_epoch * start.steps_per_epoch
+    done = [event.time_s for event in events if isinstance(event, WorkerProgress) and event.step <= step]
+    return CheckpointSaved(time_s=max(done, default=0.0), path="", epoch=start.start_epoch, step=step)
+
+
+def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
+    match event:
+        case WorkerProgress() | WorkerTimings():
+            return event.step <= checkpoint.step
+        case Evaluated():
+            return event.epoch <= checkpoint.epoch
+        case ServerProgress() | CacheUsed():
+            return event.time_s <= checkpoint.time_s
+        case RunStarted() | RunEnded():
+            return False
+        case _:
+            return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What was done in one stretch of training.
+
+    Attributes:
+        end_s: when it ended, in seconds since training started.
+        seconds: how long it took.
+        epoch: the epoch in which it ended, from 0.
+        step: steps done at its end, since the run began.
+        steps: steps done in it.
+        images: images seen in it.
+        images_seen: images that all workers together had seen at its end.
+        loss: mean training loss of its images.
+        learning_rate: the one in use at its end.
+        wait_s: seconds of it that were spent waiting for others.
+    """
+
+    end_s: float
+    seconds: float
+    epoch: int
+    step: int
+    steps: int
+    images: int
+    images_seen: int
+    loss: float
+    learning_rate: float
+    wait_s: float
+
+    @property
+    def images_per_s(self) -> float:
+        """Images seen per second; not a number if no time passed."""
+        return self.images / self.seconds if self.seconds > 0 else math.nan
+
+    @property
+    def waiting_share(self) -> float:
+        """The fraction of the time that was spent waiting; not a number if no time passed."""
+        return self.wait_s / self.seconds if self.seconds > 0 else math.nan
+
+
+def mean_loss(stretches: list[Stretch]) -> float:
+    """Gives the mean loss of all images of some stretches; not a number if there are none."""
+    images = sum(stretch.images for stretch in stretches)
+    # An empty stretch says nothing, even if its loss is not a number.
+    total = sum(stretch.loss * stretch.images for stretch in stretches if stretch.images)
+    return total / images if images else math.nan
+
+
+def merged(first: Stretch, second: Stretch) -> Stretch:
+    """Gives the stretch that covers both; exact, since rates and means come from the sums."""
+    return Stretch(
+        end_s=second.end_s,
+        seconds=first.seconds + second.seconds,
+        epoch=second.epoch,
+        step=second.step,
+        steps=first.steps + second.steps,
+        images=first.images + second.images,
+        images_seen=second.images_seen,
+        loss=mean_loss([first, second]),
+        learning_rate=second.learning_rate,
+        wait_s=first.wait_s + second.wait_s,
+    )
+
+
+class Series:
+    """The stretches of one worker, or of several; neighbours merge when they become too many.
+
+    Attributes:
+        stretches: in the order in which they came, at most `limit`.
+        last: the latest, as it came.
+        total: all of them in one.
+        added: how many were added, merged or not.
+    """
+
+    def __init__(self, first: Stretch, limit: int = 600) -> None:
+        self.stretches = [first]
+        self.last = first
+        self.total = first
+        self.added = 1
+        self._limit = limit
+
+    def add(self, stretch: Stretch) -> None:
+        """Appends a stretch."""
+        self.last = stretch
+        self.added += 1
+        self.total = merged(self.total, stretch)
+        self.stretches.append(stretch)
+        # A run of days must neither fill the memory of its progress display nor make a report of 100 MB.
+        if len(self.stretches) > self._limit:
+            self.stretches = grouped(self.stretches, 2)
+
+
+def grouped(stretches: list[Stretch], size: int) -> list[Stretch]:
+    """Merges every `size` neighbours into one stretch; the last group may hold fewer."""
+    groups = []
+    for first, *others in zip_longest(*[iter(stretches)] * size):
+        assert first is not None
+        group = first
+        for other in others:
+            group = merged(group, other) if other is not None else group
+        groups.append(group)
+    return groups
+
+
+class Staleness:
+    """How many gradients were applied at which staleness (versions between read and apply; fresh = 0).
+
+    Attributes:
+        counts: gradients by staleness.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def add(self, counts: Mapping[int, int]) -> None:
+        """Adds more gradients, counted by staleness."""
+        self.counts.update(counts)
+
+    @classmethod
+    def merged(cls, parts: Iterable[Staleness]) -> Staleness:
+        """Puts the counts of several servers into one."""
+        whole = cls()
+        for part in parts:
+            whole.add(part.counts)
+        return whole
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """The counts in rising order of staleness."""
+        return dict(sorted(self.counts.items()))
+
+    @property
+    def mean(self) -> float:
+        """The mean over all gradients; not a number if there are none."""
+        gradients = self.counts.total()
+        return (
+            sum(staleness * count for staleness, count in self.counts.items()) / gradients
+            if gradients
+            else math.nan
+        )
+
+    @property
+    def max(self) -> int:
+        """The largest that occurred; 0 if there were no gradients."""
+        return max((staleness for staleness, count in self.counts.items() if count), default=0)
+
+
+class ServerLoad:
+    """Means over all that a server has said, each stretch for its length.
+
+    Attributes:
+        seconds: of all stretches.
+        dropped: gradients that came too late.
+        gradients: applied, with what they have been counted with.
+        busy_s: in which it did not wait for messages.
+        updating_s: of these, spent on what came and not on moving it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.dropped = 0
+        self.gradients = 0
+        self.busy_s = 0.0
+        self.updating_s = 0.0
+        self._queue_s = 0.0
+
+    def add(self, event: ServerProgress) -> None:
+        """Takes one more stretch."""
+        self.seconds += event.seconds
+        self.dropped = event.dropped
+        self.gradients += sum(event.staleness.values())
+        self.busy_s += event.busy_share * event.seconds
+        self.updating_s += event.updating_s
+        self._queue_s += event.queue * event.seconds
+
+    @property
+    def busy_share(self) -> float:
+        """The fraction of its time in which it did not wait for messages; 0 before it has said anything."""
+        return self.busy_s / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def queue(self) -> float:
+        """Messages in a row that it found waiting, in the mean; 0 before it has said anything."""
+        return self._queue_s / self.seconds if self.seconds > 0 else 0.0
+
+
+class CacheFigures:
+    """Adds up what workers tell of their caches.
+
+    Attributes:
+        images: that all workers have asked for.
+        hits: of these, how many were kept.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.hits = 0
+        self._kept_bytes: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return self.images > 0
+
+    def add(self, event: CacheUsed) -> None:
+        """Takes what a worker tells."""
+        self.images += event.images
+        self.hits += event.hits
+        self._kept_bytes[event.worker] = event.kept_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives it as a JSON-able dict; `kept_bytes` is what the worker that keeps most has, or shares with others."""
+        return {
+            "images": self.images,
+            "hits": self.hits,
+            "hit_share": self.hits / self.images if self.images else 0.0,
+            "kept_bytes": max(self._kept_bytes.values(), default=0),
+        }
+
+
+def cache_line(cache: Mapping[str, Any]) -> str:
+    """Writes it for people.
+
+    Args:
+        cache: as `CacheFigures.to_json` gives it.
+    """
+    return (
+        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "
+        f"decoded from memory ({cache['kept_bytes'] / 1e6:,.1f} MB)"
+    )

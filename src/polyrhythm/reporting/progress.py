@@ -1,0 +1,309 @@
+"""Progress of a run on the terminal: live where there is one, plain lines elsewhere.
+
+On a terminal that can move its cursor it is a table of the workers that keeps itself up to date; elsewhere a
+plain line now and then, for a log file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from polyrhythm.events import (
+    Evaluated,
+    Notice,
+    Restarted,
+    RunEnded,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+)
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.quantities import counted, duration, percent, significant, whole
+from polyrhythm.reporting.tables import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from polyrhythm.events import Event
+    from polyrhythm.reporting.event_log import Observer
+    from polyrhythm.reporting.figures import Stretch
+
+
+def progress_for(stream: TextIO) -> Observer:
+    """Picks the progress that a stream can show: live if it is a terminal that can move its cursor."""
+    if stream.isatty():
+        console = Console(file=stream)
+        if not console.is_dumb_terminal:
+            return LiveProgress(console)
+    return PlainProgress(stream)
+
+
+REFRESHES_PER_S = 4
+QUIET_S = 10.0
+_OTHER_LINES = 15  # what a drawing has beside the rows of its tables, and the prompt
+
+
+class LiveProgress:
+    """Draws the state of all workers and servers in place, and leaves the last one on the screen.
+
+    Args:
+        console: the terminal to draw on.
+        clock: gives seconds on the clock of whoever is watching; a simulated run has another.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._figures = RunFigures()
+        self._heard_s = clock()
+        self._drawn_s = -1.0
+        # Rich draws in a thread of its own, which must not see changing figures: it gets finished drawings.
+        self._drawing: RenderableType = Text()
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            get_renderable=self._screen,
+            redirect_stdout=False,
+        )
+
+    def on_event(self, event: Event) -> None:
+        """Takes one event; draws again if the last drawing is old enough."""
+        self._figures.add(event)
+        self._heard_s = self._clock()
+        if isinstance(event, RunStarted):
+            self._draw()
+            self._live.start()
+        elif isinstance(event, Notice | WorkerLost | WorkerJoined):
+            self._console.print(Text(f"notice: {event.text}", style="yellow"))
+        elif isinstance(event, RunEnded) or self._heard_s - self._drawn_s >= 1 / REFRESHES_PER_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Draws the last state and gives the terminal back."""
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        self._drawn_s = self._clock()
+        self._drawing = drawing(self._figures, self._console.height)
+
+    def _screen(self) -> RenderableType:
+        quiet_s = self._clock() - self._heard_s
+        if self._figures.ended or quiet_s < QUIET_S:
+            return self._drawing
+        return Group(self._drawing, Text(f" no news from any rank for {duration(quiet_s)}", style="yellow"))
+
+
+def drawing(figures: RunFigures, height: int) -> RenderableType:
+    """Draws a run: what is trained, its workers, its servers, the latest test, and how far it is.
+
+    Args:
+        figures: of the run.
+        height: lines of the terminal; workers and servers that find no room are only counted.
+    """
+    room = max(2, height - _OTHER_LINES)
+    servers = min(len(figures.versions), max(1, room // 4))
+    parts: list[RenderableType] = [_header(figures), Text()]
+    if figures.workers:
+        parts += [_worker_table(figures, room - servers), Text()]
+    if figures.versions:
+        parts += [_server_table(figures, servers), Text()]
+    if figures.evaluations:
+        parts.append(_accuracy(figures))
+    parts.append(_bar(figures))
+    return Group(*parts)
+
+
+def _header(figures: RunFigures) -> Text:
+    start = figures.started
+    if start is None:
+        return Text(" starting")
+    ranks = counted(start.workers, "worker") + (
+        f" + {counted(start.servers, 'server')}" if start.servers else ""
+    )
+    return Text.assemble(
+        " ",
+        (f"{start.model} on {start.data}", "bold"),
+        f" · {ranks}\n ",
+        (start.strategy, "cyan"),
+        overflow="fold",
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim", show_edge=False)
+    for column in columns:
+        # Where it is narrow, a head of two words takes two lines before anything is cut.
+        table.add_column(column, justify="right", no_wrap=" " not in column)
+    return table
+
+
+def _add_hidden(table: Table, hidden: int) -> None:
+    if hidden > 0:
+        table.add_row("…", f"{hidden:,} more", style="dim")
+
+
+def _worker_table(figures: RunFigures, rows: int) -> Table:
+    table = _table("worker", "step", "images/s", "loss", "learning rate", "waiting")
+    for worker in sorted(figures.workers)[:rows]:
+        name = f"{worker} (lost)" if worker in figures.absent else str(worker)
+        table.add_row(name, *_cells(figures.workers[worker].last, figures.steps_per_worker))
+    _add_hidden(table, len(figures.workers) - rows)
+    return table
+
+
+def _cells(last: Stretch, steps: int) -> list[str]:
+    return [
+        f"{last.step:,}/{steps:,}",
+        whole(last.images_per_s),
+        significant(last.loss),
+        significant(last.learning_rate),
+        percent(last.waiting_share),
+    ]
+
+
+def _server_table(figures: RunFigures, rows: int) -> Table:
+    table = _table("server", "updates", "staleness mean", "max")
+    for server in sorted(figures.versions)[:rows]:
+        staleness = figures.staleness_of[server]
+        mean = f"{staleness.mean:.2f}" if staleness.counts else "–"
+        table.add_row(str(server), f"{figures.versions[server]:,}", mean, str(staleness.max))
+    _add_hidden(table, len(figures.versions) - rows)
+    return table
+
+
+def _accuracy(figures: RunFigures) -> Text:
+    last = figures.evaluations[-1]
+    return Text.assemble(
+        " test top-1 ",
+        (percent(last.test_top1), "bold green"),
+        f" · top-5 {percent(last.test_top5)} · loss {significant(last.test_loss)} · epoch {last.epoch}",
+    )
+
+
+def _bar(figures: RunFigures) -> Table:
+    if figures.ended:
+        known = facts(figures)
+        images_per_s = known.get("images_per_s", figures.images_per_s)
+        state = f"{figures.ended.outcome} after {duration(known['seconds'])}"
+    else:
+        images_per_s = figures.recent_images_per_s
+        state = f"{duration(figures.time_s)} gone, {duration(figures.time_left_s)} left"
+    rate = f"{whole(images_per_s)} images/s"
+    # Four columns, of which the bar takes what the others leave.
+    line = Table.grid(padding=(0, 1), expand=True)
+    for ratio in (None, 1, None, None):
+        line.add_column(ratio=ratio, no_wrap=True)
+    bar = ProgressBar(total=1.0, completed=figures.fraction_done)
+    line.add_row(f" {_epoch(figures)}", bar, rate, state)
+    return line
+
+
+def _epoch(figures: RunFigures) -> str:
+    if not figures.started or not figures.workers:
+        return ""
+    return f"epoch {1 + min(series.last.epoch for series in figures.present)}/{figures.started.epochs}"
+
+
+class PlainProgress:
+    """Writes a line at the start, every few seconds of run time, at every test and notice, and at the end.
+
+    Args:
+        stream: where the lines go; it is flushed after each, and stays open.
+        every_s: seconds of run time between two lines about the workers, if most of them have reported.
+    """
+
+    def __init__(self, stream: TextIO, every_s: float = 5.0) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._next_s = every_s
+        self._figures = RunFigures()
+
+    def on_event(self, event: Event) -> None:
+        """Takes one event; writes at most one line."""
+        self._figures.add(event)
+        match event:
+            case RunStarted():
+                self._next_s = event.time_s + self._every_s
+                self._write(start_line(event))
+            case WorkerProgress() if event.time_s >= self._next_s and self._figures.most_reported:
+                self._next_s = event.time_s + self._every_s
+                self._write(training_line(self._figures))
+            case Evaluated():
+                self._write(evaluation_line(event, self._figures))
+            case Notice() | WorkerLost() | WorkerJoined():
+                self._write(f"notice: {event.text}")
+            case RunEnded():
+                self._write(end_line(event, self._figures))
+
+    def close(self) -> None:
+        """Does nothing: every line is out already."""
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def start_line(event: RunStarted) -> str:
+    """Says what is about to be trained."""
+    size = f" ({whole(event.parameters)} parameters)" if event.parameters else ""
+    ranks = counted(event.workers, "worker") + (
+        f", {counted(event.servers, 'server')}" if event.servers else ""
+    )
+    again = f", resumed after epoch {event.start_epoch}" if event.start_epoch else ""
+    steps = f"of {counted(event.steps_per_epoch, 'step')}"
+    if event.steps not in (0, event.epochs * event.steps_per_epoch):
+        steps = f"with {counted(event.steps, 'step')} in all"
+    return (
+        f"training {event.model}{size} on {event.data}: {event.strategy}, {ranks}, "
+        f"{counted(event.epochs, 'epoch')} {steps}{again}"
+    )
+
+
+def training_line(figures: RunFigures) -> str:
+    """Says how far the slowest worker is, and how well and how fast all of them train."""
+    slowest = min((series.last for series in figures.present), key=lambda stretch: stretch.step)
+    parts = [
+        f"epoch {slowest.epoch + 1}/{figures.started.epochs if figures.started else '?'}",
+        f"step {slowest.step}/{figures.steps_per_worker}",
+        *([f"loss {significant(figures.recent_loss)}"] if not math.isnan(figures.recent_loss) else []),
+        f"{whole(figures.recent_images_per_s)} images/s",
+    ]
+    if figures.staleness.counts:
+        parts.append(f"staleness {figures.staleness.mean:.1f} (max {figures.staleness.max})")
+    return "  ".join([*parts, f"left {duration(figures.time_left_s)}"])
+
+
+def evaluation_line(event: Evaluated, figures: RunFigures) -> str:
+    """Says how good the model is after an epoch."""
+    epochs = f"/{figures.started.epochs}" if figures.started else ""
+    return (
+        f"epoch {event.epoch}{epochs} done  test top-1 {percent(event.test_top1)}  "
+        f"top-5 {percent(event.test_top5)}  loss {significant(event.test_loss)}  "
+        f"after {duration(event.time_s)}"
+    )
+
+
+def end_line(event: RunEnded, figures: RunFigures) -> str:
+    """Says how the run ended, with its main figures."""
+    known = facts(figures)
+    parts = [f"{event.outcome} after {duration(known['seconds'])}"]
+    if "test_top1" in known:
+        parts.append(f"test top-1 {percent(known['test_top1'])}")
+    if "images_per_s" in known:
+        parts.append(f"{whole(known['images_per_s'])} images/s")
+    again = [notice.updates_lost for notice in figures.notices if isinstance(notice, Restarted)]
+    if again:
+        parts.append(f"started again {counted(len(again), 'time')}, {counted(sum(again), 'update')} lost")
+    return "  ".join(parts)

@@ -1,0 +1,169 @@
+"""Where the time of every worker's steps went, and how much of it was waiting for slower workers.
+
+The table of it is the same on the terminal and in the report.
+
+The worker that stands still least in a step waits for no other. So where workers take their steps together,
+its time inside the communicator is taken to be the cost of everyone's transfer, step by step, and what others
+stood still longer is waiting. Where workers run free, the two cannot be told apart: all is communication.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm.reporting.quantities import UNKNOWN, percent, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from polyrhythm.events import WorkerTimings
+
+
+PARTS = ("data", "forward", "backward", "update", "communication", "waiting", "other")
+"""Into which a step's time is divided: they add up to it."""
+_OPEN_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What the steps of one worker went into.
+
+    Attributes:
+        worker: its index.
+        steps: that it has taken.
+        seconds: by the names of `PARTS`.
+    """
+
+    worker: int
+    steps: int
+    seconds: dict[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """All seconds of its steps."""
+        return sum(self.seconds.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives it as a JSON-able dict."""
+        parts = {f"{part}_s": self.seconds[part] for part in PARTS}
+        return {"worker": self.worker, "steps": self.steps, "seconds": self.total_s, **parts}
+
+
+class Timings:
+    """Adds up what workers tell, in bounded memory.
+
+    Attributes:
+        tells_waiting: whether waiting could be told from communication.
+    """
+
+    def __init__(self) -> None:
+        self.tells_waiting = False
+        self._steps: Counter[int] = Counter()
+        self._seconds: dict[int, dict[str, float]] = {}
+        self._waiting_s: dict[int, float] = {}
+        self._open: dict[int, dict[int, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def add(self, event: WorkerTimings, workers: int) -> None:
+        """Takes what a worker tells.
+
+        Args:
+            event: says it.
+            workers: who are there and tell of every step, where they go in step.
+        """
+        told = self._seconds.setdefault(event.worker, dict.fromkeys(PARTS, 0.0))
+        self._steps[event.worker] += event.steps
+        for part in PARTS:
+            told[part] += getattr(event, f"{part}_s", 0.0)
+        self.tells_waiting = event.in_step
+        for step, seconds in event.communication:
+            stood_still = self._open.setdefault(int(step), {})
+            stood_still[event.worker] = seconds
+            if len(stood_still) >= workers:
+                _close(self._open.pop(int(step)), self._waiting_s)
+        while len(self._open) > _OPEN_STEPS:
+            _close(self._open.pop(next(iter(self._open))), self._waiting_s)
+
+    def of_workers(self) -> list[StepParts]:
+        """Gives what the steps of every worker went into, in the order of the workers."""
+        waiting_s = self._waiting_s.copy()
+        for stood_still in self._open.values():  # of which somebody who is gone will not tell
+            _close(stood_still, waiting_s)
+        found = []
+        for worker, told in sorted(self._seconds.items()):
+            waited_s = waiting_s.get(worker, 0.0)
+            seconds = told | {"communication": told["communication"] - waited_s, "waiting": waited_s}
+            found.append(StepParts(worker, self._steps[worker], seconds))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives them as a JSON-able dict."""
+        workers = [parts.to_json() for parts in self.of_workers()]
+        return {"tells_waiting": self.tells_waiting, "workers": workers}
+
+
+def _close(stood_still: dict[int, float], waiting_s: dict[int, float]) -> None:
+    """Adds to each worker's waiting what it stood still longer in a step than the one who did so least."""
+    least_s = min(stood_still.values())
+    for worker, seconds in stood_still.items():
+        waiting_s[worker] = waiting_s.get(worker, 0.0) + seconds - least_s
+
+
+HEADING = "Where a step's time goes, in milliseconds"
+_MOST_WORKERS = 16
+_COLUMNS = ("seconds", *(f"{part}_s" for part in PARTS))
+
+
+def timing_table(timings: Mapping[str, Any]) -> list[list[str]]:
+    """Writes timings as rows of texts: a head, the workers, their mean, and each part's share of all their time.
+
+    Args:
+        timings: as `Timings.to_json` gives them.
+    """
+    workers: Sequence[Mapping[str, Any]] = timings["workers"]
+    rows = [["worker", "steps", "step", *PARTS]]
+    for worker in workers[:_MOST_WORKERS]:
+        rows.append([str(worker["worker"]), *_cells(worker, timings["tells_waiting"])])
+    if len(workers) > _MOST_WORKERS:
+        rows.append([f"{len(workers) - _MOST_WORKERS:,} more", *[""] * (len(rows[0]) - 1)])
+    together = {name: sum(worker[name] for worker in workers) for name in ("steps", *_COLUMNS)}
+    if len(workers) > 1:
+        rows.append(["all", *_cells(together, timings["tells_waiting"])])
+    total_s = together["seconds"] or float("nan")
+    shares = [percent(together[name] / total_s) for name in _COLUMNS]
+    rows.append(["share", "", *_known(shares, timings["tells_waiting"])])
+    return rows
+
+
+def timing_lines(timings: Mapping[str, Any]) -> list[str]:
+    """Writes timings as lines of equal width, below a heading."""
+    rows = timing_table(timings)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [HEADING, *lines]
+
+
+def remark(timings: Mapping[str, Any]) -> str:
+    """Says how communication and waiting are to be read."""
+    if timings["tells_waiting"]:
+        return (
+            "Communication is what the worker that stood still least in a step stood still for it, "
+            "waiting what others stood still longer; both only as far as no computing hid them."
+        )
+    return "Workers do not go in step, so waiting cannot be told from communication; what computing hid is in neither."
+
+
+def _cells(worker: Mapping[str, Any], tells_waiting: bool) -> list[str]:
+    steps = worker["steps"]
+    milliseconds = [f"{1000 * worker[name] / steps:.2f}" if steps else UNKNOWN for name in _COLUMNS]
+    return [whole(steps), *_known(milliseconds, tells_waiting)]
+
+
+def _known(cells: list[str], tells_waiting: bool) -> list[str]:
+    if not tells_waiting:
+        cells[_COLUMNS.index("waiting_s")] = UNKNOWN
+    return cells

@@ -1,0 +1,220 @@
+"""A dry run: what is run without a model, data or results, so that only time and traffic are left.
+
+A few numbers stand for the whole model, so that strategies can be run dry on thousands of ranks.
+
+    the model     [   bucket 2   |        bucket 1        | bucket 0 ]     n numbers
+    the stand-in  [  k2 numbers  |       k1 numbers       |    k0    ]     E of them; each stands for n/E
+
+Strategies run on the stand-in unchanged; only the bytes of what they send are counted as if all n numbers
+were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, lcm
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
+from polyrhythm.data.dealing import batch_images, steps_per_epoch
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import ModelSizes
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+FEWEST_NUMBERS = 1024
+"""Shards of servers are then true to 0.1 %."""
+NUMBERS_OF_A_SLICE = 512
+"""So the two numbers that travel with bucket 0, which fall to two of its slices, weigh 0.2 % of a slice."""
+MOST_NUMBERS_TOGETHER = 1 << 24
+"""Of all workers: 64 MiB of parameters, and as much of gradients."""
+_HANDED_ON = frozenset([Kind.PUSH, Kind.PARAMETERS, Kind.EVENT])
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """The few numbers.
+
+    Attributes:
+        buckets: how many numbers each bucket has, in the order in which the backward pass fills them.
+        scale: how many numbers of the model each of them stands for.
+        dtype: of the model's numbers, and of these.
+    """
+
+    buckets: tuple[int, ...]
+    scale: float = 1.0
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def whole(cls, sizes: ModelSizes) -> StandIn:
+        """Lets every number stand for itself, as real networks need it."""
+        return cls(sizes.buckets, dtype=sizes.dtype)
+
+    @classmethod
+    def small(cls, sizes: ModelSizes, workers: int, servers: int, slices: int) -> StandIn:
+        """Chooses so few numbers that thousands of workers find room, and so many that sizes stay true.
+
+        The vector divides by the servers and each bucket by the slices, as those of a large model very nearly do.
+
+        Args:
+            sizes: of the model; a model that is small itself stands for itself.
+            workers: how many hold a copy.
+            servers: how many cut the vector into shards.
+            slices: into how many pieces messages cut a bucket.
+        """
+        buckets = len(sizes.buckets)
+        room = max(FEWEST_NUMBERS, MOST_NUMBERS_TOGETHER // workers)
+        wanted = max(FEWEST_NUMBERS, NUMBERS_OF_A_SLICE * slices * buckets if slices > 1 else 0)
+        step = lcm(slices, max(1, servers))
+        numbers = step * ceil(max(min(wanted, room), slices * buckets) / step)
+        if numbers >= sizes.parameters:
+            return cls.whole(sizes)
+        parts = _shared_out(numbers // slices, sizes.buckets)
+        return cls(tuple(part * slices for part in parts), sizes.parameters / numbers, sizes.dtype)
+
+    @property
+    def numbers(self) -> int:
+        """How many there are."""
+        return sum(self.buckets)
+
+    def flat(self) -> FlatParameters:
+        """Makes one worker's copy: zeros, with a parameter a bucket."""
+        return self._pattern.another()
+
+    @cached_property
+    def _pattern(self) -> FlatParameters:
+        last_first = nn.ParameterList(
+            torch.zeros(count, dtype=self.dtype) for count in reversed(self.buckets)
+        )
+        return FlatParameters(last_first, bucket_bytes=0, stands_for=self.scale)
+
+    def nbytes(self, message: Message) -> int:
+        """Gives the bytes that a message of the model would have; text in it counts as it is."""
+        tensor = message.tensor
+        if tensor is None or not tensor.is_floating_point():
+            return message.nbytes
+        return HEADER_BYTES + round(tensor.nbytes * self.scale)
+
+
+def as_it_was_sent(message: Message) -> Message:
+    """Gives what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
+
+    A copy of those would be the same, and of a small message is most of its cost; so it is of events, whose text is
+    only read. All else is copied: vectors of collectives hold numbers that count workers, and are added up where they
+    are.
+    """
+    return message if message.kind in _HANDED_ON else message.received()
+
+
+def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:
+    """Shares out parts in proportion to sizes, at least one each."""
+    whole = sum(sizes)
+    exact = [parts * size / whole for size in sizes]
+    shares = [max(1, int(share)) for share in exact]
+    places = range(len(sizes))
+    while sum(shares) < parts:
+        shares[max(places, key=lambda place: exact[place] - shares[place])] += 1
+    while sum(shares) > parts:
+        shares[max(places, key=lambda place: (shares[place] > 1, shares[place] - exact[place]))] -= 1
+    return shares
+
+
+Gradient = Callable[[int, int, Tensor], None]
+_REPORTS, _REPORTS_OF_A_WORKER = 4000, 20
+
+
+def leave_zeros(worker: int, step: int, gradients: Tensor) -> None:
+    """Leaves the gradients zero, as they are before every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What is rehearsed.
+
+    Attributes:
+        strategy: how the workers share the work.
+        workers: how many there are.
+        sizes: of the model.
+        steps: that every worker takes.
+        batch_size: of one worker, for counting images.
+        epoch_images: after which an epoch is over, its last step ragged as in training; 0: all batches are full,
+            and there is one epoch.
+        optimizer: that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
+        gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
+        seed: of the times that steps take, where they are drawn.
+        exact: whether every number of the model is there, as real networks need it.
+        timings: whether workers tell where their steps go.
+        still: whether all numbers are zeros that nothing changes, so that nobody need look at them or make them anew.
+        data: its name, for people.
+        model: its name, for people.
+    """
+
+    strategy: Strategy
+    workers: int
+    sizes: ModelSizes
+    steps: int
+    batch_size: int = 64
+    epoch_images: int = 0
+    optimizer: OptimizerConfig | None = None
+    gradient: Gradient = leave_zeros
+    seed: int = 0
+    exact: bool = False
+    timings: bool = False
+    still: bool = False
+    data: str = ""
+    model: str = ""
+
+    @cached_property
+    def stand_in(self) -> StandIn:
+        """The numbers that stand for the model on every worker."""
+        if self.exact:
+            return StandIn.whole(self.sizes)
+        strategy = self.strategy
+        return StandIn.small(self.sizes, self.workers, strategy.server_count, strategy.slices(self.workers))
+
+    @property
+    def computes_nothing(self) -> bool:
+        """Whether gradients are zero, and nothing is made of them."""
+        return self.gradient is leave_zeros and self.optimizer is None
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps that every worker takes in an epoch."""
+        if not self.epoch_images:
+            return self.steps
+        return steps_per_epoch(self.epoch_images, self.workers, self.batch_size)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, the last one perhaps not whole."""
+        return -(-self.steps // self.steps_per_epoch)
+
+    @cached_property
+    def steps_per_report(self) -> int:
+        """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
+        reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))
+        return -(-self.steps // reports)
+
+    @cached_property
+    def learning_rate(self) -> float:
+        """Of every step."""
+        return self.optimizer.lr if self.optimizer is not None else 0.0
+
+    def images(self, worker: int, step: int) -> int:
+        """Gives the images in a worker's batch."""
+        if not self.epoch_images:
+            return self.batch_size
+        in_epoch = step % self.steps_per_epoch
+        return batch_images(self.epoch_images, in_epoch, worker, self.workers, self.batch_size)
+
+    def plan(self, flat: FlatParameters) -> OptimizerPlan:
+        """Gives the plan of the optimiser."""
+        if self.optimizer is None:
+            return OptimizerPlan("SGD", (), 0.0)
+        parameters = [view.parameter for view in flat.views]
+        return OptimizerPlan.of(self.optimizer.create(parameters), flat)

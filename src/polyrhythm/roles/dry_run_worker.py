@@ -1,0 +1,608 @@
+"""A worker of a dry run: its steps, and how it reaches the leader, or leads itself.
+
+    training     begin ─▶ forward, backward of a network ─▶ gradients_ready ─▶ …  ─▶ test, save
+    dry run      begin ─▶ the time that both would take  ─▶ gradients_ready ─▶ …
+
+The strategy's parts run unchanged, on a `StandIn` for the model (see `roles/dry_run.py`); servers run
+`roles/server.py`. The leader admits successors, collects the accounts of all workers and the last reports of
+all ranks, and makes the run's figures from them; other workers reach it by messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import (
+    Event,
+    Notice,
+    RunEnded,
+    RunStarted,
+    ServerJoined,
+    ServerLost,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+    WorkerTimings,
+    from_json,
+)
+from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.keeping.worker_state import Account
+from polyrhythm.roles.leader_channel import TAG, LeaderChannel
+from polyrhythm.roles.leading.stragglers import Stragglers
+from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
+from polyrhythm.roles.regrouping.regroup import FormationSource, Member, Regroup, RemoteFormations
+from polyrhythm.roles.regrouping.regroup_coordinator import Assembly
+from polyrhythm.roles.regrouping.worker_group import WorkerGroup
+from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
+from polyrhythm.roles.step_metrics import NoTimer, Tally
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
+
+_NO_LOSS = float("nan")
+
+
+def _stay(place: int, present: int) -> None:
+    """Goes on with the same batches among others: who is lost does not make a step longer."""
+
+
+def _stay_alone(absent: tuple[int, ...], place: int, present: int) -> None:
+    """Does the same where others of a group are lost."""
+
+
+def rehearse(rehearsal: Rehearsal, world: World) -> None:
+    """Takes all steps of one worker, or fewer if someone wants to stop.
+
+    Args:
+        rehearsal: what to take them of.
+        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
+            and figures of the run.
+    """
+    _Rehearser(rehearsal, world.timed() if rehearsal.timings else world).run()
+
+
+class _Rehearser:
+    """One worker."""
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        assert not world.pace.live, "nothing is computed here, so the pace must draw the time that it takes"
+        self._rehearsal = rehearsal
+        self._world = world
+        self._flat = rehearsal.stand_in.flat()
+        workers = world.workers()
+        self._worker = workers.rank
+        plan = rehearsal.plan(self._flat)
+        setting = WorkerSetting(
+            world.network,
+            workers,
+            world.cast,
+            self._flat,
+            plan,
+            rehearsal.steps,
+            rehearsal.still,
+            rehearsal.sizes.head,
+            rehearsal.batch_size,
+            world.rejoins,
+            world.incarnation,
+            world.leader_returns,
+        )
+        self._part = rehearsal.strategy.worker(setting)
+        self._announces = self._part.uses_bucket_ready and workers.size > 1
+        listens = self._announces or self._part.uses_before_use
+        self._shares = rehearsal.sizes.shares if listens else ()
+        self._tally = Tally(self._worker, world.clock)
+        self._coordinator = rehearsal_coordinator(rehearsal, world)
+        member = Member(self._worker, self._part, self._flat, _stay, _stay_alone)
+        self._group = WorkerGroup(world, rehearsal.strategy, workers, member, self._coordinator)
+        self._regroups = self._group.regroups
+        self._bytes_sent = 0
+        # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
+        self._network, self._pace, self._stop = world.network, world.pace, world.stop
+        self._still, self._batch_size = rehearsal.still, rehearsal.batch_size
+        self._now = world.clock.now
+        self._before_use, self._after_bucket = self._use, self._announce  # bound once
+        self._timer = None if isinstance(world.timer, NoTimer) else world.timer
+        self._steps_in_all, self._epoch_steps = rehearsal.steps, rehearsal.steps_per_epoch
+        self._report_steps, self._learning_rate = rehearsal.steps_per_report, rehearsal.learning_rate
+        self._due = 0
+        self._attended = self._regroups or self._timer is not None
+
+    def run(self) -> None:
+        if self._group.let_in:
+            self._coordinator.ask_to_enter()
+        start = self._group.start(0)
+        self._coordinator.begin(start)
+        # All rehearsed ranks that may have successors share one clock, which began with the run.
+        elapsed_s = self._world.clock.now() if self._world.rejoins else 0.0
+        self._tally.begin(elapsed_s)
+        self._world.timer.start(elapsed_s)
+        if start:  # a successor says at once that it is there
+            self._report(start)
+        step, stopped = self._steps(start)
+        self._group.end()
+        self._coordinator.end(self._account(step, stopped), self._part.let_go)
+        self._part.close()
+
+    def _steps(self, start: int) -> tuple[int, bool]:
+        """Takes the steps; gives how many are done, and whether it was stopped before the last."""
+        done, stopped = start, self._group.stops
+        while done < self._rehearsal.steps and not stopped:
+            taken = self._group.run_or_regroup(lambda: self._go_on(done))  # noqa: B023
+            done, stopped = taken or (self._group.step, self._group.stops)
+        return done, stopped and done < self._rehearsal.steps
+
+    def _go_on(self, done: int) -> tuple[int, bool]:
+        """Takes steps until all are done or someone wants to stop; gives the same as `_steps`."""
+        stop = False
+        while done < self._steps_in_all and not stop:
+            done, stop = self._advance(done)
+        return done, stop
+
+    def _advance(self, before: int) -> tuple[int, bool]:
+        """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
+        stop = self._step(before)
+        done, steps = self._part.next_step(before), self._steps_in_all
+        if done < self._due and not (stop or self._attended):
+            return done, False
+        done = steps if done > steps else done
+        if self._regroups:
+            self._group.step = done
+        last = done == steps
+        epoch_over = done // self._epoch_steps > before // self._epoch_steps
+        progress = None
+        self._due = self._next_due(done)
+        if last or stop or done // self._report_steps > before // self._report_steps:
+            progress = self._report(done)
+        if epoch_over or stop:
+            self._settle()
+        if self._timer is not None:
+            self._timer.end_step(done)
+        if progress is not None:
+            self._tell_timings(progress)
+        if not (stop or last):
+            if epoch_over:
+                self._part.present()
+                self._part.catch_up()
+            if self._regroups:
+                self._group.check(done)
+        return done, stop
+
+    def _next_due(self, done: int) -> int:
+        """Gives after how many steps something more is to be done than the next."""
+        lengths = (self._epoch_steps, self._report_steps)
+        return min(self._steps_in_all, *(length * (done // length + 1) for length in lengths))
+
+    def _step(self, number: int) -> bool:
+        """Takes a step; gives whether to stop."""
+        rehearsal, network, part, timer = self._rehearsal, self._network, self._part, self._timer
+        now, still = self._now, self._still
+        if timer is not None:
+            timer.begin()
+        images = rehearsal.images(self._worker, number)
+        step = Step(number, images / self._batch_size, self._stop.requested)
+        sent_before = network.bytes_sent
+        part.begin(step)
+        if images:
+            self._pace.forward(self._shares, self._before_use)
+            if not still:
+                rehearsal.gradient(self._worker, number, self._flat.gradients)
+            self._pace.backward(self._shares, self._after_bucket)
+            if timer is not None:
+                timer.lap("backward")
+        computed_at_s = now()
+        stop = part.gradients_ready(step, self._learning_rate)
+        if timer is not None:
+            timer.lap("update")
+        if not still:
+            self._flat.zero_gradients()
+        self._bytes_sent += network.bytes_sent - sent_before
+        self._tally.add(images, _NO_LOSS, now() - computed_at_s)
+        return stop
+
+    def _settle(self) -> None:
+        sent_before = self._world.network.bytes_sent
+        self._part.settle()
+        self._bytes_sent += self._world.network.bytes_sent - sent_before
+
+    def _use(self, bucket: int) -> None:
+        if self._part.uses_before_use:
+            self._part.before_use(bucket)
+
+    def _announce(self, bucket: int) -> None:
+        if self._announces:
+            self._part.bucket_ready(bucket)
+
+    def _report(self, done: int) -> WorkerProgress:
+        epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
+        progress = self._tally.say(epoch, done, self._rehearsal.learning_rate)
+        self._coordinator.progress(progress)
+        return progress
+
+    def _tell_timings(self, progress: WorkerProgress) -> None:
+        in_step = self._rehearsal.strategy.in_step(self._rehearsal.workers)
+        if timings := self._world.timer.say(progress, in_step=in_step):
+            self._coordinator.progress(timings)
+
+    def _account(self, step: int, stopped: bool) -> Account:
+        return Account(
+            worker=self._worker,
+            step=step,
+            session_steps=self._tally.steps,
+            session_images=self._tally.images,
+            epoch_images=0,
+            epoch_loss=0.0,
+            bytes_sent=self._bytes_sent,
+            staleness={str(key): count for key, count in self._part.staleness.items()},
+            stopped=stopped,
+            final=True,
+        )
+
+
+class RehearsalCoordinator(Protocol):
+    """As `roles.worker.Coordinator`, without models: `RehearsalLeader`, or a stand-in that sends it messages."""
+
+    @property
+    def formations(self) -> FormationSource:
+        """How this worker gets the next formation."""
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Sets what regroups while this worker waits here for others."""
+
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Waits for a new leader, if the lost rank led and the run survives that; gives whether it does."""
+
+    def ask_to_enter(self) -> None:
+        """Asks, as a successor, to be let in where workers go in step; on rank 0, takes the lead over."""
+
+    def begin(self, step: int) -> None:
+        """Called when this worker starts, at this step."""
+
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+        """Passes a report of the latest steps on."""
+
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
+        """Called when this worker has left.
+
+        Args:
+            account: what it has done.
+            let_go: lets the servers go; called by the leader once all workers have left.
+        """
+
+
+def rehearsal_coordinator(rehearsal: Rehearsal, world: World) -> RehearsalCoordinator:
+    """Makes a worker's coordinator."""
+    return RehearsalLeader(rehearsal, world) if world.leads else RemoteRehearsalLeader(rehearsal, world)
+
+
+class RehearsalLeader:
+    """Emits events, and waits for everyone's last words; see `RehearsalCoordinator`. Whoever is lost is not waited for.
+
+    Args:
+        rehearsal: what is rehearsed.
+        world: where this rank is.
+
+    Attributes:
+        attendance: of the workers.
+        formations: how this worker gets the next formation.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        self._rehearsal = rehearsal
+        self._world = world
+        self._control = world.control()
+        self._accounts: dict[int, Account] = {}
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._ledger = world.ledger or Ledger.of(len(world.cast.workers))
+        self.attendance = self._ledger.attendance
+        self._stragglers = Stragglers()
+        self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
+        self._started_at = world.clock.now()
+        self._assembly = Assembly(world, rehearsal.strategy, self)
+        self._reform: Callable[[], None] | None = None
+        self._leads = False
+        self.formations = self._assembly
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Sets what regroups while this worker waits here for others."""
+        self._reform = regroup.reform
+
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Never: this is the leader."""
+        return False
+
+    def ask_to_enter(self) -> None:
+        """Leads the others, as a successor."""
+        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        self._started_at = self._ledger.began_at_s
+        self._take_over()
+
+    def read(self) -> None:
+        """Takes what has arrived."""
+        while self._hear(wait=False):
+            pass
+
+    def read_until(self, enough: Callable[[], bool]) -> None:
+        """Takes what arrives until there is enough."""
+        while not enough():
+            self._hear(wait=True)
+
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has handed in its account."""
+        return self._world.cast.workers[worker] in self._accounts
+
+    def send_if_there(self, rank: int, message: Message) -> None:
+        """Sends, unless that rank is lost."""
+        with suppress(PeerLost):  # as will be heard
+            self._control.send(rank, message)
+
+    def begin(self, step: int) -> None:
+        """Says that the run has started, unless it is a successor."""
+        rehearsal, world = self._rehearsal, self._world
+        if self._ledger.began_at_s is not None:
+            if not self._leads:
+                self.ask_to_enter()
+            return
+        self._started_at = world.clock.now()
+        world.emit(
+            RunStarted(
+                time_s=0,
+                strategy=str(rehearsal.strategy),
+                data=rehearsal.data,
+                model=rehearsal.model,
+                workers=len(world.cast.workers),
+                servers=len(world.cast.servers),
+                epochs=rehearsal.epochs,
+                steps_per_epoch=rehearsal.steps_per_epoch,
+                parameters=rehearsal.sizes.parameters,
+                free_running=not rehearsal.strategy.waits_for_slower(rehearsal.workers),
+            )
+        )
+        if remark := rehearsal.strategy.remark(rehearsal.workers):
+            world.emit(Notice(time_s=0, text=remark))
+
+    def _take_over(self) -> None:
+        self._leads = True
+        incarnation = self._world.incarnation
+        self._see(LEADER, LEADER, incarnation)
+        for rank in range(1, self._world.network.size):
+            self.send_if_there(rank, Message(Kind.LEAD, version=incarnation, tag=TAG))
+
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+        """Notes what it has done, and reads what others have."""
+        self._note(event)
+        self.read()
+
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
+        """Waits for the others' last words, lets all leave, and says what the run has come to."""
+        self._accounts[LEADER] = account
+        while self._awaits_workers():
+            if self._reform is not None and self._assembly.muster.due:
+                self._reform()
+            else:
+                self._hear(wait=True)
+        let_go()
+        self.read_until(lambda: all(rank in self._reports for rank in self._servers.present))
+        self._let_leave()
+        seconds = self._world.clock.now() - self._started_at
+        words = LastWords(
+            [self._accounts[rank] for rank in sorted(self._accounts)],
+            [self._reports[rank] for rank in sorted(self._reports)],
+            self.attendance,
+            self._servers.losses,
+        )
+        outcome = "interrupted" if any(entry.stopped for entry in words.accounts) else "done"
+        self._world.emit(
+            RunEnded(time_s=seconds, outcome=outcome, result=words.figures(self._rehearsal, seconds))
+        )
+
+    def _let_leave(self) -> None:
+        if self._world.goes_on_without(LEADER, self._rehearsal.strategy):
+            for rank in self._accounts:
+                if rank != LEADER:
+                    self.send_if_there(rank, Message(Kind.LEAVE, tag=TAG))
+
+    def _awaits_workers(self) -> bool:
+        # Whoever has handed in its account stays present; a count, since thousands hand theirs in one by one.
+        return len(self._accounts) < len(self.attendance.present)
+
+    def _hear(self, *, wait: bool) -> bool:
+        """Takes a message of another rank; gives whether there was one, or news of a loss."""
+        try:
+            found = self._control.receive() if wait else self._control.poll()
+        except PeerLost as loss:
+            if loss.rank in self._accounts:
+                self._assembly.left.add(self._world.cast.workers.index(loss.rank))
+            elif loss.rank not in self._reports:
+                if not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
+                    raise
+                self._strike_off(loss.rank)
+            return True
+        if found is not None:
+            self._take(*found)
+        return found is not None
+
+    def _strike_off(self, rank: int) -> None:
+        if rank in self._world.cast.servers:
+            if self._servers.lose(rank):
+                text = f"{self._servers.name(rank)} is lost; who has kept its shard goes on with it"
+                self._say(ServerLost(time_s=0, text=text, rank=rank))
+            return
+        worker = self._world.cast.workers.index(rank)
+        if worker in self.attendance.present:
+            step = self.attendance.lose(worker)
+            self._assembly.muster.lose(worker)
+            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
+
+    def _take(self, source: int, message: Message) -> None:
+        if source in self._world.cast.servers and message.kind is Kind.JOIN:
+            self._servers.losses.join(source)
+            text = f"{self._servers.name(source)} is there again, and has its shards from its neighbours"
+            self._say(ServerJoined(time_s=0, text=text, rank=source))
+            return
+        if message.kind is Kind.LEAD:
+            self._see(source, self._world.cast.workers.index(source), message.version)
+            return
+        if message.kind in (Kind.JOIN, Kind.BROKEN):
+            self._let_regroup(source, message)
+            return
+        assert message.tensor is not None, "every other control message carries a payload"
+        told = unpack_json(message.tensor)
+        if message.kind is Kind.REPORT:
+            self._reports[source] = told
+        elif message.kind is Kind.STATE:
+            self._accounts[source] = Account(**told)
+            self._see(source, self._accounts[source].worker)
+        else:
+            event = from_json(told)
+            if isinstance(event, WorkerProgress):
+                self._see(source, event.worker)
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        self._world.emit(event)
+        if isinstance(event, WorkerProgress):
+            self.attendance.note(event)
+            if news := self._stragglers.on_progress(event):
+                self._world.emit(news)
+
+    def _let_regroup(self, rank: int, message: Message) -> None:
+        worker = self._world.cast.workers.index(rank)
+        if message.kind is Kind.BROKEN:
+            self._assembly.muster.on_message(worker, message)
+            return
+        self._see(rank, worker)
+        self._assembly.muster.enter(worker, message.version)
+
+    def _see(self, rank: int, worker: int, incarnation: int = 0) -> None:
+        """Notes that a worker is there: a successor says so by its first word. Who came before it must be lost."""
+        while self.attendance.losses(worker) < incarnation:
+            step = self.attendance.lose(worker)
+            self._say(WorkerLost(time_s=0, worker=worker, rank=rank, step=step))
+        if worker not in self.attendance.present:
+            self.attendance.join(worker)
+            self._say(WorkerJoined(time_s=0, worker=worker, rank=rank))
+
+    def _say(self, event: Event) -> None:
+        self._world.emit(replace(event, time_s=self._world.clock.now() - self._started_at))
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The last words.
+
+    Attributes:
+        accounts: of the workers, in the order of their ranks.
+        reports: of the servers, likewise.
+        attendance: of the workers.
+        losses: of servers.
+    """
+
+    accounts: list[Account]
+    reports: list[dict[str, Any]]
+    attendance: Attendance
+    losses: ServerLosses
+
+    def figures(self, rehearsal: Rehearsal, seconds: float) -> dict[str, Any]:
+        """Gives the figures of the run, as `train --json` prints them; what only training tells is None.
+
+        Args:
+            rehearsal: what was rehearsed.
+            seconds: that it took.
+        """
+        accounts, attendance = self.accounts, self.attendance
+        steps, length = accounts[0].step, rehearsal.steps_per_epoch
+        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
+        return {
+            "run": None,
+            "strategy": str(rehearsal.strategy),
+            "data": rehearsal.data,
+            "model": rehearsal.model,
+            "workers": rehearsal.workers,
+            "servers": rehearsal.strategy.server_count,
+            "steps": steps,
+            "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
+            "seconds": seconds,
+            "images_per_s": images / seconds if seconds > 0 else 0.0,
+            "train_loss": None,
+            "test_loss": None,
+            "test_top1": None,
+            "test_top5": None,
+            "workers_lost": attendance.lost,
+            "workers_joined": attendance.joined,
+            "servers_lost": self.losses.lost,
+            "servers_joined": self.losses.joined,
+            "bytes_sent_per_step": bytes_per_step(accounts, self.reports, attendance.steps_of_lost),
+            "staleness": staleness_figures(accounts, self.reports),
+            **defence_figures(self.reports),
+            "parameters_sha256": None,
+        }
+
+
+class RemoteRehearsalLeader:
+    """Everything goes to the leader by message; see `RehearsalCoordinator`.
+
+    Args:
+        rehearsal: what is rehearsed.
+        world: where this rank is.
+
+    Attributes:
+        formations: how this worker gets the next formation.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+        self._channel = LeaderChannel(world, rehearsal.strategy)
+        self._control = self._channel.control
+        self._incarnation = world.incarnation
+        self._last: Message | None = None
+        self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
+        self._regroup: Regroup | None = None
+        self.formations = RemoteFormations(self._channel, world.incarnation)
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Sets what regroups while this worker waits here for others."""
+        self._regroup = regroup
+        self._channel.introduction = self._introduction
+
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Waits for a new leader, if the lost rank led and the run survives that; gives whether it does."""
+        return self._channel.recovers_from(loss)
+
+    def ask_to_enter(self) -> None:
+        """Says that it is a successor."""
+        self._control.send(LEADER, Message(Kind.JOIN, version=self._incarnation))
+
+    def begin(self, step: int) -> None:
+        """Says that it is there when a new leader asks."""
+        self._channel.introduction = self._introduction
+
+    def progress(self, event: WorkerProgress | WorkerTimings) -> None:
+        """Sends what it has done."""
+        message = Message(Kind.EVENT, pack_json(event.to_json()))
+        if self._channel.survives_leader:
+            self._channel.check()
+            self._channel.send(message)
+            return
+        # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
+        self._leaving.append(self._control.start_send(LEADER, message))
+
+    def end(self, account: Account, let_go: Callable[[], None]) -> None:
+        """Sends its last words, and waits until the leader needs nothing more of it."""
+        for sending in self._leaving:  # the last words are shorter, and might be there first
+            sending.wait()
+        self._last = Message(Kind.STATE, pack_json(vars(account)))
+        self._channel.send(self._last)
+        if self._regroup is None:
+            self._channel.await_leave()
+            return
+        if self._channel.leader > self._regroup.leader:  # it announced itself before there was a last message
+            self._regroup.reform()
+        self._channel.await_leave(self._regroup.reform)
+
+    def _introduction(self) -> list[Message]:
+        here = Message(Kind.LEAD, version=self._incarnation)
+        return [here] if self._last is None else [here, self._last]

@@ -1,1 +1,0 @@
-"""What a server does beside what its part decides: states, replies, reports, refusals."""

@@ -1,0 +1,279 @@
+"""What a worker measures and reports of its steps: where their time goes, and its progress.
+
+`StepTimer` is a stopwatch whose laps add up to the step:
+
+    begin          lap("data")   lap("forward")   lap("backward")   lap("update")   end_step
+      │    data        │    forward    │▓│  backward  │  ▓▓▓▓▓ update  │   other     │
+                                        ▓ inside the communicator: counted as communication, not as the current lap
+
+What lies between `end_step` and the next `begin` (reports, tests, checkpoints, regrouping) belongs to no
+step. `Tally` adds up steps, images, loss and waiting, and turns them into events every `REPORT_EVERY_S`
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+
+from polyrhythm.communication.communicator import Clock
+from polyrhythm.communication.forwarding import Blocked
+from polyrhythm.events import WorkerProgress, WorkerTimings
+
+TRACED_STEPS = 100
+"""Steps of a real run whose parts are kept for its trace."""
+
+Lap = Literal["data", "forward", "backward", "update", "other"]
+_COMMUNICATION = "communication"
+
+
+def finish_work(device: torch.device) -> None:
+    """Returns when a device has done what it was told; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Timer(Protocol):
+    """Is told what a worker has just done."""
+
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now: times count from here.
+
+        Args:
+            elapsed_s: for how long the others have been training.
+        """
+
+    def begin(self) -> None:
+        """A step begins; whatever was told of one that was broken off is forgotten."""
+
+    def lap(self, done: Lap) -> None:
+        """Something is over, which began where the one before it ended."""
+
+    def end_step(self, step: int) -> None:
+        """A step is over: the rest of it was `other`.
+
+        Args:
+            step: steps done since the run began.
+        """
+
+    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
+        """Gives what the steps since the last call went into, or None where nobody wants to know.
+
+        Args:
+            progress: said of the same steps.
+            in_step: whether workers take their steps together.
+        """
+
+
+class NoTimer:
+    """Nobody wants to know; see `Timer`."""
+
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Nothing to do."""
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def lap(self, done: Lap) -> None:
+        """Nothing to do."""
+
+    def end_step(self, step: int) -> None:
+        """Nothing to do."""
+
+    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
+        """Nothing to say."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timekeeping:
+    """How a timer goes about it.
+
+    Attributes:
+        finish: returns when the device has done what it was told, so that a lap holds its own work; a CPU always has.
+        forward_share: of the two passes' time, where they are played in one piece; None: each takes its own.
+        traced_steps: the first so many steps are told span by span.
+    """
+
+    finish: Callable[[], None] = lambda: None
+    forward_share: float | None = None
+    traced_steps: int = 0
+
+
+@dataclass
+class _Steps:
+    """What steps went into, in seconds."""
+
+    steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    communication: list[list[float]] = field(default_factory=list)
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def add(self, part: str, seconds: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+
+class StepTimer:
+    """Tells the time; see `Timer`.
+
+    Args:
+        clock: the worker's.
+        blocked: what this worker's communicators add up, and nothing else does.
+        keeping: how it goes about it.
+    """
+
+    def __init__(self, clock: Clock, blocked: Blocked, keeping: Timekeeping) -> None:
+        self._clock = clock
+        self._blocked = blocked
+        self._keeping = keeping
+        self._said = _Steps()
+        self._step = _Steps()
+        self._to_trace = keeping.traced_steps
+        self._started_s = self._mark_s = clock.now()
+        self._blocked_mark_s = blocked.seconds
+
+    def start(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now."""
+        self._started_s = self._clock.now() - elapsed_s
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step = _Steps()
+        self._blocked.spans = [] if self._to_trace else None
+        self._mark()
+
+    def lap(self, done: Lap) -> None:
+        """Something is over."""
+        self._keeping.finish()
+        blocked_s = self._blocked.seconds - self._blocked_mark_s
+        began_s = self._mark_s
+        self._mark()
+        self._step.add(_COMMUNICATION, blocked_s)
+        self._step.add(done, max(0.0, self._mark_s - began_s - blocked_s))  # sums round
+        if self._to_trace:
+            self._step.spans.append((done, began_s, self._mark_s))
+
+    def end_step(self, step: int) -> None:
+        """A step is over."""
+        self.lap("other")
+        taken = self._step
+        self._share_out(taken.seconds)
+        for part, seconds in taken.seconds.items():
+            self._said.add(part, seconds)
+        self._said.steps += 1
+        self._said.communication.append([step, taken.seconds[_COMMUNICATION]])
+        if self._to_trace:
+            self._to_trace -= 1
+            self._said.spans += taken.spans
+            blocked = self._blocked.spans or []
+            self._said.spans += [(f"communication: {what}", start, end) for what, start, end in blocked]
+
+    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
+        """Gives what the steps since the last call went into."""
+        said, self._said = self._said, _Steps()
+        return WorkerTimings(
+            time_s=self._mark_s - self._started_s,
+            worker=progress.worker,
+            step=progress.step,
+            steps=said.steps,
+            **{f"{part}_s": seconds for part, seconds in said.seconds.items()},
+            in_step=in_step,
+            communication=said.communication if in_step else [],
+            spans=[[what, start - self._started_s, end - self._started_s] for what, start, end in said.spans],
+        )
+
+    def _mark(self) -> None:
+        self._mark_s = self._clock.now()
+        self._blocked_mark_s = self._blocked.seconds
+
+    def _share_out(self, seconds: dict[str, float]) -> None:
+        share = self._keeping.forward_share
+        if share is not None and "backward" in seconds:
+            both = seconds.get("forward", 0.0) + seconds["backward"]
+            seconds["forward"], seconds["backward"] = both * share, both * (1 - share)
+
+
+REPORT_EVERY_S = 0.5
+
+
+class Tally:
+    """Adds up steps, images, loss and waiting, and turns them into events now and then.
+
+    Args:
+        worker: the worker's index.
+        clock: the worker's.
+
+    Attributes:
+        images: seen since the tally was made.
+        steps: taken since then.
+        loss_sum: sum over those of `loss * images` in the epoch under way, and its images.
+    """
+
+    def __init__(self, worker: int, clock: Clock) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._started_at = self._said_at = clock.now()
+        self.steps = 0
+        self._said_steps = 0
+        self._said_images = 0
+        self._loss = 0.0
+        self._wait_s = 0.0
+        self.images = 0
+        self._images_before_epoch = 0
+        self.epoch_loss = 0.0
+
+    @property
+    def epoch_images(self) -> int:
+        """Seen in the epoch under way."""
+        return self.images - self._images_before_epoch
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to say something."""
+        return self._clock.now() - self._said_at >= REPORT_EVERY_S
+
+    def begin(self, elapsed_s: float = 0.0) -> None:
+        """Training starts now, on all ranks at about the same moment: event times count from here.
+
+        Args:
+            elapsed_s: for how long the others have been training.
+        """
+        self._said_at = self._clock.now()
+        self._started_at = self._said_at - elapsed_s
+
+    def begin_epoch(self) -> None:
+        """Starts the epoch's mean loss anew."""
+        self._images_before_epoch = self.images
+        self.epoch_loss = 0.0
+
+    def add(self, images: int, loss: float, wait_s: float) -> None:
+        """Adds a step: its images, their mean loss, and the seconds in which the worker waited for others."""
+        self.steps += 1
+        self.images += images
+        losses = loss * images
+        self._loss += losses
+        self.epoch_loss += losses
+        self._wait_s += wait_s
+
+    def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
+        """Gives what has been added since the last call, and starts anew."""
+        now = self._clock.now()
+        images = self.images - self._said_images
+        event = WorkerProgress(
+            time_s=now - self._started_at,
+            worker=self._worker,
+            epoch=epoch,
+            step=step,
+            steps=self.steps - self._said_steps,
+            images=images,
+            loss=self._loss / max(1, images),
+            learning_rate=learning_rate,
+            wait_s=self._wait_s,
+        )
+        self._said_at = now
+        self._said_steps, self._said_images = self.steps, self.images
+        self._loss, self._wait_s = 0.0, 0.0
+        return event

@@ -1,0 +1,222 @@
+"""Communication scheduling: the size of buckets of gradients, their pieces, and the order of transfers.
+
+Peng, Zhu, Chen, Bao, Yi, Lan, Wu, Guo, "A generic communication scheduler for distributed DNN training
+acceleration", SOSP 2019 (ByteScheduler), for cutting and for urgency.
+
+    next = the piece used soonest among those with ready[piece] <= t        t: when the link is free again
+    t'   = t + latency_s + numbers * seconds_per_number
+
+ready[piece] and the time of its next use are measured by `BucketTimes` on each worker.
+
+Departure from the paper: all ranks must use the same order, and no rank can ask the others at every piece. So
+the order is the one that the rule gives for the times of the previous step, which all ranks know.
+
+The size of a bucket is the one that was asked for, or (`tuned`) follows from measured links:
+
+    seconds(n) = latency + n * seconds_per_number        measured for one number and for many
+    bytes      = 8 * latency / seconds_per_number * bytes of a number
+
+Then a bucket's latency is a ninth of its time: smaller buckets would start sooner and all arrive later.
+Worker 0's measurement counts, so that all workers cut alike. The default is nevertheless fixed: where sums
+depend on the cut (gloo over more than 16 hosts), measured sizes would give other bits in every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Clock, Communicator
+from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, Bucket
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of neighbouring gradients that travels as one.
+
+    Attributes:
+        bucket: that it is a part of.
+        start: of its first number in the vector.
+        stop: one past its last.
+    """
+
+    bucket: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What an all-reduce takes.
+
+    Attributes:
+        latency_s: however few numbers there are.
+        seconds_per_number: besides.
+    """
+
+    latency_s: float
+    seconds_per_number: float
+
+    def seconds(self, piece: Piece) -> float:
+        """Gives what a piece takes."""
+        return self.latency_s + (piece.stop - piece.start) * self.seconds_per_number
+
+
+def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
+    """Cuts large buckets into equal pieces, in the order in which buckets are filled, the end of each bucket first.
+
+    Args:
+        buckets: of the vector.
+        numbers: that the smallest piece of a bucket that is cut has; 0 cuts nothing.
+    """
+    pieces = []
+    for number, bucket in enumerate(buckets):
+        length = bucket.stop - bucket.start
+        parts = max(1, int(length / numbers)) if numbers else 1
+        ends = [bucket.start + length * part // parts for part in range(parts + 1)]
+        pieces += [Piece(number, ends[part], ends[part + 1]) for part in reversed(range(parts))]
+    return pieces
+
+
+def urgent_first(
+    pieces: Sequence[Piece], ready_s: Sequence[float], use_s: Sequence[float], speed: Speed
+) -> list[int]:
+    """Gives the order in which pieces set out, as numbers of `pieces`: piece 0, and then as the rule has it.
+
+    Args:
+        pieces: in the order in which they are filled.
+        ready_s: when each bucket's gradients are ready, in order; any beginning.
+        use_s: when each bucket's parameters are used again; any other beginning.
+        speed: of the link.
+    """
+    waiting: list[tuple[float, int]] = []
+    order, coming = [0], 1
+    now_s = ready_s[0] + speed.seconds(pieces[0])
+    while len(order) < len(pieces):
+        if not waiting:
+            now_s = max(now_s, ready_s[pieces[coming].bucket])
+        while coming < len(pieces) and ready_s[pieces[coming].bucket] <= now_s:
+            heapq.heappush(waiting, (use_s[pieces[coming].bucket], coming))
+            coming += 1
+        order.append(heapq.heappop(waiting)[1])
+        now_s += speed.seconds(pieces[order[-1]])
+    return order
+
+
+BucketBytes = Annotated[int, Field(ge=1)] | Literal["tuned"]
+"""Least bytes of a bucket, or `tuned`."""
+
+LEAST_BYTES, MOST_BYTES = 256 << 10, 64 << 20
+_LATENCIES = 8
+_PROBE_NUMBERS = 1 << 18
+_TRIES = 3
+
+
+def bucket_bytes_for(
+    asked: BucketBytes, workers: Communicator | None, collective: Collective, like: Tensor
+) -> int | None:
+    """Gives the least bytes of a bucket; None for the default. All workers must call it.
+
+    Args:
+        asked: by the user.
+        workers: who adds up; None before a rehearsal.
+        collective: how.
+        like: a tensor of the gradients' dtype and device.
+
+    Raises:
+        RequestError: there is nothing to measure with.
+    """
+    if asked != "tuned":
+        return None if asked == DEFAULT_BUCKET_BYTES else asked
+    if workers is None:
+        raise RequestError(
+            "bucket_bytes=tuned needs links to measure, which a rehearsal lacks: give a number"
+        )
+    if workers.size == 1:
+        return None
+    sums = AllReduce(collective, workers, "bucket size")
+    sums.prepare()
+    probe = torch.zeros(_PROBE_NUMBERS, dtype=like.dtype, device=like.device)
+    speed = measured_speed(workers, sums, probe)
+    if speed.seconds_per_number <= 0:  # noise hides the bytes
+        return MOST_BYTES
+    wanted = _LATENCIES * speed.latency_s / speed.seconds_per_number * like.element_size()
+    return min(MOST_BYTES, max(LEAST_BYTES, round(wanted)))
+
+
+def measured_speed(workers: Communicator, sums: AllReduce, probe: Tensor) -> Speed:
+    """Measures all-reduces of one number and of all of a vector; gives what worker 0 has found.
+
+    Args:
+        workers: all of them must call it.
+        sums: over them.
+        probe: `(n,)`, of zeros; at least two.
+    """
+    few_s, many_s = (_least_seconds(workers, sums, part) for part in (probe[:1], probe))
+    found = torch.tensor([few_s, (many_s - few_s) / (probe.numel() - 1)], dtype=torch.float64)
+    workers.broadcast(found)
+    latency_s, seconds_per_number = found.tolist()
+    return Speed(latency_s, max(0.0, seconds_per_number))
+
+
+def _least_seconds(workers: Communicator, sums: AllReduce, part: Tensor) -> float:
+    tries = []
+    for _ in range(_TRIES):
+        began = workers.clock.now()
+        sums.start(part).wait()
+        tries.append(workers.clock.now() - began)
+    return min(tries)
+
+
+class BucketTimes:
+    """Notes the times of one worker's steps, as if it had never waited for a transfer.
+
+    Args:
+        clock: the worker's.
+        buckets: how many there are.
+
+    Attributes:
+        use_s: of each bucket, seconds from the first use in the forward pass of the latest step.
+        ready_s: of each bucket, seconds from when the first was ready in the backward pass of the latest step; they
+            never fall.
+    """
+
+    def __init__(self, clock: Clock, buckets: int) -> None:
+        self.use_s = [0.0] * buckets
+        self.ready_s = [0.0] * buckets
+        self._clock = clock
+        self._first_use: float | None = None
+        self._first_ready = 0.0
+        self._waited_s = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._first_use, self._waited_s = None, 0.0
+
+    def use(self, bucket: int) -> float:
+        """A bucket is about to be used; gives the time."""
+        now = self._clock.now()
+        if self._first_use is None:
+            self._first_use = now
+        self.use_s[bucket] = now - self._first_use - self._waited_s
+        return now
+
+    def waited_since(self, began: float) -> None:
+        """The step has waited since a time."""
+        self._waited_s += self._clock.now() - began
+
+    def ready(self, bucket: int) -> None:
+        """A bucket's gradients are ready; buckets come in order."""
+        now = self._clock.now()
+        if bucket == 0:
+            self._first_ready = now
+        self.ready_s[bucket] = now - self._first_ready

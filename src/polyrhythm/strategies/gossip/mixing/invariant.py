@@ -1,0 +1,288 @@
+"""The invariant of mixing in turns: workers hold what the matrices of their topology say.
+
+Nothing may be lost or doubled. The expected parameters are computed with whole matrices in float64:
+
+    gradient first    X(t+1) = P_t (X(t) - G(t)),  a(t+1) = P_t a(t),  z = X/a       push-sum
+    else              X(t+1) = P_t X(t) - G(t)                                       D-PSGD
+
+X = the parameters of all workers times their masses a, G = their gradients, P_t = the matrix of turn t.
+
+Workers that begin anew, when one is lost or joins, do so at the mean of what each held after its steps, by
+their masses, with or without what it had learned in the step that broke; from there on the rule holds again.
+If all are lost that held anything, the others begin at what one of them handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+
+import torch
+from torch import Tensor
+
+from polyrhythm.strategies.gossip.mixing.turns import made_anew
+from polyrhythm.strategies.invariant import Conditions, Invariant, Regrouped, Stepped, Violation
+from polyrhythm.strategies.topology import Topology
+
+Gradient = Callable[[int, int], Tensor]
+"""Gives the gradient, `(numbers,)`, of a worker's index and step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a member begins.
+
+    Attributes:
+        worker: its index among all workers of the run.
+        step: that it takes first.
+        learned: whether what it learned in that step is there already.
+    """
+
+    worker: int
+    step: int = 0
+    learned: bool = False
+
+
+class RuleOfTurns:
+    """Members that begin at one point, each at a step of its own, and mix from the latest of these steps on.
+
+    Args:
+        places: of the members, in order.
+        matrices: a period of them.
+        point: `(numbers,)`, where all begin, with a mass of 1.
+        gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
+        delay: steps after which what was sent is taken, with gradients first.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        matrices: Sequence[Tensor],
+        point: Tensor,
+        *,
+        gradient_first: bool,
+        delay: int,
+    ) -> None:
+        self.places = places
+        self._matrices = matrices
+        self._first = gradient_first
+        self._delay = delay
+        self._mixes_from = max(place.step for place in places)
+        self._done = min(place.step for place in places)
+        self._values = point.double().repeat(len(places), 1)
+        self._mass = torch.ones(len(places), 1, dtype=torch.float64)
+        self._under_way: list[tuple[Tensor, Tensor]] = []
+        self._after = {self._done: (self._values, self._mass)}
+
+    def held(self, member: int, steps: int, gradient: Gradient) -> tuple[Tensor, Tensor]:
+        """Gives what a member holds after so many steps: its parameters, times their mass, and the mass.
+
+        Args:
+            member: its place.
+            steps: done.
+            gradient: of all workers.
+        """
+        while self._done < steps:
+            self._turn(gradient)
+        values, mass = self._after[max(steps, min(self._after))]
+        return values[member], mass[member]
+
+    def _turn(self, gradient: Gradient) -> None:
+        step = self._done
+        gradients = torch.stack([self._learned(place, step, gradient) for place in self.places])
+        alone, matrix = step < self._mixes_from, self._matrices[step % len(self._matrices)]
+        if alone:
+            self._values = self._values - gradients
+        elif self._first:
+            self._push(matrix, self._values - gradients)
+        else:
+            self._values = matrix @ self._values - gradients
+        self._done += 1
+        self._after[self._done] = (self._values, self._mass)
+        self._after.pop(self._done - len(self.places) - 1, None)  # nobody is that far behind its neighbours
+
+    def _learned(self, place: Place, step: int, gradient: Gradient) -> Tensor:
+        if step < place.step or (step == place.step and place.learned):
+            return torch.zeros_like(self._values[0])
+        return gradient(place.worker, step).double()
+
+    def _push(self, matrix: Tensor, values: Tensor) -> None:
+        kept = torch.diag(matrix.diag())
+        sent = matrix - kept
+        self._under_way.append((sent @ values, sent @ self._mass))
+        self._values, self._mass = kept @ values, kept @ self._mass
+        if len(self._under_way) > self._delay:
+            arrived, mass = self._under_way.pop(0)
+            self._values, self._mass = self._values + arrived, self._mass + mass
+
+
+_TOLERANCE = 1e-4
+"""Of sums in float32, relative to the largest number; a gradient that is lost or doubled is far more."""
+_MOST_TRIED = 1 << 12
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a worker may bring: parameters times mass, the mass, and whether a step that broke is in it."""
+
+    values: Tensor
+    mass: Tensor
+    learned: bool
+
+
+@dataclass
+class _Formation:
+    """Those who go on together.
+
+    Attributes:
+        members: incarnations by rank.
+        rule: of their turns.
+        begun: those who are known to have begun there, and by how many steps they have done.
+        before: what the others may still hold, if they have not.
+    """
+
+    members: dict[int, int]
+    rule: RuleOfTurns
+    begun: dict[int, int] = field(default_factory=dict)
+    before: dict[int, list[_Share]] = field(default_factory=dict)
+
+
+class Mixed(Invariant):
+    """Every worker's parameters after every step are those of the rule.
+
+    Args:
+        conditions: with known gradients; without, nothing is checked.
+        topology: who mixes with whom.
+        check: refuses a number of workers that cannot have it.
+        gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
+        delay: steps after which what was sent is taken, with gradients first.
+    """
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        topology: Topology,
+        check: Callable[[int], None],
+        *,
+        gradient_first: bool,
+        delay: int = 0,
+    ) -> None:
+        self._workers = conditions.cast.workers
+        self._topology = topology
+        self._check = check
+        self._first = gradient_first
+        self._delay = delay
+        self._gradient: Gradient | None = conditions.gradient
+        if self._gradient is not None:
+            places = [Place(worker=worker) for worker in range(len(self._workers))]
+            nowhere = torch.zeros(conditions.numbers)
+            self._formation = _Formation(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
+            self._nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
+            self._formation.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
+
+    def stepped(self, event: Stepped) -> None:
+        """Compares with the rule."""
+        formation = self._formation if self._gradient is not None else None
+        if formation is None or event.rank not in formation.members:
+            return
+        assert self._gradient is not None, "looked at above"
+        member = list(formation.members).index(event.rank)
+        values, mass = formation.rule.held(member, event.step + 1, self._gradient)
+        if not _near(values / mass, event.vector):
+            raise Violation(
+                f"parameters after step {event.step}",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected="what mixing by the matrices gives",
+                found=f"numbers that differ by up to {_away(values / mass, event.vector):g}",
+            )
+        formation.begun[event.rank] = event.step + 1
+
+    def regrouped(self, event: Regrouped) -> None:
+        """Looks for what the point is the mean of; or whether all begin at the same."""
+        if self._gradient is None:
+            return
+        if event.members != self._formation.members or event.rank in self._formation.begun:
+            self._formation = self._begun_anew(event)
+        self._formation.begun[event.rank] = self._formation.rule.places[
+            list(event.members).index(event.rank)
+        ].step
+        values, _ = self._formation.rule.held(0, 0, self._gradient)
+        if not _near(values, event.vector) and len(self._formation.begun) > 1:
+            self._refuse(event, "the point at which the others begin")
+
+    def _begun_anew(self, event: Regrouped) -> _Formation:
+        shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
+        bringing = {rank: found for rank, found in shares.items() if found}
+        tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
+        chosen = next((each for each in tried if _is_mean(each, event.vector)), None)
+        certain = any(all(float(share.mass) for share in found) for found in bringing.values())
+        if chosen is None and (certain or not self._was_handed_on(event.vector)):
+            self._refuse(event, "the mean of what those hold who are left, by their masses")
+        bring = zip(bringing, chosen, strict=True) if chosen is not None else ()
+        learned = {rank: share.learned for rank, share in bring}
+        places = [
+            Place(worker=self._workers.index(rank), step=event.steps[rank], learned=learned.get(rank, False))
+            for rank in event.members
+        ]
+        return _Formation(dict(event.members), self._rule(places, event.vector), before=shares)
+
+    def _was_handed_on(self, point: Tensor) -> bool:
+        """Tells whether one of those who are all lost may have held this."""
+        members = self._formation.members.items()
+        return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
+
+    def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
+        """Gives what a worker may bring; nothing if it has just come."""
+        formation = self._formation
+        if formation.members.get(rank) != incarnation:
+            return
+        assert self._gradient is not None, "asked only where gradients are known"
+        member, steps = list(formation.members).index(rank), self._steps(rank)
+        values, mass = formation.rule.held(member, steps, self._gradient)
+        place = formation.rule.places[member]
+        learned = place.learned and place.step == steps
+        yield _Share(values, mass, learned)
+        if self._first and not learned:
+            yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
+        if (
+            rank not in formation.begun
+        ):  # one that had just come, and has not taken the point, has nothing yet
+            yield from formation.before.get(rank) or [self._nothing]
+
+    def _steps(self, rank: int) -> int:
+        """Gives how many steps a worker has done."""
+        formation = self._formation
+        place = formation.rule.places[list(formation.members).index(rank)]
+        return formation.begun.get(rank, place.step)
+
+    def _rule(self, places: list[Place], point: Tensor) -> RuleOfTurns:
+        peers = len(places)
+        topology = made_anew(self._topology, self._check, peers)
+        matrices = [topology.matrix(peers, turn) for turn in range(topology.period(peers))]
+        return RuleOfTurns(places, matrices, point, gradient_first=self._first, delay=self._delay)
+
+    def _refuse(self, event: Regrouped, expected: str) -> None:
+        raise Violation(
+            "where it begins anew",
+            rank=event.rank,
+            time_s=event.time_s,
+            expected=expected,
+            found="another point",
+        )
+
+
+def _is_mean(shares: tuple[_Share, ...], point: Tensor) -> bool:
+    mass = torch.stack([share.mass for share in shares]).sum(0)
+    if not float(mass):
+        return False
+    return _near(torch.stack([share.values for share in shares]).sum(0) / mass, point)
+
+
+def _away(expected: Tensor, found: Tensor) -> float:
+    return float((found.double() - expected).abs().max())
+
+
+def _near(expected: Tensor, found: Tensor) -> bool:
+    return _away(expected, found) <= _TOLERANCE * (1 + float(expected.abs().max()))

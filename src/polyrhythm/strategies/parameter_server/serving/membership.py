@@ -1,0 +1,256 @@
+"""Membership of a server: its pushers, those that are lost, and at which round a successor enters.
+
+`Presence` knows which pushers a server has, who of them waits for the first parameters, and how the run ends.
+The end of several servers is one end: worker 0 asks all for the final parameters, and lets them go (a second
+LEAVE) once it has all. From the first of its two requests on, a successor is told to leave.
+
+`Losses` counts pushers that are lost, or were let go, until a successor comes.
+
+`Rounds` counts the rounds that workers take together, which a successor enters at the same one on all
+servers:
+
+    successor ── PULL ──▶ every server, which ends no round until it hears more
+              ◀─ JOIN(the round that it is at) ──
+              ── JOIN(the latest of these) ──▶ every server: goes on to that round without it
+              ◀─ PARAMETERS ── as soon as that round begins
+
+If it were admitted at a different round on each server, it would read one shard an update later than another,
+and servers that compare whole gradients would not agree about whose there are. There is no circular wait: the
+questions are answered at once, and each worker that has entered gives every server its part of every round.
+"""
+
+from __future__ import annotations
+
+from polyrhythm.communication.message import Kind, Reason, RefusedMessage
+from polyrhythm.errors import RunError
+
+
+class Presence:
+    """A server's list of its pushers.
+
+    Args:
+        pushers: their ranks.
+
+    Attributes:
+        pushers: their ranks.
+        numbers: of the pushers, from 0, by rank.
+        asking: ranks that wait for parameters.
+        final: who has asked for the final parameters, or None.
+        done: whether that one has let the servers go.
+    """
+
+    def __init__(self, pushers: tuple[int, ...]) -> None:
+        self.pushers = pushers
+        self.numbers = {rank: number for number, rank in enumerate(pushers)}
+        self.asking: list[int] = []
+        self.final: int | None = None
+        self.done = False
+        self._left: set[int] = set()
+
+    def number(self, rank: int, kind: Kind) -> int:
+        """Gives a pusher's number.
+
+        Raises:
+            RefusedMessage: the rank is none of the pushers; `kind` is what it sent.
+        """
+        if rank not in self.numbers:
+            raise RefusedMessage(
+                Reason.SENDER, f"a server heard {kind.name} from rank {rank}, which pushes nothing here"
+            )
+        return self.numbers[rank]
+
+    @property
+    def there(self) -> int:
+        """How many pushers are there."""
+        return len(self.pushers) - len(self._left)
+
+    def is_there(self, rank: int) -> bool:
+        """Whether a pusher has not left."""
+        return rank not in self._left
+
+    def enter(self, rank: int) -> bool:
+        """A pusher asks for parameters to begin with; gives whether it may, which a late successor may not."""
+        if rank in self._left:
+            if self.final is not None:  # it might change one shard and not another
+                return False
+            self._left.remove(rank)
+        return True
+
+    def leave(self, rank: int) -> bool:
+        """A pusher leaves or is lost; gives whether it was there. Who has the final parameters ends the run."""
+        if rank in self.asking:
+            self.asking.remove(rank)
+        if rank in self._left:
+            self.done |= self.final == rank
+            return False
+        self._left.add(rank)
+        return True
+
+    def lose(self, rank: int) -> bool:
+        """A pusher is lost, as in `leave`; if it had asked for the final parameters, its successor will ask again."""
+        if self.final == rank:
+            self.final = None
+        return self.leave(rank)
+
+    @property
+    def ready_to_end(self) -> int | None:
+        """Who can be given the final parameters now, since nobody can change them any more; or None."""
+        return self.final if not self.there else None
+
+
+class Losses:
+    """Counts one server's lost pushers against how many may be lost.
+
+    Args:
+        spares: how many may be lost at once; 0: the run decides.
+        what: can spare them.
+
+    Attributes:
+        ejected: pushers that were let go, once each time.
+    """
+
+    def __init__(self, spares: int, what: str) -> None:
+        self.ejected = 0
+        self._spares = spares
+        self._what = what
+        self._lost: set[int] = set()
+        self._let_go: set[int] = set()
+
+    def lose(self, rank: int) -> None:
+        """Enters a pusher that is gone without having left."""
+        self._lost.add(rank)
+
+    def let_go(self, rank: int) -> None:
+        """Enters a pusher that is told to leave."""
+        self.ejected += 1
+        self._let_go.add(rank)
+
+    def was_let_go(self, rank: int) -> bool:
+        """Whether a pusher was told to leave, and no successor has come."""
+        return rank in self._let_go
+
+    def replace(self, rank: int) -> None:
+        """A successor is here."""
+        self._lost.discard(rank)
+        self._let_go.discard(rank)
+
+    def check(self) -> None:
+        """Makes sure that enough are left.
+
+        Raises:
+            RunError: more are lost than can be spared.
+        """
+        if 0 < self._spares < len(self._lost):
+            ranks = ", ".join(map(str, sorted(self._lost)))
+            raise RunError(
+                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._what} can spare {self._spares}: "
+                "continue with --resume, or start anew with more spare ones"
+            )
+
+
+_NO_STEP = -1
+_MOST_APART = 1000
+"""Rounds by which no two servers differ: by one or two, since each worker gives its part of a round to all."""
+
+
+class Rounds:
+    """One server's count of rounds, and who is to come in at which. Workers are numbered from 0.
+
+    Args:
+        workers: how many there are.
+
+    Attributes:
+        number: of the round under way, from 0; one counts if somebody is answered in it, who is in the same elsewhere.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.number = 0
+        self._invited: set[int] = set()
+        self._coming: set[int] = set()
+        self._begins_at = [0] * workers
+        self._next = [_NO_STEP] * workers
+        """The step that a worker's next gradient must be of; none, for its first."""
+
+    @property
+    def held_up(self) -> bool:
+        """Whether a successor has still to say at which round it comes in."""
+        return bool(self._invited)
+
+    @property
+    def outside(self) -> int:
+        """How many successors have not come in yet."""
+        return len(self._invited) + len(self._coming)
+
+    def is_outside(self, worker: int) -> bool:
+        """Whether a worker is a successor that has not come in yet."""
+        return worker in self._invited or worker in self._coming
+
+    def check_inside(self, worker: int) -> None:
+        """Lets a worker ask or push that takes part in rounds.
+
+        Raises:
+            RefusedMessage: it is a successor that has not come in yet.
+        """
+        if self.is_outside(worker):
+            raise RefusedMessage(
+                Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
+            )
+
+    def invite(self, worker: int, *, later: bool) -> None:
+        """A successor asks to be let in.
+
+        Args:
+            worker: its number.
+            later: whether something that its predecessor left is for the round under way.
+        """
+        self.forget(worker)
+        self._invited.add(worker)
+        self._begins_at[worker] = self.number + later
+
+    def invitation(self, worker: int) -> int | None:
+        """Gives the earliest round at which a successor can come in here; None where it is not to say which."""
+        return self._begins_at[worker] if worker in self._invited else None
+
+    def accept(self, worker: int, number: int) -> None:
+        """A successor says at which round it comes in.
+
+        Raises:
+            RefusedMessage: it was not asked, or named one that is over, or that no server can be at.
+        """
+        if worker not in self._invited:
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} named a round, and was not asked for one")
+        earliest = self._begins_at[worker]
+        if not earliest <= number <= earliest + _MOST_APART:
+            raise RefusedMessage(
+                Reason.STEP,
+                f"worker {worker} would come in at round {number}, where {earliest} is the first for it",
+            )
+        self._invited.discard(worker)
+        self._coming.add(worker)
+        self._begins_at[worker] = number
+
+    def let_in(self, *, alone: bool) -> list[int]:
+        """Gives the successors that come in now, in their order.
+
+        Args:
+            alone: whether nobody else is there, so that the rounds before theirs are not taken.
+        """
+        if alone and self._coming:
+            self.number = max(self.number, min(self._begins_at[worker] for worker in self._coming))
+        entered = sorted(worker for worker in self._coming if self._begins_at[worker] <= self.number)
+        self._coming.difference_update(entered)
+        return entered
+
+    def forget(self, worker: int) -> None:
+        """A worker is gone."""
+        self._invited.discard(worker)
+        self._coming.discard(worker)
+        self._next[worker] = _NO_STEP
+
+    def is_next(self, worker: int, step: int) -> bool:
+        """Whether a gradient of a step is this worker's part in a round, and not one that comes twice."""
+        return self._next[worker] in (_NO_STEP, step)
+
+    def take(self, worker: int, step: int) -> None:
+        """A worker has given its part, of a step."""
+        self._next[worker] = step + 1

@@ -1,1 +1,0 @@
-"""Means of weights: of one run as it goes on, or of several networks."""

@@ -1,0 +1,336 @@
+"""Checkpoints: whole or not at all, with a checksum, read without executing anything in them.
+
+A checkpoint is one safetensors file. Its metadata holds `facts` (JSON) and `sha256`, which covers the facts
+and every tensor's name, dtype, shape and bytes.
+
+    write a draft of step-00000007.safetensors ── fsync ── rename it to that ── fsync folder
+    └── a crash in here leaves the older files as they were ──┘
+
+One folder has one writer: the start that has claimed it (`claim.py`), where there could be several.
+
+The checkpoint of the highest test accuracy is kept beside the newest ones. It is a second name for the same
+file, so it takes no room and no time while its other name stays. The accuracy that has to be exceeded stands
+in the name, and so outlives the run:
+
+    step-00000024.safetensors
+    best-top1-0.912500-step-00000024.safetensors
+
+The safetensors format is written here as a stream. The library's own writer either builds the whole file in
+memory or writes it under a random name that only its owner may read, and it refuses tensors that share
+memory. A checkpoint of a large model should do none of these. The format is small:
+https://github.com/huggingface/safetensors#format
+
+    [8 bytes: length of the header][header: JSON, padded with spaces to 8 bytes][tensor][tensor]...
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from polyrhythm.claim import UNCLAIMED, Unclaimed
+from polyrhythm.errors import RequestError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+_NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_ROOM_LEFT_BYTES = 1 << 20
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Names the checkpoint of a step."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def save_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], claim: Unclaimed = UNCLAIMED
+) -> str:
+    """Writes a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
+
+    Args:
+        path: where to; its folder exists.
+        tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
+        facts: JSON-able. JSON's rules hold: tuples come back as lists, and keys as texts.
+        claim: to the folder.
+
+    Returns:
+        The checksum: sha256 in hexadecimal digits.
+
+    Raises:
+        RunError: the system could not write it, for example because the disk is full.
+        Superseded: the folder is another's.
+        ValueError: safetensors has no such dtype.
+    """
+    text = json.dumps(facts)
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    digest = _digest(text, stored)
+    partial = claim.draft(path)
+    try:
+        _check_room(path.parent, sum(tensor.nbytes for tensor in stored.values()))
+        with partial.open("wb") as file:
+            write_safetensors(file, stored, {"facts": text, "sha256": digest})
+        _flush(partial)
+        claim.publish(path)
+        _flush(path.parent)
+    except OSError as error:
+        claim.check()
+        reason = error.strerror or error
+        raise RunError(
+            f"cannot write checkpoint {path}: {reason}; older checkpoints are untouched"
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+    return digest
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads a checkpoint back, bit for bit, and checks that nothing in it has changed.
+
+    Returns:
+        Its tensors, on the CPU, and its facts.
+
+    Raises:
+        RequestError: there is none, it was cut short or changed, or it is something else. Names the newest
+            other whole checkpoint beside it, if there is one.
+    """
+    if not path.is_file():
+        raise RequestError(f"there is no checkpoint {path}{_instead_of(path)}")
+    try:
+        return _read(path)
+    except SafetensorError:
+        reason = "it was cut short, or it is not a checkpoint"
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    raise RequestError(f"checkpoint {path} cannot be used: {reason}{_instead_of(path)}")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Finds the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them."""
+    if not folder.is_dir():
+        return []
+    steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Finds the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
+    return next(iter(checkpoints(folder)), None)
+
+
+def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
+    """Removes all checkpoints but the `keep` newest, and what a crash left half-written.
+
+    Raises:
+        Superseded: the folder is another's.
+        ValueError: `keep` is below 1.
+    """
+    if keep < 1:
+        raise ValueError(f"cannot keep {keep} checkpoints")
+    for path in [
+        *checkpoints(folder)[keep:],
+        *folder.glob(".step-*.partial"),
+        *folder.glob(".best-*.partial"),
+    ]:
+        claim.remove(path)
+
+
+def forget_beyond(folder: Path, step: int, claim: Unclaimed = UNCLAIMED) -> None:
+    """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers.
+
+    Raises:
+        Superseded: the folder is another's.
+    """
+    for path in checkpoints(folder):
+        found = _NAME.fullmatch(path.name)
+        if found is not None and int(found[1]) > step:
+            claim.remove(path)
+
+
+def _check_room(folder: Path, size_bytes: int) -> None:
+    """Leaves a disk that is nearly full to the run's log, which would otherwise fail while this fills it."""
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < size_bytes + _ROOM_LEFT_BYTES:  # some file systems know no sizes
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if not {"facts", "sha256"} <= metadata.keys():
+            raise ValueError("it is not a checkpoint")
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if _digest(metadata["facts"], tensors) != metadata["sha256"]:
+        raise ValueError("it was changed after it was written (its checksum differs)")
+    return tensors, json.loads(metadata["facts"])
+
+
+def _instead_of(path: Path) -> str:
+    """Gives the end of an error message: which other checkpoint to take."""
+    for other in checkpoints(path.parent):
+        if other.name != path.name and _is_whole(other):
+            return f"; the newest whole one beside it is {other}"
+    return ""
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _read(path)
+    except (OSError, SafetensorError, ValueError):
+        return False
+    return True
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or a folder is on the disk and not just in the system's memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_BEST_NAME = re.compile(r"best-top1-(\d\.\d{6})-step-\d{8,}\.safetensors")
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Finds the checkpoint of the highest test accuracy in a folder."""
+    return next(iter(_best_first(folder)), None)
+
+
+def keep_best(path: Path, top1: float, claim: Unclaimed = UNCLAIMED) -> None:
+    """Keeps a checkpoint if it is better than the best one so far, and gives that one up; of equals the earlier stays.
+
+    Args:
+        path: of a whole checkpoint.
+        top1: its test accuracy, a fraction; six decimals of it count.
+        claim: to the folder.
+
+    Raises:
+        RunError: the system could not do so; the best one so far stays.
+        Superseded: the folder is another's.
+    """
+    named = path.with_name(f"best-top1-{top1:.6f}-{path.name}")
+    before = _best_first(path.parent)
+    if before and _top1(before[0]) >= _top1(named):
+        return
+    try:
+        _name_also(path, named, claim)
+        for other in before:  # only now: a crash in between leaves two, of which the better one counts
+            claim.remove(other)
+    except OSError as error:
+        claim.check()
+        raise RunError(
+            f"cannot keep {path} as the best checkpoint: {error.strerror or error}; the best one before it stays"
+        ) from error
+
+
+def _name_also(path: Path, named: Path, claim: Unclaimed) -> None:
+    partial = claim.draft(named)
+    try:
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # a file system without second names
+            shutil.copyfile(path, partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+        claim.publish(named)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _best_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (path for path in folder.iterdir() if _BEST_NAME.fullmatch(path.name)), key=_top1, reverse=True
+    )
+
+
+def _top1(path: Path) -> float:
+    found = _BEST_NAME.fullmatch(path.name)
+    assert found is not None
+    return float(found[1])
+
+
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes tensors and texts.
+
+    Args:
+        file: where to, from its current position on.
+        tensors: contiguous ones on the CPU; they may share memory.
+        metadata: texts for the header.
+
+    Raises:
+        ValueError: the format has no code for a tensor's dtype.
+    """
+    # as the library does: widest numbers first, so that each tensor starts at a multiple of its number's size
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _CODES:
+            raise ValueError(f"cannot store {name}: safetensors has no {tensor.dtype}")
+        end = offset + tensor.nbytes
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for name in names:
+        file.write(raw_bytes(tensors[name]))
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Gives the memory of a contiguous tensor on the CPU, without copying it."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,289 @@
+"""An optimiser as a plan that travels: which class, and which options for which part of the flat vector.
+
+A server must run the optimiser that the user made for the whole model, on its shard and without the model.
+The plan says how, in JSON: nothing that a server receives is executed or unpickled.
+
+`SlicedOptimizer` runs a plan on one slice of a vector at a time, and is saved as if it updated the whole:
+
+    vector     [      slice 2      |   slice 1   | slice 0 ]      each has an optimiser of its own
+    saved      [                 one                       ]      so a resumed run may cut differently
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from sys import float_info
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_optimizer import (
+    ELEMENTWISE,
+    KINDS,
+    LAYERWISE,
+    FlatOptimizer,
+    Span,
+    check_spans,
+    joined,
+)
+from polyrhythm.training.flat_parameters import FlatParameters, shards
+
+_NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused")
+"""Entries of `param_groups` that do not travel. `fused` rounds differently in a slice's tail than in its body, so
+that results would depend on where a shard is cut."""
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """What to run on a slice of the vector.
+
+    Attributes:
+        kind: name of the class.
+        spans: ordered, without overlap; what none covers is not trained.
+        rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
+    """
+
+    kind: str
+    spans: tuple[Span, ...]
+    rate: float
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
+        """Reads a plan off an optimiser over the model's own parameters.
+
+        Raises:
+            RequestError: its class cannot run on a slice, or it trains what is not in the vector.
+        """
+        kind = type(optimizer).__name__
+        if KINDS.get(kind) is not type(optimizer):
+            known = ", ".join(sorted(KINDS))
+            raise RequestError(f"{kind} cannot run on a slice of the parameters: use one of {known}")
+        places = {view.parameter: (view.start, view.stop) for view in flat.views}
+        spans = []
+        for group in optimizer.param_groups:
+            options = {key: value for key, value in group.items() if key not in _NOT_THE_RULE}
+            for parameter in group["params"]:
+                if not parameter.requires_grad:  # frozen: torch's own optimisers pass over it too
+                    continue
+                if parameter not in places:
+                    raise RequestError("the optimiser trains a parameter that the model does not have")
+                spans.append(Span(*places[parameter], options))
+        if not spans:
+            raise RequestError(
+                "the optimiser has nothing to train: every parameter that it was given is frozen"
+            )
+        ordered = tuple(sorted(spans, key=lambda span: span.start))
+        if kind in ELEMENTWISE:
+            ordered = joined(ordered)
+        return cls(kind, ordered, float(ordered[0].options["lr"]))
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
+        """Rebuilds a plan from `to_json`'s dict.
+
+        Raises:
+            RequestError: no such class, fields are missing, or an optimiser made like this could not make a step.
+        """
+        try:
+            spans = tuple(
+                Span(span["start"], span["stop"], dict(span["options"])) for span in record["spans"]
+            )
+            kind, rate = record["kind"], float(record["rate"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise RequestError("an optimiser plan lacks its kind, spans or rate") from None
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise RequestError(f"an optimiser plan names {kind!r:.80}, which is none of ours")
+        plan = cls(kind, spans, rate)
+        check_spans(spans)
+        _try_out(plan)
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the plan as a JSON-able dict."""
+        spans = [{"start": span.start, "stop": span.stop, "options": span.options} for span in self.spans]
+        return {"kind": self.kind, "spans": spans, "rate": self.rate}
+
+    def part(self, start: int, stop: int) -> OptimizerPlan:
+        """Gives the plan of the slice `[start, stop)`, counted from its own start.
+
+        Raises:
+            RequestError: the optimiser looks at whole layers, and the slice cuts one.
+        """
+        touched = [span for span in self.spans if span.start < stop and span.stop > start]
+        cut = any(span.start < start or span.stop > stop for span in touched)
+        if cut and self.kind in LAYERWISE:
+            raise RequestError(
+                f"{self.kind} looks at whole layers, and a server's shard cuts one: use one server, or a strategy "
+                "whose workers update the whole model, such as synchronous"
+            )
+        inside = [
+            Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)
+            for span in touched
+        ]
+        return OptimizerPlan(self.kind, tuple(inside), self.rate)
+
+    def build(self, vector: Tensor) -> FlatOptimizer:
+        """Makes the optimiser of a vector which this plan covers."""
+        return FlatOptimizer(self.kind, self.spans, self.rate, vector)
+
+
+def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int) -> None:
+    """Refuses to cut a model into shards that the optimiser cannot work on, before anything starts.
+
+    Args:
+        optimizer: over the model's own parameters.
+        model: its parameters become views of one vector.
+        count: of the shards.
+
+    Raises:
+        RequestError: there are fewer numbers than shards, or the optimiser looks at whole layers and a shard cuts one.
+    """
+    flat = FlatParameters(model)
+    plan = OptimizerPlan.of(optimizer, flat)
+    for shard in shards(flat.size, count):
+        plan.part(shard.start, shard.stop)
+
+
+def _try_out(plan: OptimizerPlan) -> None:
+    """Makes two steps of two numbers with the options of every span: torch looks at most of them only then."""
+    rates: list[Any] = [plan.rate, *(span.options.get("lr") for span in plan.spans)]
+    if not all(type(rate) in (int, float) and 0 <= rate <= float_info.max for rate in rates):
+        raise RequestError("the learning rates of an optimiser plan must be numbers that are not negative")
+    tried: list[dict[str, Any]] = []
+    for span in plan.spans:
+        if span.options in tried:
+            continue
+        tried.append(span.options)
+        if not set(_NOT_THE_RULE).isdisjoint(span.options):
+            raise RequestError("an optimiser plan holds options that do not travel")
+        try:
+            vector = torch.zeros(2)
+            optimizer = OptimizerPlan(plan.kind, (Span(0, 2, span.options),), plan.rate).build(vector)
+            for _ in range(2):
+                optimizer.step(torch.ones(2), plan.rate)
+        except Exception as error:  # torch says in many ways that it does not like an option
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RequestError(
+                f"an optimiser plan's options for {plan.kind} cannot be used: {reason:.200}"
+            ) from None
+
+
+_Group = dict[str, Any]
+
+
+class SlicedOptimizer:
+    """The optimiser of a plan, slice by slice.
+
+    Args:
+        plan: what to run.
+        vector: `(n,)`; changed in place.
+        slices: disjoint, and together all of the vector. Each has to be updated equally often.
+
+    Attributes:
+        parts: the optimisers of the slices, in the same order.
+    """
+
+    def __init__(self, plan: OptimizerPlan, vector: Tensor, slices: Sequence[slice]) -> None:
+        self.parts: list[FlatOptimizer] = [
+            plan.part(place.start, place.stop).build(vector[place]) for place in slices
+        ]
+        self._order = sorted(range(len(slices)), key=lambda number: slices[number].start)
+        self._whole = plan.build(vector)  # never steps
+
+    def step(self, number: int, gradient: Tensor, learning_rate: float) -> None:
+        """Updates a slice.
+
+        Args:
+            number: of the slice.
+            gradient: of the slice's shape, not changed.
+            learning_rate: as for `FlatOptimizer.step`.
+        """
+        self.parts[number].step(gradient, learning_rate)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives what the optimiser of the whole vector would give."""
+        for whole, parts in self._pairs():
+            states = [optimizer.state.get(parameter, {}) for optimizer, _, parameter in parts]
+            optimizer, group, parameter = whole
+            group.update({key: value for key, value in parts[0][1].items() if key != "params"})
+            if states[0]:
+                optimizer.state[parameter] = {
+                    key: torch.cat([state[key] for state in states])
+                    if _is_sliced(value, parts[0][2])
+                    else value
+                    for key, value in states[0].items()
+                }
+        saved = self._whole.state()
+        self._forget_whole()
+        return saved
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `state` gave, however it was cut then."""
+        self._whole.load_state(tensors, facts)
+        for (optimizer, group, parameter), parts in self._pairs():
+            state, start = optimizer.state.get(parameter, {}), 0
+            for inner, inner_group, piece in parts:
+                inner_group.update({key: value for key, value in group.items() if key != "params"})
+                place = slice(start, start + piece.numel())
+                inner.state[piece] = {
+                    key: value[place].clone() if _is_sliced(value, parameter) else _copied(value)
+                    for key, value in state.items()
+                }
+                start = place.stop
+        self._forget_whole()
+
+    def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Gives the state slice by slice, as it must be told where some have been updated once more than others."""
+        states = [part.state() for part in self.parts]
+        tensors = {
+            f"{number}.{name}": value
+            for number, (named, _) in enumerate(states)
+            for name, value in named.items()
+        }
+        return tensors, {"slices": [facts for _, facts in states]}
+
+    def load_pieces(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes back what `pieces` gave, of the same slices."""
+        for number, part in enumerate(self.parts):
+            prefix = f"{number}."
+            named = {
+                name.removeprefix(prefix): value.clone()
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+            part.load_state(named, facts["slices"][number])
+
+    def _forget_whole(self) -> None:
+        if self._whole.inner is not None:
+            self._whole.inner.state.clear()
+
+    def _pairs(self) -> Iterator[tuple[_Place, list[_Place]]]:
+        """Gives each parameter of the whole, with those of the parts that lie in it, in their order."""
+        pieces = [place for number in self._order for place in _places(self.parts[number].inner)]
+        following = iter(pieces)
+        for whole in _places(self._whole.inner):
+            inside: list[_Place] = []
+            while sum(piece.numel() for *_, piece in inside) < whole[2].numel():
+                inside.append(next(following))
+            yield whole, inside
+
+
+_Place = tuple[torch.optim.Optimizer, _Group, nn.Parameter]
+
+
+def _places(optimizer: torch.optim.Optimizer | None) -> Iterator[_Place]:
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for parameter in group["params"]:
+            yield optimizer, group, parameter  # type: ignore[misc]
+
+
+def _is_sliced(value: Any, parameter: Tensor) -> bool:
+    """Whether a part of the state has a number for each number of its parameter; counters have not."""
+    return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,1 +1,0 @@
-"""A forward and a backward pass: what is minimised, in which precision, and how the network is run."""
