@@ -27,7 +27,7 @@ from polyrhythm.data.loader import Batch
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 READY_BATCHES = 8
 
@@ -96,7 +96,7 @@ def main() -> None:
     job = assemble(configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping())
     store = host_store()
     home, network = connect(local(0, 1, store.port))
-    learner = Learner(job, World(network, Cast((0,))))
+    learner = Learner(job, World(network, RoleAssignment((0,))))
     learner.replica.part.start(0)
     ready, read = cycle(synthetic(job)), epochs(learner)
     for batches in (ready, read):

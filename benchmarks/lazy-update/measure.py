@@ -32,7 +32,7 @@ from namespaces import shaped_hosts
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.roles.world import DrawnPace
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -96,7 +96,7 @@ def _step_s(workers: Communicator, spec: str, steps: int) -> float:
     last_first = nn.ParameterList(torch.zeros(count) for count in reversed(_NUMBERS))
     flat = FlatParameters(last_first, bucket_bytes=0)
     plan = OptimizerPlan.of(torch.optim.SGD(last_first.parameters(), lr=0.1, momentum=0.9), flat)
-    cast = Cast(tuple(range(workers.size)))
+    cast = RoleAssignment(tuple(range(workers.size)))
     part = strategy_from(spec).worker(WorkerSetting(workers, workers, cast, flat, plan))
     pace = DrawnPace(workers.clock, lambda: _STEP_S)
     part.start(0)

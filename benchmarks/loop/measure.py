@@ -23,7 +23,7 @@ from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Bare:
@@ -87,7 +87,7 @@ def main() -> None:
     job = assemble(config, Keeping())
     store = host_store()
     home, network = connect(local(0, 1, store.port))
-    bare, ours = Bare(job), Ours(job, World(network, Cast((0,))))
+    bare, ours = Bare(job), Ours(job, World(network, RoleAssignment((0,))))
     steps = min(chosen.steps, job.steps_per_epoch)
     bare.run(steps)
     ours.run(steps)

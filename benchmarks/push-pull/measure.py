@@ -35,12 +35,12 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Gro
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-CAST = Cast((0,), (1,))
+CAST = RoleAssignment((0,), (1,))
 LEARNING_RATE = 1e-3
 REPEATS = {"empty": 200, "exchange": 5, "parameter_server": 5}
 """Within a round."""

@@ -55,7 +55,7 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step
 from ranks import on_hosts
@@ -235,9 +235,9 @@ def _timed(network: Communicator, meeting: Rendezvous, task: _Task) -> Timings:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
         ways[_DDP] = _ddp(task.name, shape, batch)
     if network.rank < workers:
-        together = Cast(tuple(range(workers)))
+        together = RoleAssignment(tuple(range(workers)))
         ours, lazily = (network.subgroup(name, range(workers)) for name in ("ours", "lazy"))
-        away = World(connect(_apart(meeting))[1], Cast((0,)))
+        away = World(connect(_apart(meeting))[1], RoleAssignment((0,)))
         ways[_OURS] = _ours(Synchronous(), _model(task.name, shape), World(ours, together), batch)
         ways[_ALONE] = _ours(Synchronous(), _model(task.name, shape), away, batch)
         ways[_LAZY] = _ours(LazySynchronous(), _model(task.name, shape), World(lazily, together), batch)

@@ -17,12 +17,12 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import hos
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 LEADER, WORKER, SERVER = range(3)
-CAST = Cast((LEADER, WORKER), (SERVER,))
+CAST = RoleAssignment((LEADER, WORKER), (SERVER,))
 NUMBERS, RATE = 10, 0.5
 PLAN = OptimizerPlan("SGD", (Span(0, NUMBERS, {"lr": RATE}),), RATE)
 PATIENCE_S = 20.0

@@ -12,7 +12,7 @@ from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate, Synchronous, SynchronousWorker
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_optimizer import UndoLog, make_optimizers_quickly
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -26,7 +26,9 @@ def make(network: Communicator) -> tuple[FlatParameters, SynchronousWorker]:
     model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(3)])
     flat = FlatParameters(model, bucket_bytes=500)
     plan = OptimizerPlan.of(torch.optim.Adam(model.parameters(), lr=0.01), flat)
-    part = Synchronous().worker(WorkerSetting(network, network, Cast(tuple(range(RANKS))), flat, plan))
+    part = Synchronous().worker(
+        WorkerSetting(network, network, RoleAssignment(tuple(range(RANKS))), flat, plan)
+    )
     assert isinstance(part, SynchronousWorker)
     part.start(0)
     return flat, part

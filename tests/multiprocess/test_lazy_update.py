@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.torch_distributed.communicator import T
 from polyrhythm.roles import replica as replica_module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -51,7 +51,7 @@ def compare(seat: Seat, spec: str, announce: bool) -> None:
     torch.set_num_threads(1)
     replica_module.FlatParameters = partial(FlatParameters, bucket_bytes=256)  # type: ignore[misc, assignment]
     home, network = seat.connect()
-    cast = Cast(tuple(range(seat.size)))
+    cast = RoleAssignment(tuple(range(seat.size)))
     worlds = [World(_named(network, place), cast) for place in range(2)]
     found = [train(each, world, announce) for each, world in zip(("synchronous", spec), worlds, strict=True)]
     seat.tell(found[0] == found[1] and len(set(found[0])) == 2)

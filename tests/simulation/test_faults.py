@@ -20,7 +20,7 @@ from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import Piece, Stage
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 ALPHA_S, BANDWIDTH = 0.5, 1000.0
 Part = Callable[[World], None]
@@ -41,7 +41,7 @@ def _scene(faults: str, parts: dict[int, list[Part]], *, seed: int = 0, hosts: A
     stage = Stage(
         time,
         network,
-        Cast((0, 1, 2), (3,)),
+        RoleAssignment((0, 1, 2), (3,)),
         Piece(role),
         lambda rank: lambda: 1.0,
         StopRequest(),

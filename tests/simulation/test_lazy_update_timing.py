@@ -17,7 +17,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.roles.world import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -38,7 +38,7 @@ def steady_step_s(spec, shape, bandwidth):
         flat = FlatParameters(nn.ParameterList(torch.zeros(size) for size in reversed(sizes)), bucket_bytes=0)
         network = cluster.communicator(rank)
         plan = OptimizerPlan("SGD", (), 0.0)
-        setting = WorkerSetting(network, network, Cast((0, 1)), flat, plan)
+        setting = WorkerSetting(network, network, RoleAssignment((0, 1)), flat, plan)
         part = build("strategy", spec, *FAMILIES).worker(setting)
         pace = DrawnPace(time, lambda: STEP_S)
         part.start(0)

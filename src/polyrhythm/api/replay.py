@@ -22,7 +22,7 @@ from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Difference, Replay
 from polyrhythm.simulation.replay import replay as play
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _described(difference: Difference, found: Replay, recording: Recording) -> d
     }
 
 
-def _where(difference: Difference, cast: Cast) -> str:
+def _where(difference: Difference, cast: RoleAssignment) -> str:
     if difference.rank < 0:
         return f"after {difference.message:,} messages"
     role, ranks = ("server", cast.servers) if difference.rank in cast.servers else ("worker", cast.workers)

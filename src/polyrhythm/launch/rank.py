@@ -21,7 +21,7 @@ from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopRequest, World, goes_on_without
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Circumstances:
     ledger: Ledger | None = None
 
 
-def run_rank(job: Job, cast: Cast, rendezvous: Rendezvous, threads: int, around: Circumstances) -> None:
+def run_rank(
+    job: Job, cast: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
+) -> None:
     """Plays this rank's role until the run is over.
 
     Args:
@@ -86,7 +88,7 @@ def _on_clock(ledger: Ledger | None, home: Rank) -> Ledger | None:
     return replace(ledger, began_at_s=ledger.began_at_s + home.clock.now() - time.perf_counter())
 
 
-def _setting(job: Job, cast: Cast, home: Rank, emit: Callable[[Event], None]) -> WatchdogSetting:
+def _setting(job: Job, cast: RoleAssignment, home: Rank, emit: Callable[[Event], None]) -> WatchdogSetting:
     roles = {rank: f"worker {number}" for number, rank in enumerate(cast.workers)}
     roles |= {rank: f"server {number}" for number, rank in enumerate(cast.servers)}
     folder = job.keeping.folder

@@ -7,7 +7,7 @@ rank again after half a second, and after twice as long whenever its last proces
 from __future__ import annotations
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Absences:
@@ -20,7 +20,7 @@ class Absences:
         any_yet: whether somebody who had been there was lost, be there a successor by now or not.
     """
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: RoleAssignment) -> None:
         self._cast = cast
         self._gone: dict[int, Peer] = {}
         self.any_yet = False

@@ -24,7 +24,7 @@ from polyrhythm.data.loader import Batch
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.learner import Learner
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def profile_step(job: Job, steps: int) -> StepProfile:
     pace = WatchedPace(job.device)
     home, network = connect(Rendezvous(dist.HashStore(), 0, 1, LOOPBACK))
     try:
-        learner = Learner(job, World(network, Cast((0,)), pace=pace))
+        learner = Learner(job, World(network, RoleAssignment((0,)), pace=pace))
         learner.replica.part.start(0)
         layers = LayerClocks(learner.replica.model, pace.now)
         batches = chain.from_iterable(learner.epoch(epoch, 0) for epoch in count())

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import Account
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 def digest(vector: Tensor) -> str:
@@ -88,7 +88,7 @@ def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
     )
 
 
-def images_not_applied(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> int:
+def images_not_applied(job: Job, cast: RoleAssignment, reports: list[dict[str, Any]]) -> int:
     """Counts the training images of gradients that servers left out: late, not finite, or never computed to catch up.
 
     Args:
@@ -108,7 +108,7 @@ def images_not_applied(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> i
     return round(images / max(1, job.strategy.shard_count))
 
 
-def images_of_absent(job: Job, cast: Cast, reports: list[dict[str, Any]]) -> int:
+def images_of_absent(job: Job, cast: RoleAssignment, reports: list[dict[str, Any]]) -> int:
     """Counts the training images, over all epochs, of workers that were not there when their groups took a step.
 
     Args:

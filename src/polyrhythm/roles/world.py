@@ -27,7 +27,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.step_metrics import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
 
 FORWARD_SHARE = 1 / 3
@@ -138,7 +138,12 @@ class StopRequest:
 
 
 def goes_on_without(
-    rank: int, cast: Cast, strategy: Strategy, lost: Collection[int] = (), *, leader_returns: bool = False
+    rank: int,
+    cast: RoleAssignment,
+    strategy: Strategy,
+    lost: Collection[int] = (),
+    *,
+    leader_returns: bool = False,
 ) -> bool:
     """Whether a run with this strategy goes on when a rank is lost.
 
@@ -180,7 +185,7 @@ class World:
     """
 
     network: Communicator
-    cast: Cast
+    cast: RoleAssignment
     pace: Pace = field(default_factory=LivePace)
     stop: StopRequest = field(default_factory=StopRequest)
     emit: Callable[[Event], None] = _ignore

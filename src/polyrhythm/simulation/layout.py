@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.cluster import Cluster
-from polyrhythm.strategies.role_assignment import Cast, Placement
+from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Layout:
     """
 
     cluster: Cluster
-    cast: Cast
+    cast: RoleAssignment
     host_of: tuple[int, ...]
 
     @property
@@ -68,7 +68,7 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
         )
     used = places[:workers]
     homes = _server_homes(cluster, used, servers, placement)
-    cast = Cast(tuple(range(workers)), tuple(range(workers, workers + servers)))
+    cast = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
     layout = Layout(cluster, cast, (*used, *homes))
     for worker in cast.workers:
         if layout.step_factor(worker) == float("inf"):

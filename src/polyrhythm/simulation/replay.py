@@ -28,7 +28,7 @@ from polyrhythm.roles.keeping.recording import Recording
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import DrawnPace, World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class ScriptOver(RunError):
@@ -247,7 +247,7 @@ def _difference_at_end(scripts: list[Script], digest: str | None, recording: Rec
 
 def stage(
     job: Job,
-    cast: Cast,
+    cast: RoleAssignment,
     surround: Callable[[int, Communicator], Communicator],
     emit: Callable[[Event], None],
 ) -> None:

@@ -31,7 +31,7 @@ from polyrhythm.simulation.cluster import Cluster, Link
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.step_time import generator_for_rank
 from polyrhythm.simulation.timeline import ObservedNetwork, ObservedTime, Timeline
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Wiring:
@@ -201,7 +201,7 @@ class Stage:
 
     time: VirtualTime
     network: Network
-    cast: Cast
+    cast: RoleAssignment
     piece: Piece
     draws: Callable[[int], Draw]
     stop: StopRequest
@@ -260,7 +260,9 @@ class Stage:
         return replace(made, leader_returns=True, ledger=ledger)
 
 
-def plain_stage(cast: Cast, piece: Piece, emit: Callable[[Event], None], around: Surroundings) -> Stage:
+def plain_stage(
+    cast: RoleAssignment, piece: Piece, emit: Callable[[Event], None], around: Surroundings
+) -> Stage:
     """Makes the stage of a cluster of constant links.
 
     Args:

@@ -36,7 +36,7 @@ from polyrhythm.simulation.stage import modelled_stage
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.watch import Watch
 from polyrhythm.strategies.invariant import Conditions
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
 
 _DRAWS = 15
@@ -244,7 +244,7 @@ _ALONE, _SETTLED = 0.5, 0.5
 
 
 def drawn_faults(
-    cast: Cast, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
+    cast: RoleAssignment, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
 ) -> tuple[Fault, ...]:
     """Draws one to three faults.
 
@@ -341,29 +341,29 @@ def _window(random: Random, length_s: float) -> tuple[float, float]:
     return _rounded(begin), _rounded(begin + length_s * random.uniform(0.01, 0.3) + 1e-9)
 
 
-def _slow(cast: Cast, random: Random, length_s: float) -> Fault:
+def _slow(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
     from_s, to_s = _window(random, length_s)
     factor = _rounded(random.uniform(1.5, 10))
     return Slow(rank=random.choice(cast.workers), factor=factor, from_s=from_s, to_s=to_s)
 
 
-def _delay(cast: Cast, random: Random, length_s: float) -> Fault:
+def _delay(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
     seconds = _rounded(length_s * random.uniform(0.001, 0.1))
     return Delay(seconds=seconds, probability=_rounded(random.uniform(0.01, 0.3)))
 
 
-def _cut(cast: Cast, random: Random, length_s: float) -> Fault:
+def _cut(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
     from_s, to_s = _window(random, length_s)
     return Cut(source=random.randrange(cast.size), from_s=from_s, to_s=to_s)
 
 
-def _kill(cast: Cast, random: Random, length_s: float) -> Fault:
+def _kill(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
     rank = random.choice([rank for rank in cast.workers if rank != LEADER])
     at_s = _rounded(length_s * random.uniform(0.001, 1))
     return Kill(rank=rank, at_s=at_s, restart_after_s=_restart(random, length_s))
 
 
-def _kills(cast: Cast, random: Random, length_s: float) -> Fault:
+def _kills(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
     every_s = _rounded(length_s * random.uniform(0.5, 1))  # so that a group gets through a step in between
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
 

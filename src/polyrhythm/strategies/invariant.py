@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Violation(RunError):
@@ -39,7 +39,7 @@ class Conditions:
         steps: that every worker takes; None: nobody can tell.
     """
 
-    cast: Cast
+    cast: RoleAssignment
     numbers: int
     gradient: Callable[[int, int], Tensor] | None = None
     patience_s: float = float("inf")

@@ -35,7 +35,7 @@ class Placement(Config):
 
 
 @dataclass(frozen=True)
-class Cast:
+class RoleAssignment:
     """The ranks of a run by role.
 
     Attributes:
@@ -60,12 +60,12 @@ class Cast:
         return frozenset(self.workers)
 
 
-def cast_in_order(workers: int, servers: int) -> Cast:
+def cast_in_order(workers: int, servers: int) -> RoleAssignment:
     """Numbers the workers first, as a local run does."""
-    return Cast(tuple(range(workers)), tuple(range(workers, workers + servers)))
+    return RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
 
 
-def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> Cast:
+def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> RoleAssignment:
     """Gives every rank its role.
 
     Args:
@@ -81,4 +81,4 @@ def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> Cast:
             f"{len(hosts)} processes cannot hold {servers} servers and a worker: start at least {servers + 1}"
         )
     chosen = placement.servers(hosts, servers)
-    return Cast(tuple(rank for rank in range(len(hosts)) if rank not in chosen), chosen)
+    return RoleAssignment(tuple(rank for rank in range(len(hosts)) if rank not in chosen), chosen)

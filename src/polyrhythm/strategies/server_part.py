@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from polyrhythm.communication.message import Message
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 
 
@@ -22,7 +22,7 @@ class ServerSetting:
     """
 
     index: int
-    cast: Cast
+    cast: RoleAssignment
     finite: bool = False
 
 

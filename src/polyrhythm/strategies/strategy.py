@@ -3,7 +3,7 @@
 A strategy sees tensors, a communicator and a clock. It never imports `torch.distributed`, reads a global
 rank, sleeps, logs or seeds, so the same objects run on real machines and in simulation.
 
-`Paper` and `Facts` are what the generated tables state about a strategy; `Offer` is what a group of workers
+`Paper` and `Facts` are what the generated tables state about a strategy; `GroupOutput` is what a group of workers
 in lockstep has for servers that it shares with other groups.
 """
 
@@ -25,7 +25,7 @@ from polyrhythm.strategies.invariants.every_step import EveryStep
 from polyrhythm.strategies.invariants.progress import Progress
 from polyrhythm.strategies.invariants.versions import Versions
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.role_assignment import Cast, Placement
+from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding, SameForAll, State
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -74,7 +74,7 @@ class Facts:
     )
 
 
-class Offer(Enum):
+class GroupOutput(Enum):
     """What it has, and when.
 
     Attributes:
@@ -116,7 +116,7 @@ class Strategy(Config):
     begins_again: ClassVar[bool] = False
     waits_between_layers: ClassVar[bool] = False
     cuts_network: ClassVar[bool] = False
-    offers: ClassVar[Offer] = Offer.NOTHING
+    offers: ClassVar[GroupOutput] = GroupOutput.NOTHING
 
     @property
     def family(self) -> str:
@@ -305,7 +305,7 @@ class Strategy(Config):
         """Whether every step ends with the newest parameters there are, so that all steps send equally many bytes."""
         return True
 
-    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+    def contributors(self, cast: RoleAssignment) -> dict[int, tuple[int, ...]]:
         """Gives, for each rank that pushes gradients to servers, the indices of the workers whose mean it pushes."""
         return {rank: (index,) for index, rank in enumerate(cast.workers)}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.hybrid_pass import Loss
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -59,7 +59,7 @@ class WorkerSetting:
 
     network: Communicator
     workers: Communicator
-    cast: Cast
+    cast: RoleAssignment
     flat: FlatParameters
     plan: OptimizerPlan
     steps: int | None = None

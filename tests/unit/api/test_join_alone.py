@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyrhythm.api.join import Group, join
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from unit.api.alone import flat, network, points, shuffled
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -274,7 +274,7 @@ def test_a_strategy_that_computes_the_passes_itself_is_refused() -> None:
 def test_a_worker_that_waits_for_others_at_the_end_names_them(group: Group) -> None:
     model = network()
     group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    group._world = replace(group._world, cast=Cast((0, 1, 2)))
+    group._world = replace(group._world, cast=RoleAssignment((0, 1, 2)))
     group._home.rendezvous.store.set("script/left/0", "")
     words = "worker 0 has left the loop after 0 steps and waits for worker 1, 2 to leave"
     assert group._who_is_missing() == words

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.launch.succession import Absences
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
-CAST = Cast((0, 1, 2), (3, 4))
+CAST = RoleAssignment((0, 1, 2), (3, 4))
 
 
 def test_a_newcomer_is_told_of_all_but_its_own_predecessor() -> None:

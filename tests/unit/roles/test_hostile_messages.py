@@ -28,7 +28,7 @@ from polyrhythm.events import Notice, from_json
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -212,7 +212,7 @@ def test_ten_thousand_messages_that_nobody_of_ours_sends() -> None:
     time = VirtualTime()
     cluster = SimulatedCluster(time, ConstantNetwork(time), 4)
     attack = Attack([cluster.communicator(rank) for rank in range(4)])
-    world = World(attack.ranks[SERVER], Cast((LEADER, WORKER), (SERVER,)))
+    world = World(attack.ranks[SERVER], RoleAssignment((LEADER, WORKER), (SERVER,)))
     strategy = ParameterServer()
     time.spawn("server", lambda: serve(strategy, world))
     time.spawn("attack", attack.lead)

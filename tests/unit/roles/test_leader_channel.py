@@ -14,9 +14,9 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import PeerLost
 from polyrhythm.roles.leader_channel import TAG, LeaderChannel
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
-CAST = Cast((0, 1), (2,))
+CAST = RoleAssignment((0, 1), (2,))
 WORKER = 1
 SERVED = strategy("parameter_server")
 

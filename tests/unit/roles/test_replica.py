@@ -10,7 +10,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.roles import replica as module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import DrawnPace, LivePace, World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -72,7 +72,7 @@ def _a_bucket_a_layer(monkeypatch):
 def make(model, pace=None, announce=True):
     time = VirtualTime()
     network = SimulatedCluster(time, ConstantNetwork(time), 2).communicator(0)
-    world = World(network, Cast((0, 1)), pace or LivePace())
+    world = World(network, RoleAssignment((0, 1)), pace or LivePace())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Replica(model, optimizer, Diarist(), world, announce=announce)
 
@@ -148,7 +148,7 @@ def test_what_is_not_trained_becomes_worker_0s():
     trained = models[1][2].weight.detach().clone()
 
     def play(rank):
-        world = World(cluster.communicator(rank), Cast((0, 1)))
+        world = World(cluster.communicator(rank), RoleAssignment((0, 1)))
         optimizer = torch.optim.SGD(models[rank][2].parameters(), lr=0.1)
         Replica(models[rank], optimizer, Diarist(), world, announce=True).share_untrained()
 

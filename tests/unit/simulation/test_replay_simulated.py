@@ -18,7 +18,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Keeping
 from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.simulation.replay import replay, stage
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 WORKERS = 4
 
@@ -40,9 +40,9 @@ def _job(spec: str) -> Job:
     return replace(make_job(spec, WORKERS), keeping=Keeping(checkpoints=0))
 
 
-def _cast(job: Job) -> Cast:
+def _cast(job: Job) -> RoleAssignment:
     servers = job.strategy.server_count
-    return Cast(tuple(range(WORKERS)), tuple(range(WORKERS, WORKERS + servers)))
+    return RoleAssignment(tuple(range(WORKERS)), tuple(range(WORKERS, WORKERS + servers)))
 
 
 @cache

@@ -6,7 +6,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import choices
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.role_assignment import Cast, cast_for
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_for
 
 FOUR_BY_TWO = [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -62,10 +62,10 @@ def test_only_dedicated_servers_keep_a_core():
 
 
 def test_size():
-    assert Cast((0, 1), (2,)).size == 3
-    assert Cast((0,)).size == 1
+    assert RoleAssignment((0, 1), (2,)).size == 3
+    assert RoleAssignment((0,)).size == 1
 
 
 def test_a_cast_knows_who_works() -> None:
-    cast = Cast((0, 2, 3), (1, 4))
+    cast = RoleAssignment((0, 2, 3), (1, 4))
     assert [cast.works(rank) for rank in range(5)] == [True, False, True, True, False]

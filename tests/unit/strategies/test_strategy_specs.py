@@ -14,7 +14,7 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
@@ -142,7 +142,7 @@ def test_wrong_specs_are_told_in_one_line(text, message):
 
 def test_synchronous_has_no_server():
     with pytest.raises(RequestError, match=r"^synchronous has no servers$"):
-        strategy("synchronous").server(ServerSetting(0, Cast((0,))))
+        strategy("synchronous").server(ServerSetting(0, RoleAssignment((0,))))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,7 +179,7 @@ def test_placement_is_the_strategies_to_say():
 def test_servers_of_mixed_listen_to_the_groups_leaders_only():
     made = strategy("mixed(replicas=2, servers=2)")
     assert made.groups(5) == 3
-    server = made.server(ServerSetting(0, Cast((0, 1, 2, 3, 4), (5, 6))))
+    server = made.server(ServerSetting(0, RoleAssignment((0, 1, 2, 3, 4), (5, 6))))
     assert isinstance(server, ShardServer)
     assert server.steps == dict.fromkeys(range(5), 0)
     with pytest.raises(RefusedMessage, match="PUSH from rank 1, which speaks for no group"):

@@ -36,7 +36,7 @@ from polyrhythm.launch.signals import ASKING
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MeetingPoint:
 REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
 
 
-def child_main(job: Job, cast: Cast, peer: Peer, threads: int, pipe: Connection) -> None:
+def child_main(job: Job, cast: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
     """Runs a rank and leaves the process; never returns.
 
     Args:
@@ -208,7 +208,7 @@ class Ranks:
         children: those that count: who was lost, and can be done without, is left out.
     """
 
-    def __init__(self, job: Job, cast: Cast, threads: int, start_method: str) -> None:
+    def __init__(self, job: Job, cast: RoleAssignment, threads: int, start_method: str) -> None:
         self.children: list[Child] = []
         self.job = job
         self.cast = cast

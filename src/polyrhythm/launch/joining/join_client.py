@@ -30,7 +30,7 @@ from polyrhythm.launch.joining.connections import (
     relay,
 )
 from polyrhythm.launch.joining.join_server import PATIENCE_S
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 _BACKLOG = 128
 _REPLY_PATIENCE_S = 30.0
@@ -49,7 +49,7 @@ class Place:
 
     peer: Peer
     parameters: int
-    cast: Cast
+    cast: RoleAssignment
     prefix: str = ""
 
 
@@ -100,7 +100,7 @@ class Visit:
         return Place(
             Peer(int(told["rank"]), int(told["incarnation"])),
             int(told["parameters"]),
-            Cast(tuple(told["workers"]), tuple(told["servers"])),
+            RoleAssignment(tuple(told["workers"]), tuple(told["servers"])),
             str(told["prefix"]),
         )
 

@@ -47,7 +47,7 @@ from polyrhythm.launch.joining.connections import (
 )
 from polyrhythm.launch.joining.token import TOKEN_VARIABLE, door_key, link_key
 from polyrhythm.launch.patience import Patience
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 PATIENCE_S = 5.0
 """A visitor proves within this time that it knows the token."""
@@ -92,7 +92,7 @@ class Inside:
     """
 
     store: Address
-    cast: Cast
+    cast: RoleAssignment
     prefix: str = ""
 
 

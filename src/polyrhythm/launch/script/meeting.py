@@ -40,7 +40,7 @@ from polyrhythm.launch.patience import Patience
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.started_rank import cast_of, started_by_torchrun
 from polyrhythm.roles.world import LEADER
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
 
 WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
@@ -93,7 +93,7 @@ def begun_key(worker: int) -> str:
     return f"script/begun/{worker}"
 
 
-def meet(strategy: Strategy) -> tuple[Rendezvous, Cast]:
+def meet(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     """Finds the other ranks and gives every rank its role.
 
     Raises:
@@ -107,7 +107,7 @@ def meet(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     return _alone(strategy)
 
 
-def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
+def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     workers = int(os.environ[WORKERS_VARIABLE])
     strategy.check(workers)
     size = workers + strategy.server_count
@@ -120,10 +120,10 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     if rendezvous.rank == 0:
         rendezvous.store.set(LOSS_TOLERANCE_KEY, LossTolerance.of(strategy, workers).to_text())
         rendezvous.store.set(SERVERS_KEY, str(strategy.server_count))
-    return rendezvous, Cast(tuple(range(workers)), tuple(range(workers, size)))
+    return rendezvous, RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
 
 
-def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, Cast]:
+def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     rendezvous = from_environment()
     _join_once(rendezvous)
     rendezvous = gather(rendezvous).rendezvous
@@ -133,7 +133,7 @@ def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, Cast]:
     return rendezvous, cast
 
 
-def _alone(strategy: Strategy) -> tuple[Rendezvous, Cast]:
+def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     strategy.check(1)
     servers = strategy.server_count
     if servers:
@@ -142,7 +142,7 @@ def _alone(strategy: Strategy) -> tuple[Rendezvous, Cast]:
             f"{strategy} needs {servers} {'server' if servers == 1 else 'servers'} beside its workers: start with "
             f"`polyrhythm run --workers 2 {script}` or `torchrun --nproc-per-node {servers + 2} {script}`"
         )
-    return Rendezvous(dist.HashStore(), 0, 1, LOOPBACK), Cast((0,))
+    return Rendezvous(dist.HashStore(), 0, 1, LOOPBACK), RoleAssignment((0,))
 
 
 def _join_once(rendezvous: Rendezvous) -> None:

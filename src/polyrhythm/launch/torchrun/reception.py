@@ -62,7 +62,7 @@ from polyrhythm.launch.torchrun.gathering import (
 )
 from polyrhythm.launch.watchdog import read
 from polyrhythm.roles.world import LEADER
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 _DONE = "done"
 
@@ -83,7 +83,11 @@ class Reception:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, cast: Cast, started: Collection[int], emit: Callable[[Event], None]
+        self,
+        rendezvous: Rendezvous,
+        cast: RoleAssignment,
+        started: Collection[int],
+        emit: Callable[[Event], None],
     ) -> None:
         self.guests: Guests | None = None
         self.places = Places()
@@ -312,7 +316,7 @@ class Late:
 def receiving(
     outside: Rendezvous,
     start: Gathered,
-    cast: Cast,
+    cast: RoleAssignment,
     emit: Callable[[Event], None],
     late: Late,
 ) -> Iterator[Callable[[Event], None]]:

@@ -54,7 +54,7 @@ from polyrhythm.launch.torchrun.report_rank import leads as leads
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun as started_by_torchrun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.role_assignment import Cast, cast_for
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_for
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -76,7 +76,7 @@ def workers_of(strategy: Strategy) -> int:
 
 def cast_of(
     strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
-) -> Cast:
+) -> RoleAssignment:
     """Gives every rank its role, after all have said on which host they are.
 
     Args:
@@ -160,7 +160,7 @@ def take_leave(gather_s: float) -> None:
     tell_that_it_is_over(from_environment(), Patience(gather_s))
 
 
-def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, Cast, int]:
+def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, RoleAssignment, int]:
     """Gives the start that this process is of, who does what, and a worker's compute threads.
 
     Raises:
@@ -179,7 +179,7 @@ def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, C
         return start, cast, shared
 
 
-def _among(start: Gathered, cast: Cast, admission: Admission | None) -> Gathered:
+def _among(start: Gathered, cast: RoleAssignment, admission: Admission | None) -> Gathered:
     """Gives a start as a rank finds it that knows the whole cast, and who was there before."""
     found = replace(start.rendezvous, size=cast.size)
     if found.incarnation:
@@ -200,7 +200,7 @@ _TORCHRUNS_OWN = "1"
 def threads_beside(
     rendezvous: Rendezvous,
     started: Sequence[int],
-    cast: Cast,
+    cast: RoleAssignment,
     strategy: Strategy,
     patience: Patience | None = None,
 ) -> int:
@@ -221,7 +221,7 @@ def threads_beside(
 
 
 def share_of_cores(
-    rank: int, places: Mapping[int, tuple[str, set[int]]], cast: Cast, strategy: Strategy
+    rank: int, places: Mapping[int, tuple[str, set[int]]], cast: RoleAssignment, strategy: Strategy
 ) -> int:
     """Shares the cores that a rank may use out among all that may use some of them.
 

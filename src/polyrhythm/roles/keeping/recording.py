@@ -15,7 +15,7 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import identity
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 ARRIVALS_FILE = "arrivals.json"
 
@@ -38,7 +38,7 @@ class Recording:
     """
 
     job: dict[str, Any]
-    cast: Cast
+    cast: RoleAssignment
     ranks: dict[int, Arrivals]
     resumed: bool
     outcome: str
@@ -100,7 +100,7 @@ def recorded_job(job: Job) -> dict[str, Any]:
     }
 
 
-def recording_of(job: Job, cast: Cast, ranks: dict[int, Arrivals], **ending: Any) -> Recording:
+def recording_of(job: Job, cast: RoleAssignment, ranks: dict[int, Arrivals], **ending: Any) -> Recording:
     """Makes the recording of a run that has just ended on this rank.
 
     Args:
@@ -148,7 +148,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def _from_json(value: dict[str, Any]) -> Recording:
-    cast = Cast(tuple(map(int, value["workers"])), tuple(map(int, value["servers"])))
+    cast = RoleAssignment(tuple(map(int, value["workers"])), tuple(map(int, value["servers"])))
     ranks = {int(rank): Arrivals.from_json(entry) for rank, entry in value["ranks"].items()}
     if sorted(cast.workers + cast.servers) != list(range(cast.size)) or 0 not in cast.workers:
         raise ValueError("workers and servers are not all ranks, once each")

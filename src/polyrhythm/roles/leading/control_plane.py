@@ -38,7 +38,7 @@ from polyrhythm.roles.regrouping.regroup import GroupRegroup
 from polyrhythm.roles.regrouping.regroup_coordinator import Assembly
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 
@@ -507,7 +507,7 @@ class Neighbours:
         cast: who does what.
     """
 
-    def __init__(self, strategy: Strategy, cast: Cast) -> None:
+    def __init__(self, strategy: Strategy, cast: RoleAssignment) -> None:
         groups = strategy.contributors(cast).values() if strategy.regroups_apart(len(cast.workers)) else ()
         self._group_of = {worker: group for group in groups for worker in group}
 

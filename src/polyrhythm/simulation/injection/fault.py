@@ -26,7 +26,7 @@ from polyrhythm.communication.transports.simulated.rank import Parcel, Simulated
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config, build
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
@@ -160,7 +160,7 @@ class Ground(Protocol):
     """Where faults happen: the ranks of a run."""
 
     @property
-    def cast(self) -> Cast:
+    def cast(self) -> RoleAssignment:
         """Which of them do what."""
 
     @property

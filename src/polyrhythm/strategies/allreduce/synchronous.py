@@ -37,7 +37,7 @@ from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, Offer, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
@@ -67,7 +67,7 @@ class Synchronous(Strategy):
         when_a_worker_dies="the others regroup at the last whole step and go on; a successor joins them",
     )
 
-    offers: ClassVar[Offer] = Offer.GRADIENTS
+    offers: ClassVar[GroupOutput] = GroupOutput.GRADIENTS
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES

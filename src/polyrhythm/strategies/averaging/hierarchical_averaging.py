@@ -27,7 +27,7 @@ from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsW
 from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
 from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.strategy import Facts, Offer, Paper
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
@@ -53,7 +53,7 @@ class HierarchicalAveraging(Averaging):
         when_a_worker_dies=MEET_AGAIN,
     )
 
-    offers: ClassVar[Offer] = Offer.MODELS
+    offers: ClassVar[GroupOutput] = GroupOutput.MODELS
 
     group: int = Field(default=2, ge=2)
     steps: Count = 2

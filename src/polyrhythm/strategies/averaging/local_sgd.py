@@ -21,7 +21,7 @@ from typing import ClassVar
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.strategy import Facts, Offer, Paper
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
@@ -45,7 +45,7 @@ class LocalSGD(Averaging):
         when_a_worker_dies=MEET_AGAIN,
     )
     sums_gradients: ClassVar[bool] = True
-    offers: ClassVar[Offer] = Offer.MODELS
+    offers: ClassVar[GroupOutput] = GroupOutput.MODELS
 
     steps: Count = 8
     optimizer_state: AtAverage = "keep"

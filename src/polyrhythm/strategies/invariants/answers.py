@@ -6,7 +6,7 @@ from collections import Counter
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Delivered, Invariant, Violation
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 _ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
 
@@ -19,7 +19,7 @@ class Answers(Invariant):
         asking: kinds of message that are answered with parameters.
     """
 
-    def __init__(self, cast: Cast, asking: tuple[Kind, ...] = _ASKING) -> None:
+    def __init__(self, cast: RoleAssignment, asking: tuple[Kind, ...] = _ASKING) -> None:
         self._asking = asking
         self._servers = frozenset(cast.servers)
         self._open: Counter[tuple[int, int, int]] = Counter()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Handled, Invariant, Violation
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class ClockBound(Invariant):
@@ -23,7 +23,9 @@ class ClockBound(Invariant):
         cached: whether answers may be empty.
     """
 
-    def __init__(self, cast: Cast, pushers: Collection[int], s: int, *, cached: bool = False) -> None:
+    def __init__(
+        self, cast: RoleAssignment, pushers: Collection[int], s: int, *, cached: bool = False
+    ) -> None:
         self._s = s
         self._cached = cached
         self._clocks = {server: dict.fromkeys(pushers, 0) for server in cast.servers}

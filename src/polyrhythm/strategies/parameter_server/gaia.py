@@ -35,7 +35,7 @@ from polyrhythm.strategies.parameter_server.composition.served import WithServer
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.sites.invariant import Sites
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
-from polyrhythm.strategies.role_assignment import Cast, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Held, Merged, Resharding
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -131,7 +131,7 @@ class Gaia(WithServers):
         """Makes the part of one worker, to whom the servers of its site are all there are."""
         sites = SiteMap.of(setting.cast, self.sites)
         servers = sites.servers[sites.site_of(setting.network.rank)]
-        return ServedWorker(replace(setting, cast=Cast(setting.cast.workers, servers)))
+        return ServedWorker(replace(setting, cast=RoleAssignment(setting.cast.workers, servers)))
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""

@@ -33,7 +33,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, C
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
-from polyrhythm.strategies.role_assignment import Cast, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -107,7 +107,7 @@ class Hierarchical(WithServers):
         busy = self._busy(workers)
         return self.consistency.gathers(busy) if self.consistency.drops else busy
 
-    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+    def contributors(self, cast: RoleAssignment) -> dict[int, tuple[int, ...]]:
         """A leaf pushes the mean of its group."""
         levels, index = Levels.of(cast, self.groups), {rank: index for index, rank in enumerate(cast.workers)}
         groups = zip(levels.leaves, levels.groups, strict=True)
@@ -159,7 +159,7 @@ class Hierarchical(WithServers):
         for shard in shards(setting.flat.size, self.servers):
             setting.plan.part(shard.start, shard.stop)
         leaf = Levels.of(setting.cast, self.groups).leaf_of(setting.network.rank)
-        return ServedWorker(replace(setting, cast=Cast(setting.cast.workers, (leaf,))))
+        return ServedWorker(replace(setting, cast=RoleAssignment(setting.cast.workers, (leaf,))))
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one leaf or root."""

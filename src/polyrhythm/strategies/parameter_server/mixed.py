@@ -54,10 +54,10 @@ from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, C
 from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.role_assignment import Cast, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
-from polyrhythm.strategies.strategy import Facts, Offer, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
@@ -97,7 +97,7 @@ class Mixed(WithServers):
     @property
     def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only
         """Where servers own the optimiser: what a round moves by is rounded on its way."""
-        return self.inside.offers is Offer.GRADIENTS
+        return self.inside.offers is GroupOutput.GRADIENTS
 
     def check(self, workers: int) -> None:
         """Refuses what the servers' parts cannot do with so many groups."""
@@ -122,7 +122,7 @@ class Mixed(WithServers):
         """The servers count other groups, whose gradients they get or whose rounds."""
         groups = [*self.contributors(cast_in_order(before, self.servers)).values()]
         servers = OfServers(self.consistency, groups, self.groups(after))
-        if self.inside.offers is Offer.GRADIENTS:
+        if self.inside.offers is GroupOutput.GRADIENTS:
             return servers
         if self.round_steps(before) != self.round_steps(after):
             raise self.needs_as_many(before)
@@ -159,7 +159,7 @@ class Mixed(WithServers):
         """As the inside strategy has it."""
         return self.inside.bucket_bytes_for(workers, like)
 
-    def contributors(self, cast: Cast) -> dict[int, tuple[int, ...]]:
+    def contributors(self, cast: RoleAssignment) -> dict[int, tuple[int, ...]]:
         """The first of each group pushes its mean."""
         indices = tuple(range(len(cast.workers)))
         starts = indices[:: self.replicas]
@@ -183,7 +183,7 @@ class Mixed(WithServers):
 
     def regroups_apart(self, workers: int) -> bool:
         """Where groups average gradients inside as workers can that regroup."""
-        gradients = self.inside.offers is Offer.GRADIENTS and self.inside.regroups(2)
+        gradients = self.inside.offers is GroupOutput.GRADIENTS and self.inside.regroups(2)
         return gradients and workers > 1
 
     def spares_leader(self, workers: int) -> bool:
@@ -233,7 +233,7 @@ class Mixed(WithServers):
         number = setting.workers.rank // self.replicas
         members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
         circle = Circle(setting, number, members)
-        if self.inside.offers is Offer.GRADIENTS:
+        if self.inside.offers is GroupOutput.GRADIENTS:
             mean_of = partial(self.inside.gradient_mean, flat=setting.flat)
             return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting.plan))
         return MixedWorker(setting, circle, Models(setting, circle.group, self.inside))
@@ -243,7 +243,7 @@ class Mixed(WithServers):
         groups = self._ranks(setting.cast)
         return GroupServer(groups, self.consistency, Handling(self.merge), setting)
 
-    def _ranks(self, cast: Cast) -> list[tuple[int, ...]]:
+    def _ranks(self, cast: RoleAssignment) -> list[tuple[int, ...]]:
         """Gives the ranks of every group's workers."""
         starts = range(0, len(cast.workers), self.replicas)
         return [cast.workers[start : start + self.replicas] for start in starts]
@@ -262,12 +262,12 @@ def check_inside(inside: Strategy, members: int, consistency: Consistency, merge
         RequestError: with the reason and what would work.
     """
     inside.check(members)
-    if inside.offers is Offer.NOTHING:
+    if inside.offers is GroupOutput.NOTHING:
         raise RequestError(
             f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
             "rounds, such as local_sgd"
         )
-    if inside.offers is Offer.GRADIENTS:
+    if inside.offers is GroupOutput.GRADIENTS:
         return
     if consistency.drops:
         raise RequestError(

@@ -22,7 +22,7 @@ from polyrhythm.roles.leader_channel import TAG
 from polyrhythm.roles.regrouping.regroup import Broken, Done
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
 
 WORKERS = 3
@@ -56,7 +56,7 @@ class Hall:
         self.leader = self._leader()
 
     def world(self, worker: int) -> World:
-        return World(self.cluster.communicator(worker), Cast(tuple(range(WORKERS))))
+        return World(self.cluster.communicator(worker), RoleAssignment(tuple(range(WORKERS))))
 
     def _leader(self) -> LoopLeader:
         return LoopLeader(self.world(0), self.strategy, lambda: Welcome({}, 0.0), self.events.append)

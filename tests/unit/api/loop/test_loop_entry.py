@@ -21,7 +21,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.launch.script.meeting import Place, Places, begun_key
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 WORKERS, STEPS = 3, 6
 
@@ -37,7 +37,7 @@ class Heir:
         store, time = dist.HashStore(), VirtualTime()
         cluster = SimulatedCluster(time, ConstantNetwork(time, 1e-3, 1e9), WORKERS)
         world = World(
-            cluster.communicator(0), Cast(tuple(range(WORKERS))), incarnation=1, leader_returns=True
+            cluster.communicator(0), RoleAssignment(tuple(range(WORKERS))), incarnation=1, leader_returns=True
         )
         strategy = strategy_from("synchronous")
         self.admitted: list[list[int]] = []

@@ -18,9 +18,9 @@ from polyrhythm.launch.children.ranks import BUG, PEER, REQUEST, RUN, Child, Ran
 from polyrhythm.launch.children.supervisor import verdict
 from polyrhythm.launch.devices import threads_for_worker
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
-CAST = Cast((0, 1), (2,))
+CAST = RoleAssignment((0, 1), (2,))
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from polyrhythm.launch.joining.connections import GREETING, MOST_BYTES, Address
 from polyrhythm.launch.joining.join_client import Place, Visit
 from polyrhythm.launch.joining.join_server import Door, Entrance, Inside, News
 from polyrhythm.launch.joining.token import door_key
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 TOKEN = "the token of this test"
 KEY = door_key(TOKEN)
 PATIENCE_S = 20.0
-CAST = Cast((0, 2, 4), (1, 3))
+CAST = RoleAssignment((0, 2, 4), (1, 3))
 OFFER = {"version": "1", "config": {"data": "digits"}}
 HOSTILE, WARM_UP, FLAT_BYTES = 400, 100, 100_000
 

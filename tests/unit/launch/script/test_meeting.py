@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import PRE
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.script.meeting import SERVERS_KEY, meet
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_rank_0_asks_the_launcher_for_servers_which_come_after_the_workers(
         become(monkeypatch, rank)
         rendezvous, cast = meet(strategy)
         assert (rendezvous.rank, rendezvous.size, rendezvous.keeper) == (rank, 5, False)
-        assert cast == Cast((0, 1), (2, 3, 4))
+        assert cast == RoleAssignment((0, 1), (2, 3, 4))
     assert dist.PrefixStore(PREFIX, store).get(SERVERS_KEY) == b"3"
 
 
@@ -69,4 +69,4 @@ def test_one_process_on_its_own_meets_nobody(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("RANK", "POLYRHYTHM_WORKERS"):
         monkeypatch.delenv(name, raising=False)
     rendezvous, cast = meet(strategy_from("synchronous"))
-    assert (rendezvous.rank, rendezvous.size, cast) == (0, 1, Cast((0,)))
+    assert (rendezvous.rank, rendezvous.size, cast) == (0, 1, RoleAssignment((0,)))

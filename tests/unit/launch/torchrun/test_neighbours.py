@@ -11,11 +11,11 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.torchrun import started_rank as neighbours
 from polyrhythm.launch.torchrun.started_rank import asked_threads, share_of_cores, threads_beside
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 PATIENCE_S = 20
 SYNCHRONOUS = strategy_from("synchronous")
-FOUR = Cast((0, 1, 2, 3))
+FOUR = RoleAssignment((0, 1, 2, 3))
 
 
 def test_two_torchruns_on_a_machine_share_its_cores_out() -> None:
@@ -33,13 +33,13 @@ def test_ranks_that_are_kept_to_cores_of_their_own_share_with_nobody() -> None:
 
 def test_servers_take_cores_only_where_they_are_dedicated() -> None:
     places = {rank: ("a", set(range(8))) for rank in range(4)}
-    cast = Cast((0, 1, 2), (3,))
+    cast = RoleAssignment((0, 1, 2), (3,))
     shared, dedicated = (
         strategy_from(f"parameter_server(placement={placement})") for placement in ("shared", "dedicated")
     )
     assert share_of_cores(0, places, cast, shared) == 8 // 3
     places[4] = ("a", set(range(8)))
-    cast = Cast((0, 1), (2, 3, 4))
+    cast = RoleAssignment((0, 1), (2, 3, 4))
     assert share_of_cores(0, places, cast, shared) == 4
     assert share_of_cores(0, places, cast, dedicated) == (8 - 3) // 2
     assert share_of_cores(0, places | {3: ("b", {0}), 4: ("b", {0})}, cast, dedicated) == (8 - 1) // 2
@@ -71,7 +71,7 @@ def test_ranks_tell_each_other_where_they_run(monkeypatch: pytest.MonkeyPatch) -
     store = host_store()
 
     def rank(number: int) -> int:
-        return threads_beside(local(number, 3, store.port), range(3), Cast((0, 1, 2)), SYNCHRONOUS)
+        return threads_beside(local(number, 3, store.port), range(3), RoleAssignment((0, 1, 2)), SYNCHRONOUS)
 
     with ThreadPoolExecutor(3) as pool:
         assert [found.result(PATIENCE_S) for found in [pool.submit(rank, number) for number in range(3)]] == [

@@ -22,10 +22,10 @@ from polyrhythm.launch.joining.token import door_key
 from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather
 from polyrhythm.launch.torchrun.reception import Calls, Reception
 from polyrhythm.launch.watchdog import Pulse, publish
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 TOKEN = "the token of this test"
-CAST = Cast((0, 1, 3, 4), (2,))
+CAST = RoleAssignment((0, 1, 3, 4), (2,))
 STARTED = range(4)  # rank 4 is a place for a guest
 NAME = "start"
 

@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -20,7 +20,7 @@ def make(network, size):
     model = nn.ParameterDict({"first": torch.tensor([1.0]), "second": torch.tensor([10.0])})
     flat = FlatParameters(model, bucket_bytes=0)
     plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), flat)
-    setting = WorkerSetting(network, network, Cast(tuple(range(size))), flat, plan)
+    setting = WorkerSetting(network, network, RoleAssignment(tuple(range(size))), flat, plan)
     return flat, LazySynchronous().worker(setting)
 
 

@@ -7,7 +7,7 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -20,7 +20,7 @@ def make():
     model.weight.data = torch.tensor([[1.0, 2.0]])
     flat = FlatParameters(model)
     plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), flat)
-    return flat, Synchronous().worker(WorkerSetting(network, network, Cast((0,)), flat, plan))
+    return flat, Synchronous().worker(WorkerSetting(network, network, RoleAssignment((0,)), flat, plan))
 
 
 def step(part, flat, gradient, number, weight=1.0, stop=False):

@@ -17,7 +17,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate, Synchronous, SynchronousWorker
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_optimizer import UndoLog
@@ -55,7 +55,9 @@ class Scene:
         flat = FlatParameters(model, bucket_bytes=0)
         network = self.cluster.communicator(rank).subgroup("workers", range(WORKERS))
         plan = OptimizerPlan.of(self.make(model.parameters()), flat)
-        part = self.spec.worker(WorkerSetting(network, network, Cast(tuple(range(WORKERS))), flat, plan))
+        part = self.spec.worker(
+            WorkerSetting(network, network, RoleAssignment(tuple(range(WORKERS))), flat, plan)
+        )
         assert isinstance(part, SynchronousWorker)
         if resumed is not None:
             flat.vector.copy_(resumed[0])

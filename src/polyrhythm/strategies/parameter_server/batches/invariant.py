@@ -6,7 +6,7 @@ from collections import Counter
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.invariant import Handled, Invariant, Violation
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Batches(Invariant):
@@ -16,7 +16,7 @@ class Batches(Invariant):
         cast: who does what.
     """
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: RoleAssignment) -> None:
         self._workers = frozenset(cast.workers)
         self._steps: Counter[tuple[int, int]] = Counter()
         self._held: dict[int, dict[int, Message]] = {server: {} for server in cast.servers}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 _NO_NEWS = Message(Kind.BROKEN)
 
@@ -52,7 +52,7 @@ class OfGroups(Invariant):
         groups: ranks of the members of each.
     """
 
-    def __init__(self, inner: Invariant, cast: Cast, groups: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, inner: Invariant, cast: RoleAssignment, groups: Sequence[tuple[int, ...]]) -> None:
         self._inner = inner
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speaks: dict[tuple[int, int], int | None] = {
@@ -107,7 +107,7 @@ class Means(Invariant):
         drops: whether a gradient may be dropped, and come again.
     """
 
-    def __init__(self, cast: Cast, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
+    def __init__(self, cast: RoleAssignment, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
         self._indices = {rank: index for index, rank in enumerate(cast.workers)}
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._there = {rank: ranks for ranks in groups for rank in ranks}

@@ -38,7 +38,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     admitted_plan,
     payload,
 )
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -59,7 +59,7 @@ class Levels:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, cast: Cast, groups: int) -> Levels:
+    def of(cls, cast: RoleAssignment, groups: int) -> Levels:
         """Shares out the workers; the first servers are the leaves."""
         workers = cast.workers
         cuts = shards(len(workers), min(groups, len(workers)))

@@ -9,7 +9,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Conditions, Handled, Invariant
 from polyrhythm.strategies.invariants.ledger import Ledger
 from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class AtRoots(Invariant):
@@ -27,7 +27,7 @@ class AtRoots(Invariant):
         self._leaves, self._roots = set(levels.leaves), set(levels.roots)
         self._taken: defaultdict[int, set[int]] = defaultdict(set)
         self._behind: dict[tuple[int, int], tuple[int, ...]] = {}
-        roots = replace(conditions, cast=Cast(cast.workers, levels.roots))
+        roots = replace(conditions, cast=RoleAssignment(cast.workers, levels.roots))
         self._ledger = Ledger(roots, self._members, drops=drops)
 
     def handled(self, event: Handled) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.replication.replicated_server import Entry
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Agreement:
@@ -14,7 +14,7 @@ class Agreement:
         cast: who does what.
     """
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: RoleAssignment) -> None:
         self._cast = cast
         self._length = [0] * len(cast.servers)
         self._digests: dict[tuple[int, int], str] = {}

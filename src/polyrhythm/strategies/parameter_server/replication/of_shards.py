@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyrhythm.communication.message import Kind
 from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Stepped
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class OfShards(Invariant):
@@ -19,7 +19,7 @@ class OfShards(Invariant):
         told: the invariants.
     """
 
-    def __init__(self, cast: Cast, told: Sequence[Invariant]) -> None:
+    def __init__(self, cast: RoleAssignment, told: Sequence[Invariant]) -> None:
         self._workers = frozenset(cast.workers)
         self._told = told
         self._servers = cast.servers

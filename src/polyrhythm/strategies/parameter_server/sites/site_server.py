@@ -43,7 +43,7 @@ from polyrhythm.strategies.parameter_server.serving.membership import Presence
 from polyrhythm.strategies.parameter_server.serving.pusher_state import Held
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.sites.site_copy import SiteCopy
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 
@@ -61,7 +61,7 @@ class SiteMap:
     servers: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, cast: Cast, sites: int) -> SiteMap:
+    def of(cls, cast: RoleAssignment, sites: int) -> SiteMap:
         """Shares out the workers and the servers."""
         cuts = shards(len(cast.workers), min(sites, len(cast.workers)))
         members = [cast.workers[cut] for cut in cuts] + [()] * (sites - len(cuts))

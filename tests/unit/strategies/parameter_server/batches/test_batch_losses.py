@@ -7,7 +7,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
 from polyrhythm.strategies.parameter_server.sandblaster import BatchServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -20,7 +20,7 @@ Replies = list[tuple[int, Message]]
 def servers(count: int) -> dict[int, BatchServer]:
     made = {}
     for index, rank in enumerate(SERVERS[:count]):
-        setting = ServerSetting(index, Cast(WORKERS, SERVERS[:count]))
+        setting = ServerSetting(index, RoleAssignment(WORKERS, SERVERS[:count]))
         made[rank] = BatchServer(setting, Search(memory=0, trials=0, tolerance=0.0))
         made[rank].on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
         made[rank].on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))

@@ -8,7 +8,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.invariant import Handled, Violation
 from polyrhythm.strategies.parameter_server.batches.invariant import Batches
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 FIRST, SECOND, SERVER = 0, 1, 2
 
@@ -28,7 +28,7 @@ def answers(step, ranks=(FIRST, SECOND)):
 
 
 def watch():
-    made = Batches(Cast((FIRST, SECOND), (SERVER,)))
+    made = Batches(RoleAssignment((FIRST, SECOND), (SERVER,)))
     made.handled(event(FIRST, push(2)))
     return made
 
@@ -64,6 +64,6 @@ def test_others_do_not(replies, updates, applied):
 
 
 def test_who_is_not_waited_for_is_seen():
-    made = Batches(Cast((FIRST, SECOND), (SERVER,)))
+    made = Batches(RoleAssignment((FIRST, SECOND), (SERVER,)))
     with pytest.raises(Violation, match=r"of ranks \[0, 1\], found 1 updates of \{0: 3\}, ranks \[0\]"):
         made.handled(event(FIRST, push(2), answers(3, [FIRST]), updates=1, applied={0: 3}))

@@ -10,12 +10,14 @@ import pytest
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 def test_a_successor_that_one_server_asks_in_and_another_tells_of_the_end_leaves() -> None:
     answers = {3: Message(Kind.JOIN, step=4), 4: Message(Kind.LEAVE)}
     network = SimpleNamespace(send=lambda to, message: None, receive=lambda source: (source, answers[source]))
-    setting: Any = SimpleNamespace(network=network, cast=Cast((0, 1), (3, 4)), flat=SimpleNamespace(size=6))
+    setting: Any = SimpleNamespace(
+        network=network, cast=RoleAssignment((0, 1), (3, 4)), flat=SimpleNamespace(size=6)
+    )
     with pytest.raises(PeerLost, match="joining a run that is ending"):
         CentreLink(setting).pull()

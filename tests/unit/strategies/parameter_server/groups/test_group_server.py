@@ -10,12 +10,12 @@ from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asyn
 from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation, GroupServer
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-CAST = Cast((0, 1, 2, 3), (4, 5))
+CAST = RoleAssignment((0, 1, 2, 3), (4, 5))
 PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)
 PULL, LEAVE = Message(Kind.PULL), Message(Kind.LEAVE)
 

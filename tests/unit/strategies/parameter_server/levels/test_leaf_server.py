@@ -10,11 +10,11 @@ from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.hierarchical import RootServer
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-CAST = Cast((0, 1, 2, 3, 4), (5, 6, 7, 8))
+CAST = RoleAssignment((0, 1, 2, 3, 4), (5, 6, 7, 8))
 PLAN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)
 
 
@@ -50,7 +50,7 @@ def test_neighbours_share_a_leaf_and_some_leaves_may_have_nobody():
     levels = Levels.of(CAST, 2)
     assert levels == Levels((5, 6), (7, 8), ((0, 1), (2, 3, 4)))
     assert [levels.leaf_of(worker) for worker in CAST.workers] == [5, 5, 6, 6, 6]
-    few = Levels.of(Cast((0,), (1, 2, 3)), 2)
+    few = Levels.of(RoleAssignment((0,), (1, 2, 3)), 2)
     assert few == Levels((1, 2), (3,), ((0,), ()))
     assert few.busy_leaves == (1,)
 

@@ -13,7 +13,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -63,7 +63,7 @@ def part_of(network: Network) -> tuple[ReplicatedPushPull, FlatParameters]:
     flat = FlatParameters(model)
     plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=0.1), flat)
     workers = SimpleNamespace(rank=0)
-    setting = WorkerSetting(network, workers, Cast((0, 1), (FIRST, SECOND)), flat, plan)  # type: ignore[arg-type]
+    setting = WorkerSetting(network, workers, RoleAssignment((0, 1), (FIRST, SECOND)), flat, plan)  # type: ignore[arg-type]
     return ReplicatedPushPull(setting), flat
 
 

@@ -15,13 +15,13 @@ from polyrhythm.strategies.parameter_server.parameter_server import ParameterSer
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 A, B, FIRST, SECOND, THIRD = 0, 1, 2, 3, 4  # ranks: two workers, three servers
-CAST = Cast((A, B), (FIRST, SECOND, THIRD))
+CAST = RoleAssignment((A, B), (FIRST, SECOND, THIRD))
 PLAN = OptimizerPlan("SGD", (Span(0, 2, {"lr": 0.5, "momentum": 0.9}),), 0.5)
 START = torch.tensor([1.0, 2.0])
 

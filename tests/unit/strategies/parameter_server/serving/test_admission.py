@@ -10,7 +10,7 @@ from polyrhythm.strategies.parameter_server.downpour import Downpour
 from polyrhythm.strategies.parameter_server.gaia import Gaia
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -23,7 +23,7 @@ BEGUN = pytest.mark.parametrize(
 
 
 def server(strategy, *, begun=True):
-    made = strategy.server(ServerSetting(0, Cast((0, 1), (2,))))
+    made = strategy.server(ServerSetting(0, RoleAssignment((0, 1), (2,))))
     if begun:
         made.on_message(0, Message(Kind.CONFIGURE, PLAN))
         made.on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))

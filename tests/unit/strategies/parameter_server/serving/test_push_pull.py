@@ -5,12 +5,12 @@ from torch import nn
 
 from polyrhythm.communication.message import Kind, Message, unpack_json
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
-CAST = Cast((0, 1), (2, 3))
+CAST = RoleAssignment((0, 1), (2, 3))
 
 
 class Sent:

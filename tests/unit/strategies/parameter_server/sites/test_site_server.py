@@ -6,7 +6,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
-from polyrhythm.strategies.role_assignment import Cast
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -62,10 +62,10 @@ def push(values, step=0, weight=1.0, stop=False, version=0):
 
 
 def test_workers_and_servers_are_shared_out_among_sites():
-    sites = SiteMap.of(Cast((0, 1, 2), (3, 4, 5, 6)), 2)
+    sites = SiteMap.of(RoleAssignment((0, 1, 2), (3, 4, 5, 6)), 2)
     assert sites == SiteMap(((0,), (1, 2)), ((3, 4), (5, 6)))
     assert [sites.site_of(worker) for worker in (0, 1, 2)] == [0, 1, 1]
-    few = SiteMap.of(Cast((0,), (1, 2)), 2)
+    few = SiteMap.of(RoleAssignment((0,), (1, 2)), 2)
     assert (few.members, few.busy) == (((0,), ()), (0,))
 
 
