@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from polyrhythm.communication.communicator import Handle
@@ -58,37 +59,23 @@ class Activity:
         """Gives what the main thread does."""
         return self._doing.get(self.thread) or Doing(COMPUTING, self._began_s)
 
-    def doing(self, what: str, *, takes_long: bool = False) -> _Noted:
-        """Notes, for the time of a `with`, what this thread does."""
-        return _Noted(self._doing, what, takes_long)
+    @contextmanager
+    def doing(self, what: str, *, takes_long: bool = False) -> Iterator[None]:
+        """Note, for the time of a `with`, what this thread does."""
+        thread = threading.get_ident()
+        before = self._doing.get(thread)
+        self._doing[thread] = Doing(what, time.monotonic(), takes_long)
+        try:
+            yield
+        finally:
+            if before is None:
+                self._doing.pop(thread, None)
+            else:
+                self._doing[thread] = before
 
     def noted(self, handle: Handle, what: str) -> Handle:
         """Gives a handle whose waiting is noted."""
         return _NotedHandle(handle, self, what)
-
-
-class _Noted:
-    __slots__ = ("_before", "_doing", "_takes_long", "_what")
-
-    def __init__(self, doing: dict[int, Doing], what: str, takes_long: bool) -> None:
-        self._doing = doing
-        self._what = what
-        self._takes_long = takes_long
-        self._before: Doing | None = None
-
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
-        self._before = self._doing.get(thread)
-        self._doing[thread] = Doing(self._what, time.monotonic(), self._takes_long)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        thread = threading.get_ident()
-        if self._before is None:
-            self._doing.pop(thread, None)
-        else:
-            self._doing[thread] = self._before
 
 
 class _NotedHandle:

@@ -11,20 +11,24 @@ A strategy sees no difference, so the time that it waits is known without any st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
-
-from torch import Tensor
+from typing import Any, ParamSpec, TypeVar
 
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Clock, Communicator, Handle
 from polyrhythm.communication.message import Message
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Around:
-    """Passes everything on; see `Communicator`.
+
+class ForwardingCommunicator:
+    """Another communicator's operations, as attributes; see `Communicator`.
+
+    Each is bound once, so that a call of one that a subclass does not replace goes straight to the inner communicator.
+    Subclasses replace attributes when they are made.
 
     Args:
         inner: does the work.
@@ -32,93 +36,33 @@ class Around:
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._inner.size
-
-    @property
-    def clock(self) -> Clock:
-        """The inner one's."""
-        return self._inner.clock
+        self.rank = inner.rank
+        self.size = inner.size
+        self.clock = inner.clock
+        self.send = inner.send
+        self.start_send = inner.start_send
+        self.receive = inner.receive
+        self.poll = inner.poll
+        self.start = inner.start
+        self.all_reduce = inner.all_reduce
+        self.start_all_reduce = inner.start_all_reduce
+        self.broadcast = inner.broadcast
+        self.barrier = inner.barrier
+        self.revoke = inner.revoke
+        self.revoke_here = inner.revoke_here
+        self.revoke_without = inner.revoke_without
+        self.shared_vector = inner.shared_vector
+        self.vector_to_sum = inner.vector_to_sum
+        self.subgroup = inner.subgroup
+        self.regrouped = inner.regrouped
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent since it started."""
         return self._inner.bytes_sent
 
-    def send(self, to: int, message: Message) -> None:
-        """Sends."""
-        self._inner.send(to, message)
 
-    def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send."""
-        return self._inner.start_send(to, message)
-
-    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
-        return self._inner.receive(source, tag)
-
-    def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Takes a message if one is there."""
-        return self._inner.poll(source, tag)
-
-    def start(self, work: Callable[[], Any]) -> Handle:
-        """Runs `work` in the background."""
-        return self._inner.start(work)
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all ranks."""
-        self._inner.all_reduce(tensor)
-
-    def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks."""
-        return self._inner.start_all_reduce(tensor)
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrites `tensor` with `root`'s."""
-        self._inner.broadcast(tensor, root)
-
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        self._inner.barrier()
-
-    def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
-        """Makes the communicator of some of these ranks, as they are now."""
-        return self._inner.regrouped(name, ranks, incarnations)
-
-    def revoke(self) -> None:
-        """Ends the use of this communicator."""
-        self._inner.revoke()
-
-    def revoke_here(self) -> None:
-        """Ends the use of this communicator on this rank alone."""
-        self._inner.revoke_here()
-
-    def revoke_without(self, rank: int) -> None:
-        """Ends the use of this communicator on this rank once another is lost."""
-        self._inner.revoke_without(rank)
-
-    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Gives a vector that all ranks read and write."""
-        return self._inner.shared_vector(name, like, later=later)
-
-    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
-        """Makes a vector that is added up where it lies."""
-        return self._inner.vector_to_sum(name, like)
-
-    def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """Makes the communicator of some of these ranks."""
-        return self._inner.subgroup(name, ranks)
-
-
-class RecordingCommunicator(Around):
+class RecordingCommunicator(ForwardingCommunicator):
     """Notes whom this rank hears when it would hear anyone. What subgroups receive is not noted.
 
     Args:
@@ -128,14 +72,14 @@ class RecordingCommunicator(Around):
 
     def __init__(self, inner: Communicator, arrivals: Arrivals) -> None:
         super().__init__(inner)
-        self._arrivals = arrivals
 
-    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
-        found, message = self._inner.receive(source, tag)
-        if source is None:
-            self._arrivals.note(found, message)
-        return found, message
+        def receive(source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+            found, message = inner.receive(source, tag)
+            if source is None:
+                arrivals.note(found, message)
+            return found, message
+
+        self.receive = receive
 
 
 # Both a thread of a real rank and a greenlet of a simulated one have a context of their own.
@@ -176,7 +120,7 @@ class Blocked:
                 self.spans.append((what, began_s, ended_s))
 
 
-class TimedCommunicator(Around):
+class TimedCommunicator(ForwardingCommunicator):
     """Adds up the time inside it and inside its subgroups.
 
     Args:
@@ -186,71 +130,49 @@ class TimedCommunicator(Around):
 
     def __init__(self, inner: Communicator, blocked: Blocked) -> None:
         super().__init__(inner)
-        self._blocked = blocked
 
-    def send(self, to: int, message: Message) -> None:
-        """Sends."""
-        with self._blocked.by("send"):
-            self._inner.send(to, message)
+        def timed(what: str, call: Callable[P, T]) -> Callable[P, T]:
+            def call_timed(*args: P.args, **options: P.kwargs) -> T:
+                with blocked.by(what):
+                    return call(*args, **options)
 
-    def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send."""
-        with self._blocked.by("send"):
-            return self._timed(self._inner.start_send(to, message), "send")
+            return call_timed
 
-    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
-        with self._blocked.by("receive"):
-            return self._inner.receive(source, tag)
+        def started(what: str, call: Callable[P, Handle]) -> Callable[P, Handle]:
+            def call_timed(*args: P.args, **options: P.kwargs) -> Handle:
+                with blocked.by(what):
+                    return _TimedHandle(call(*args, **options), blocked, what)
 
-    def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Takes a message if one is there."""
-        with self._blocked.by("receive"):
-            return self._inner.poll(source, tag)
+            return call_timed
 
-    def start(self, work: Callable[[], Any]) -> Handle:
-        """Runs `work` in the background: only waiting for it blocks."""
+        def wrapped(make: Callable[P, Communicator]) -> Callable[P, Communicator]:
+            def make_timed(*args: P.args, **options: P.kwargs) -> Communicator:
+                return TimedCommunicator(make(*args, **options), blocked)
 
-        def hidden() -> Any:
-            before = _in_background.set(True)
-            try:
-                return work()
-            finally:
-                _in_background.reset(before)
+            return make_timed
 
-        with self._blocked.by("background work"):
-            return self._timed(self._inner.start(hidden), "background work")
+        def start(work: Callable[[], Any]) -> Handle:
+            def hidden() -> Any:  # only waiting for it blocks
+                before = _in_background.set(True)
+                try:
+                    return work()
+                finally:
+                    _in_background.reset(before)
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all ranks."""
-        with self._blocked.by("all-reduce"):
-            self._inner.all_reduce(tensor)
+            with blocked.by("background work"):
+                return _TimedHandle(inner.start(hidden), blocked, "background work")
 
-    def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks."""
-        with self._blocked.by("all-reduce"):
-            return self._timed(self._inner.start_all_reduce(tensor), "all-reduce")
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrites `tensor` with `root`'s."""
-        with self._blocked.by("broadcast"):
-            self._inner.broadcast(tensor, root)
-
-    def barrier(self) -> None:
-        """Returns when all ranks have called it."""
-        with self._blocked.by("barrier"):
-            self._inner.barrier()
-
-    def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
-        """Makes the communicator of some of these ranks, as they are now; timed as well."""
-        return TimedCommunicator(self._inner.regrouped(name, ranks, incarnations), self._blocked)
-
-    def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """Makes the communicator of some of these ranks; timed as well."""
-        return TimedCommunicator(self._inner.subgroup(name, ranks), self._blocked)
-
-    def _timed(self, handle: Handle, what: str) -> Handle:
-        return _TimedHandle(handle, self._blocked, what)
+        self.send = timed("send", inner.send)
+        self.start_send = started("send", inner.start_send)
+        self.receive = timed("receive", inner.receive)
+        self.poll = timed("receive", inner.poll)
+        self.start = start
+        self.all_reduce = timed("all-reduce", inner.all_reduce)
+        self.start_all_reduce = started("all-reduce", inner.start_all_reduce)
+        self.broadcast = timed("broadcast", inner.broadcast)
+        self.barrier = timed("barrier", inner.barrier)
+        self.subgroup = wrapped(inner.subgroup)
+        self.regrouped = wrapped(inner.regrouped)
 
 
 class _TimedHandle:
@@ -262,10 +184,10 @@ class _TimedHandle:
         self._what = what
 
     def done(self) -> bool:
-        """Whether it is."""
+        """Return whether `wait` would return at once."""
         return self._inner.done()
 
     def wait(self) -> Any:
-        """Waits; that is blocked time."""
+        """Wait; that is blocked time."""
         with self._blocked.by(self._what):
             return self._inner.wait()

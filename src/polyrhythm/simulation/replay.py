@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyrhythm.communication.arrivals import Arrivals, check
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.forwarding import Around
+from polyrhythm.communication.forwarding import ForwardingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
@@ -127,8 +127,8 @@ class Performance:
         self.difference = self.difference or difference
 
 
-class WatchedCommunicator(Around):
-    """Notices how many ranks add up.
+class WatchedCommunicator(ForwardingCommunicator):
+    """Notices how many ranks add up, in its subgroups too.
 
     Args:
         inner: does the work.
@@ -137,25 +137,25 @@ class WatchedCommunicator(Around):
 
     def __init__(self, inner: Communicator, performance: Performance) -> None:
         super().__init__(inner)
-        self._performance = performance
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all ranks."""
-        self._performance.summed_ranks = max(self._performance.summed_ranks, self.size)
-        super().all_reduce(tensor)
+        def all_reduce(tensor: Tensor) -> None:
+            performance.summed_ranks = max(performance.summed_ranks, inner.size)
+            inner.all_reduce(tensor)
 
-    def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks."""
-        self._performance.summed_ranks = max(self._performance.summed_ranks, self.size)
-        return super().start_all_reduce(tensor)
+        def start_all_reduce(tensor: Tensor) -> Handle:
+            performance.summed_ranks = max(performance.summed_ranks, inner.size)
+            return inner.start_all_reduce(tensor)
 
-    def subgroup(self, name: str, ranks: Sequence[int]) -> WatchedCommunicator:
-        """Makes the communicator of some of these ranks."""
-        return WatchedCommunicator(self._inner.subgroup(name, ranks), self._performance)
+        def subgroup(name: str, ranks: Sequence[int]) -> Communicator:
+            return WatchedCommunicator(inner.subgroup(name, ranks), performance)
+
+        self.all_reduce = all_reduce
+        self.start_all_reduce = start_all_reduce
+        self.subgroup = subgroup
 
 
 class ScriptedCommunicator(WatchedCommunicator):
-    """Hears whom the script names where it would hear anyone.
+    """Hears whom the script names where it would hear anyone; `receive` raises `ScriptOver` where it names nobody.
 
     Args:
         inner: does the work.
@@ -165,19 +165,15 @@ class ScriptedCommunicator(WatchedCommunicator):
 
     def __init__(self, inner: Communicator, script: Script, performance: Performance) -> None:
         super().__init__(inner, performance)
-        self._script = script
 
-    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message; from anyone: for the next one of the script.
+        def receive(source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+            if source is not None:
+                return inner.receive(source, tag)
+            found, message = inner.receive(script.next_source(), tag)
+            performance.notice(script.heard(found, message))
+            return found, message
 
-        Raises:
-            ScriptOver: the script has no next one.
-        """
-        if source is not None:
-            return super().receive(source, tag)
-        found, message = super().receive(self._script.next_source(), tag)
-        self._performance.notice(self._script.heard(found, message))
-        return found, message
+        self.receive = receive
 
 
 _STEP_S = 0.01

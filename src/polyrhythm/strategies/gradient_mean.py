@@ -48,8 +48,11 @@ class GradientMean:
     ) -> None:
         self._group = group
         self._flat = flat
-        self._sum = AllReduce(collective or Library(), group, "gradients")
-        self._by_library = not (collective or Library()).in_messages
+        collective = collective or Library()
+        self._sum = AllReduce(collective, group, "gradients")
+        self._by_library = not collective.in_messages
+        # What the communicator adds up itself needs neither a tag nor a message space, which `AllReduce` is there for.
+        self._add_up = group.all_reduce if self._by_library else self._sum.run
         self._buckets = self._cut()
         self._parts: list[Tensor] = []
         self._weight = 0.0
@@ -132,7 +135,7 @@ class GradientMean:
         if self._group.size == 1:
             return self._step.weight, self._step.stop
         if len(self._buckets) == 1 and not self._under_way:  # nothing to overlap with: no handle, no thread
-            self._sum.run(self._weighted(0))
+            self._add_up(self._weighted(0))
         else:
             self._finish_buckets()
         weight, stop = self._flat.tail()

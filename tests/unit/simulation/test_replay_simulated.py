@@ -12,7 +12,7 @@ import pytest
 from conformance.jobs import in_step, make_job, out_of_step, result_of, strategy
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.forwarding import Around, RecordingCommunicator
+from polyrhythm.communication.forwarding import ForwardingCommunicator, RecordingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
 from polyrhythm.roles.job import Job, Keeping
@@ -23,17 +23,18 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 WORKERS = 4
 
 
-class Erratic(Around):
+class Erratic(ForwardingCommunicator):
     """Takes its time before every message."""
 
     def __init__(self, inner: Communicator, seed: int) -> None:
         super().__init__(inner)
-        self._chance = random.Random(f"{seed}/{inner.rank}")
+        chance = random.Random(f"{seed}/{inner.rank}")
 
-    def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send, later."""
-        self.clock.sleep(self._chance.uniform(0.0, 0.1))
-        return super().start_send(to, message)
+        def start_send(to: int, message: Message) -> Handle:
+            inner.clock.sleep(chance.uniform(0.0, 0.1))
+            return inner.start_send(to, message)
+
+        self.start_send = start_send
 
 
 def _job(spec: str) -> Job:

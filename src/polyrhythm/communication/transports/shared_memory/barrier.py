@@ -38,7 +38,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyrhythm.communication.transports.member_collectives import REVOKED, UNKNOWN_RANK, CollectiveBroken
-from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
+
+LINE_WORDS = 16
+"""Words of 8 bytes in a member's line: two cache lines, because processors fetch them in pairs."""
 
 
 class Lifelines:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken
-from polyrhythm.communication.transports.shared_memory.arena import Arena
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
-from polyrhythm.communication.transports.shared_memory.exchange import Exchange
+from polyrhythm.communication.transports.shared_memory.exchange import Arena, Exchange
 from polyrhythm.errors import RequestError
 
 _HELP_AFTER_S = 5e-3
@@ -30,10 +29,10 @@ _AWAKE_S = 1.0
 
 
 class OrderedWork:
-    """One work.
+    """A collective that has been started.
 
     Args:
-        order: whose work it is.
+        order: the queue that it stands in.
         run: does it.
     """
 
@@ -44,18 +43,18 @@ class OrderedWork:
         self.started_at = time.monotonic()
 
     def done(self) -> bool:
-        """Whether the work has ended."""
+        """Return whether the work has ended."""
         return self._run is None
 
     def wait(self) -> None:
-        """Returns when the work has ended; raises what it raised."""
+        """Return when the work has ended; raise what it raised."""
         while self._run is not None:
             self._order.do_next()
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     def do(self) -> None:
-        """Does the work; what it raises is kept for who waits."""
+        """Do the work; what it raises is kept for `wait`."""
         assert self._run is not None, "a work is done once"
         try:
             self._run()
@@ -65,7 +64,10 @@ class OrderedWork:
 
 
 class InOrder:
-    """The works of one rank.
+    """The works of one rank, done one at a time in the order of their start.
+
+    A `with` block is a work too: it begins when all that were started before it are over, and no other is done
+    meanwhile.
 
     Args:
         in_background: called with whether works are being done by the helper, whenever that changes.
@@ -82,7 +84,7 @@ class InOrder:
         self._helper: threading.Thread | None = None
 
     def start(self, run: Callable[[], None]) -> OrderedWork:
-        """Adds a work."""
+        """Add a work."""
         work = OrderedWork(self, run)
         self._last_start = work.started_at
         self._works.append(work)
@@ -93,26 +95,28 @@ class InOrder:
             self._wake.set()
         return work
 
-    def do(self, run: Callable[[], None]) -> None:
-        """Does a work at once, after all that have been started."""
-        if not self._works and self._doing.acquire(blocking=False):
-            try:
-                if not self._works:
-                    run()
-                    return
-            finally:
-                self._doing.release()
-        self.start(run).wait()
+    def __enter__(self) -> None:
+        # Nearly always nothing is waiting, and nobody works.
+        if not self._doing.acquire(blocking=False):
+            self._in_background(False)
+            self._doing.acquire()
+        if self._works:
+            self._in_background(False)
+            while self._works:
+                self._works.popleft().do()
+
+    def __exit__(self, *_: object) -> None:
+        self._doing.release()
 
     def do_next(self) -> None:
-        """Does the oldest work, or waits while another thread does one."""
+        """Do the oldest work, or wait while another thread does one."""
         self._in_background(False)
         with self._doing:
             if self._works:
                 self._works.popleft().do()
 
     def close(self) -> None:
-        """Ends the helper; what has not been done is done by those who wait for it."""
+        """End the helper; what has not been done is done by those who wait for it."""
         self._closed = True
         self._wake.set()
         if self._helper is not None:
@@ -128,7 +132,7 @@ class InOrder:
                 self._help_out()
 
     def _is_late(self) -> bool:
-        """Whether the oldest work has waited for long; others may do it at any moment."""
+        """Return whether the oldest work has waited for long; others may do it at any moment."""
         try:
             return time.monotonic() - self._works[0].started_at > _HELP_AFTER_S
         except IndexError:
@@ -137,7 +141,9 @@ class InOrder:
     def _sleep(self) -> None:
         self._wake.clear()
         self._awake = False
-        if not self._works and not self._closed:  # whoever adds one from here on sees that it must wake us
+        if (
+            not self._works and not self._closed
+        ):  # a thread that adds one from here on sees that it must wake us
             self._wake.wait()
         self._awake = True
 
@@ -160,8 +166,8 @@ class SharedMemoryCollectives:
         members: the ranks of all members, among all ranks of the run.
         lifelines: of the members' processes, in the same order.
 
-    What is raised, by the call or by the handle's `wait`: `RequestError` on all members if they disagree about what
-    to do, after which they may go on; `CollectiveBroken` if one of them is gone, from then on.
+    What is raised, by the call or by the handle's `wait`: `RequestError` on all members if they disagree about the
+    operation, after which they may go on; `CollectiveBroken` if one of them is gone, from then on.
     """
 
     def __init__(self, arena: Arena, member: int, members: tuple[int, ...], lifelines: Lifelines) -> None:
@@ -172,8 +178,22 @@ class SharedMemoryCollectives:
         self._order = InOrder(self._be_patient)
         self._broken: CollectiveBroken | None = None
 
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Add up over all members, in place."""
+        # Written out, for this is the way of every synchronous step: the same as `_do` with `_on_vector`.
+        with self._order:
+            self._check()
+            try:
+                vector = tensor.detach().contiguous().view(-1)
+                self._exchange.all_reduce(vector)
+                if not tensor.is_contiguous():
+                    tensor.detach().copy_(vector.view_as(tensor))
+            except BaseException as error:
+                self._on_failure(error)
+                raise
+
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> OrderedWork:
-        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+        """Start to add up over all members, in place; `finish` is called when it has ended well."""
 
         def run() -> None:
             self._on_vector(tensor, self._exchange.all_reduce)
@@ -182,20 +202,16 @@ class SharedMemoryCollectives:
 
         return self._order.start(lambda: self._guarded(run))
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all members, in place."""
-        self._do(lambda: self._on_vector(tensor, self._exchange.all_reduce))
-
     def sums_in_place(self, like: Tensor) -> bool:
-        """Whether vectors of this size are worth `add_rows`: smaller ones are added up as a whole by everyone."""
+        """Return whether vectors of this size are worth `add_rows`; smaller ones are added up whole by everyone."""
         return like.nbytes > self._exchange.small_bytes
 
     def add_rows(self, rows: Sequence[Tensor]) -> Tensor:
-        """Takes vectors of all members that all of them see, to be added up where they lie; gives this member's."""
+        """Register vectors of all members, seen by all, that are added up where they lie; return this member's."""
         return self._exchange.in_place.add(rows)
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Adds up this member's slice of a contiguous vector of shape `(n,)`, in place, and gives the slice.
+        """Add up this member's slice of a contiguous vector of shape `(n,)`, in place, and return the slice.
 
         Slices are those of `torch.tensor_split`; the others are left as they are.
         """
@@ -204,52 +220,58 @@ class SharedMemoryCollectives:
         return slices[0]
 
     def all_gather(self, vector: Tensor) -> None:
-        """Overwrites every slice of a contiguous vector of shape `(n,)` with the one of its member."""
+        """Overwrite every slice of a contiguous vector of shape `(n,)` with the one of its member."""
         self._do(lambda: self._exchange.all_gather(vector))
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrites a tensor with member `root`'s."""
+        """Overwrite a tensor with member `root`'s."""
         self._do(lambda: self._on_vector(tensor, lambda vector: self._exchange.broadcast(vector, root)))
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
         self._do(self._exchange.barrier)
 
     def together(self, run: Callable[[Exchange], None]) -> None:
-        """Does several things as one work, on a thread beside one that computes; who fails in it fails for all."""
+        """Do several exchanges as one work, on a thread beside one that computes; a failure in it is all members'."""
         self._barrier.patient = True
         self._do(lambda: run(self._exchange))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        """End all collectives, also those under way, here and on the other members; called on any thread."""
         if self._broken is None:
             self._barrier.broken = reason
             self._give_up(reason)
 
     def close(self) -> None:
-        """Leaves; the others must not wait for this member any more."""
+        """Leave; the others must not wait for this member any more."""
         self._order.close()
         self._barrier.leave()
         self._lifelines.close()
 
     def _do(self, run: Callable[[], None]) -> None:
-        self._order.do(lambda: self._guarded(run))
+        with self._order:
+            self._guarded(run)
 
     def _guarded(self, run: Callable[[], None]) -> None:
-        if self._broken is not None:
-            raise CollectiveBroken(self._broken.reason, self._broken.rank)
+        self._check()
         try:
             run()
-        except RequestError:  # all members have raised it, at the same barrier
-            raise
-        except CollectiveBroken as error:
-            self._give_up(error)
-            raise
         except BaseException as error:
+            self._on_failure(error)
+            raise
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise CollectiveBroken(self._broken.reason, self._broken.rank)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """Tell the other members that this one cannot go on."""
+        if isinstance(error, CollectiveBroken):
+            self._give_up(error)
+        elif not isinstance(error, RequestError):  # that one all members have raised, at the same barrier
             self._give_up(
                 CollectiveBroken(f"rank {self._rank} was stopped by {type(error).__name__}", self._rank)
             )
-            raise
 
     def _give_up(self, reason: CollectiveBroken) -> None:
         self._broken = CollectiveBroken(reason.reason, reason.rank)
@@ -260,10 +282,7 @@ class SharedMemoryCollectives:
 
     @staticmethod
     def _on_vector(tensor: Tensor, run: Callable[[Tensor], None]) -> None:
-        tensor = tensor.detach()
-        if tensor.is_contiguous():
-            run(tensor.view(-1))
-        else:
-            copy = tensor.contiguous()
-            run(copy.view(-1))
-            tensor.copy_(copy)
+        vector = tensor.detach().contiguous().view(-1)
+        run(vector)
+        if not tensor.is_contiguous():
+            tensor.detach().copy_(vector.view_as(tensor))

@@ -5,23 +5,39 @@ the direct reduce-scatter and all-gather, here with loads and stores in place of
 
     sum[s] = (..((x_0[s] + x_1[s]) + x_2[s]) + ..) + x_{N-1}[s]   slice s of every chunk, added up by member s
 
-Sums go in the order of ranks, element by element, so they are the same bits as `collectives/direct.py` gives,
-however the vector is cut. A vector larger than a slot goes in chunks, and one barrier a chunk is enough:
+Sums go in the order of ranks, element by element, so they are the same bits as those of `collectives/direct.py`,
+however the vector is cut. The memory of one communicator (`Arena`):
+
+    control   one line a member: its number of crossed barriers, two descriptions, its state
+    half 0    slot of member 0 | slot of member 1 | … | sums
+    half 1    the same
+
+What a barrier publishes lies in one half, what the next one publishes in the other. So a member may write what
+the next barrier will publish while others still read what the last one did. A vector larger than a slot goes in
+chunks, and one barrier a chunk is enough:
 
     barrier b publishes   my part of chunk c (all but my slice)        and my sum of my slice of chunk c-1
     then                  take the others' sums of chunk c-1; add up my slice of chunk c; hand in chunk c+1
 
-A vector that is small is added up as a whole by everyone, which costs one barrier and no second copy. One
-that lies where all members see it is added up where it lies, between two barriers, and not copied at all:
+A small vector is added up as a whole by everyone, which costs one barrier and no second copy. One that lies
+where all members see it is added up where it lies, between two barriers, and not copied at all:
 
     row 0   [ vector of member 0 …… ]        member s adds slice s of all rows up, in the order of members,
     row 1   [ vector of member 1 …… ]        and writes the sum into slice s of every row
 
 Each member describes what it is about to do as one whole number, so that all can see whether they agree.
+
+The memory is a file without a name (memfd): nothing is left behind, however its users end, and it is not bounded
+by the size of /dev/shm. All of its pages are allocated before the first access, which could otherwise end the
+process. Where the parts of a vector lie in it (`Places`) is looked up often, so it is made once for each size and
+dtype.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,9 +46,183 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.shared_memory.arena import Arena, HalfPlaces, Places
-from polyrhythm.communication.transports.shared_memory.barrier import Barrier
+from polyrhythm.communication.transports.shared_memory.barrier import LINE_WORDS, Barrier
 from polyrhythm.errors import RequestError
+
+_PAGE_BYTES = 4096
+_TOKEN_BYTES = 16
+_CONTROL_START = 128
+_LARGEST_SLOT_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in the memory of so many members.
+
+    Attributes:
+        members: how many there are.
+    """
+
+    members: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one member's slot in one half: less where there are many, so that caches hold all."""
+        fair = _MOST_BYTES // (2 * (self.members + 1))
+        return max(_PAGE_BYTES, min(_LARGEST_SLOT_BYTES, fair // _PAGE_BYTES * _PAGE_BYTES))
+
+    @property
+    def half_bytes(self) -> int:
+        """Of all slots and the sums of one half."""
+        return self.slot_bytes * (self.members + 1)
+
+    @property
+    def control_bytes(self) -> int:
+        """Of the token and the members' lines, up to the first slot."""
+        needed = _CONTROL_START + self.members * LINE_WORDS * 8
+        return -(-needed // _PAGE_BYTES) * _PAGE_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything."""
+        return self.control_bytes + 2 * self.half_bytes
+
+    def start(self, half: int, slot: int) -> int:
+        """Gives where a slot starts; slot `members` holds the sums."""
+        return self.control_bytes + half * self.half_bytes + slot * self.slot_bytes
+
+
+class Arena:
+    """The shared memory, mapped into this process.
+
+    Args:
+        descriptor: of a file as large as the layout says; may be closed afterwards.
+        layout: where things are.
+
+    Attributes:
+        layout: where things are.
+        words: the members' lines, `LINE_WORDS` whole numbers of 8 bytes each.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, layout: Layout) -> None:
+        self.layout = layout
+        self._memory = mmap.mmap(descriptor, layout.nbytes)
+        lines = memoryview(self._memory)[_CONTROL_START : layout.control_bytes]
+        self.words = lines[: layout.members * LINE_WORDS * 8].cast("q")
+        self._slots: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+
+    @property
+    def token(self) -> str:
+        """A random text that no other memory has."""
+        return self._memory[:_TOKEN_BYTES].hex()
+
+    def mark(self) -> None:
+        """Gives the memory its token; done once, by whoever made the file."""
+        self._memory[:_TOKEN_BYTES] = secrets.token_bytes(_TOKEN_BYTES)
+
+    def slots(self, half: int, dtype: torch.dtype) -> list[Tensor]:
+        """Gives the slots of a half and, last, its sums, as vectors of a dtype."""
+        if dtype not in self._slots:
+            self._slots[dtype] = self._cut(0, dtype), self._cut(1, dtype)
+        return self._slots[dtype][half]
+
+    def whole(self, half: int) -> Tensor:
+        """Gives all slots of a half as one vector of bytes."""
+        start, size = self.layout.start(half, 0), self.layout.slot_bytes * self.layout.members
+        return torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=size)
+
+    def _cut(self, half: int, dtype: torch.dtype) -> list[Tensor]:
+        count = self.layout.slot_bytes // dtype.itemsize
+        return [
+            torch.frombuffer(self._memory, dtype=dtype, offset=self.layout.start(half, slot), count=count)
+            for slot in range(self.layout.members + 1)
+        ]
+
+
+def memory_file(nbytes: int) -> int:
+    """Makes a file of memory without a name, all of it allocated, and gives its descriptor.
+
+    Raises:
+        OSError: the system has no such files, or too little memory.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no files of memory (memfd)")
+    descriptor = os.memfd_create("polyrhythm", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+_MOST_SIZES = 64
+
+
+@dataclass(frozen=True)
+class HalfPlaces:
+    """The places in one half, for a vector that fits into a slot and is cut into one slice a member.
+
+    Attributes:
+        whole: where each member hands in its vector.
+        mine: what each member hands in of this member's slice.
+        handing_in: where this member hands in what lies before and behind its own slice.
+        total: where this member puts the sum of its slice.
+        totals: what lies before and behind it: the sums of the others' slices.
+    """
+
+    whole: list[Tensor]
+    mine: list[Tensor]
+    handing_in: tuple[Tensor, Tensor]
+    total: Tensor
+    totals: tuple[Tensor, Tensor]
+
+
+class Places:
+    """The places of vectors of all sizes, as one member sees them.
+
+    Args:
+        arena: the memory.
+        member: who looks.
+    """
+
+    def __init__(self, arena: Arena, member: int) -> None:
+        self._arena = arena
+        self._member = member
+        self._known: dict[tuple[torch.dtype, int], tuple[HalfPlaces, HalfPlaces]] = {}
+
+    def of(self, dtype: torch.dtype, count: int) -> tuple[HalfPlaces, HalfPlaces]:
+        """Gives the places of a vector of `count` elements, in each half."""
+        known = self._known.get((dtype, count))
+        if known is None:
+            if len(self._known) == _MOST_SIZES:
+                self._known.clear()
+            known = self._known[dtype, count] = self._half(0, dtype, count), self._half(1, dtype, count)
+        return known
+
+    def cut(self, count: int) -> tuple[int, int, int]:
+        """Gives the lengths of what lies before this member's slice, of the slice, and of what lies behind it."""
+        members = self._arena.layout.members
+        start, stop = count * self._member // members, count * (self._member + 1) // members
+        return start, stop - start, count - stop
+
+    def _half(self, half: int, dtype: torch.dtype, count: int) -> HalfPlaces:
+        start, length, _ = self.cut(count)
+        stop = start + length
+        *slots, sums = (slot[:count] for slot in self._arena.slots(half, dtype))
+        own = slots[self._member]
+        return HalfPlaces(
+            slots,
+            [slot[start:stop] for slot in slots],
+            (own[:start], own[stop:]),
+            sums[start:stop],
+            (sums[:start], sums[stop:]),
+        )
+
 
 _DTYPES = (
     torch.float32,
@@ -211,13 +401,10 @@ class Exchange:
     def all_reduce(self, vector: Tensor) -> None:
         """Adds a vector of shape `(n,)` up over all members, in place."""
         if vector.nbytes <= self.small_bytes:
-            self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
             self._sum_whole(vector)
         elif (parts := self.in_place.parts(vector)) is not None:
-            self._barrier.describe(describe(Operation.ALL_REDUCE_IN_PLACE, vector))
-            self._sum_in_place(parts)
+            self._sum_in_place(vector, parts)
         else:
-            self._barrier.describe(describe(Operation.ALL_REDUCE, vector))
             self._sum_slices(vector)
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
@@ -225,7 +412,7 @@ class Exchange:
 
         Slices are those of `torch.tensor_split`; the others are left as they are.
         """
-        self._barrier.describe(describe(Operation.REDUCE_SCATTER, vector))
+        description = describe(Operation.REDUCE_SCATTER, vector)
         slices = torch.tensor_split(vector, len(self._members))
         room = self._room(vector.dtype) // len(self._members)
         for turn in range(max(1, -(-slices[0].numel() // room))):
@@ -233,7 +420,10 @@ class Exchange:
             handed_in = self._arena.slots(self._next, vector.dtype)[self._member]
             for member, part in enumerate(slices):
                 self._place(handed_in, member * room, part[window])
-            self._cross(first=turn == 0)
+            if turn == 0:
+                self._begin(description)
+            else:
+                self._barrier.cross()
             mine = slices[self._member][window]
             start = self._member * room
             parts = [
@@ -245,7 +435,7 @@ class Exchange:
 
     def all_gather(self, vector: Tensor) -> None:
         """Overwrites every slice of a vector of shape `(n,)` with its member's; slices as in `reduce_scatter`."""
-        self._barrier.describe(describe(Operation.ALL_GATHER, vector))
+        description = describe(Operation.ALL_GATHER, vector)
         slices = torch.tensor_split(vector, len(self._members))
         room = self._room(vector.dtype)
         for turn in range(max(1, -(-slices[0].numel() // room))):
@@ -253,7 +443,10 @@ class Exchange:
             self._place(
                 self._arena.slots(self._next, vector.dtype)[self._member], 0, slices[self._member][window]
             )
-            self._cross(first=turn == 0)
+            if turn == 0:
+                self._begin(description)
+            else:
+                self._barrier.cross()
             for member, slot in enumerate(self._arena.slots(self._last, vector.dtype)[:-1]):
                 if member != self._member:
                     part = slices[member][window]
@@ -261,31 +454,33 @@ class Exchange:
 
     def broadcast(self, vector: Tensor, root: int) -> None:
         """Overwrites a vector of shape `(n,)` with the one of member `root`."""
-        self._barrier.describe(describe(Operation.BROADCAST, vector, root))
+        description = describe(Operation.BROADCAST, vector, root)
         raw = vector.view(torch.uint8)
         room = self._arena.layout.slot_bytes * self._arena.layout.members
         for turn, part in enumerate(raw.split(room)):
             if self._member == root:
                 self._place(self._arena.whole(self._next), 0, part)
-            self._cross(first=turn == 0)
+            if turn == 0:
+                self._begin(description)
+            else:
+                self._barrier.cross()
             if self._member != root:
                 part.copy_(self._arena.whole(self._last)[: part.numel()])
 
     def barrier(self) -> None:
         """Returns when all members have called it."""
-        self._barrier.describe(describe(Operation.BARRIER, _NOTHING))
-        self._cross(first=True)
+        self._begin(describe(Operation.BARRIER, _NOTHING))
 
     def _sum_whole(self, vector: Tensor) -> None:
-        halves = self._places.of(vector.dtype, vector.numel())
-        halves[self._next].whole[self._member].copy_(vector)
-        self._cross(first=True)
-        _add_up(halves[self._last].whole, vector)
+        parts = self._places.of(vector.dtype, vector.numel())[self._next].whole
+        parts[self._member].copy_(vector)
+        self._begin(describe(Operation.ALL_REDUCE, vector))
+        _add_up(parts, vector)
 
     def _sum_slices(self, vector: Tensor) -> None:
         chunks = [self._chunk(part) for part in vector.split(self._room(vector.dtype))]
         self._hand_in(chunks[0])
-        self._cross(first=True)
+        self._begin(describe(Operation.ALL_REDUCE, vector))
         for chunk, following in zip_longest(chunks, chunks[1:]):
             self._add_up_own(chunk)
             if following is not None:
@@ -293,8 +488,8 @@ class Exchange:
             self._barrier.cross()
             self._collect(chunk)
 
-    def _sum_in_place(self, parts: list[Tensor]) -> None:
-        self._cross(first=True)
+    def _sum_in_place(self, vector: Tensor, parts: list[Tensor]) -> None:
+        self._begin(describe(Operation.ALL_REDUCE_IN_PLACE, vector))
         start, length, _ = self._places.cut(len(parts[0]))
         step = _PIECE_BYTES // parts[0].element_size()
         pieces = (part[start : start + length].split(step) for part in parts)
@@ -341,10 +536,13 @@ class Exchange:
     def _last(self) -> int:
         return self._barrier.crossed % 2
 
-    def _cross(self, *, first: bool) -> None:
+    def _begin(self, description: int) -> None:
+        """Cross the first barrier of a collective, and compare what the members are about to do."""
+        self._barrier.describe(description)
         self._barrier.cross()
-        if first:
-            check_agreement(self._barrier.descriptions(), self._members)
+        said = self._barrier.descriptions()
+        if said.count(description) != len(said):
+            check_agreement(said, self._members)
 
 
 def _add_up(parts: list[Tensor], total: Tensor) -> None:

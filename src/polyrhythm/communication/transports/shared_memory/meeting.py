@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
 from polyrhythm.communication.transports.shared_memory.barrier import Lifelines, strongly_ordered
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
+from polyrhythm.communication.transports.shared_memory.exchange import Arena, Layout, memory_file
 
 _UNKNOWN = "-"
 

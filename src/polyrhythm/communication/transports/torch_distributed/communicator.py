@@ -24,7 +24,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle, NoSharedMemory, WallClock
+from polyrhythm.communication.communicator import Handle, NoSharedMemory
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
@@ -122,7 +122,13 @@ class Staging:
 
 
 class TorchDistributedCommunicator:
-    """One rank's end of a group of real ranks; see `Communicator`."""
+    """One rank's end of a group of real ranks; see `Communicator`.
+
+    Attributes:
+        rank: this rank.
+        size: how many ranks there are.
+        clock: real time since this rank started.
+    """
 
     def __init__(
         self, home: Rank, name: str, members: tuple[int, ...], inside: tuple[int, ...] | None = None
@@ -136,28 +142,15 @@ class TorchDistributedCommunicator:
         self._has_revoked = False
         self._incarnations: Mapping[int, int] = {}
         self._numbers = {member: number for number, member in enumerate(members)}
-        self._rank = self._numbers[home.rendezvous.rank]
+        self.rank = self._numbers[home.rendezvous.rank]
+        self.size = len(members)
+        self.clock = home.clock
         self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
         self._adding_up = f"adding up over {self._who}"
         self._making = threading.Lock()
         self._on_cpu: MemberCollectives | None = None
         self._nccl: Any = None
         self._staging: Staging | None = None
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self._members)
-
-    @property
-    def clock(self) -> WallClock:
-        """Real time since this rank started."""
-        return self._home.clock
 
     @property
     def bytes_sent(self) -> int:
@@ -199,15 +192,16 @@ class TorchDistributedCommunicator:
         if self.size == 1 or tensor.is_cuda:
             self.start_all_reduce(tensor).wait()
         else:
-            self._count(tensor)
+            self._home.bytes_sent += self._share_of(tensor)
+            collectives = self._on_cpu or self._collectives()
             with self._home.activity.doing(self._adding_up):
-                self._collectives().all_reduce(tensor)
+                collectives.all_reduce(tensor)
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Starts to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
         if self.size == 1:
             return CollectiveHandle(None)
-        self._count(tensor)
+        self._home.bytes_sent += self._share_of(tensor)
         if not tensor.is_cuda:
             return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
         if one_gpu_a_rank(self.size):
@@ -223,7 +217,7 @@ class TorchDistributedCommunicator:
         """Overwrites `tensor` with `root`'s."""
         if self.size == 1:
             return
-        if self._rank == root:
+        if self.rank == root:
             self._home.bytes_sent += tensor.nbytes * (self.size - 1)
         copy = tensor.detach().cpu()
         with self._home.activity.doing(f"receiving what rank {self._members[root]} broadcasts"):
@@ -257,7 +251,7 @@ class TorchDistributedCommunicator:
         """Ends the use of this communicator."""
         if not self._has_revoked:
             self._has_revoked = True
-            for to in revoke_tells(self._rank, self.size):
+            for to in revoke_tells(self.rank, self.size):
                 with suppress(PeerLost):
                     self._home.start_send(self._members[to], Message(Kind.REVOKE), self._context)
         self.revoke_here()
@@ -308,8 +302,9 @@ class TorchDistributedCommunicator:
         global_source = None if source is None else self._members[source]
         return Want(self._context, global_source, tag, self._members, self._lineage)
 
-    def _count(self, tensor: Tensor) -> None:
-        self._home.bytes_sent += 2 * tensor.nbytes * (self.size - 1) // self.size
+    def _share_of(self, tensor: Tensor) -> int:
+        """Return the bytes that a rank sends in an all-reduce, by the formula of a ring."""
+        return 2 * tensor.nbytes * (self.size - 1) // self.size
 
     def _staging_of(self, device: torch.device) -> Staging:
         with self._making:
@@ -329,7 +324,7 @@ class TorchDistributedCommunicator:
     def _nccl_group(self) -> Any:
         if self._nccl is None:
             name = group_name(self._name, self._members)
-            self._nccl = self._home.groups.nccl(name, self._rank, self.size)
+            self._nccl = self._home.groups.nccl(name, self.rank, self.size)
         return self._nccl
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
-from polyrhythm.communication.transports.shared_memory.arena import memory_file
+from polyrhythm.communication.transports.shared_memory.exchange import memory_file
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction, Round
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import PeerLost

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, Places, memory_file
+from polyrhythm.communication.transports.shared_memory.exchange import Arena, Layout, Places, memory_file
 
 
 @pytest.mark.parametrize("members", [2, 3, 8, 64, 500])

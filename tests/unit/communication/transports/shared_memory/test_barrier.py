@@ -9,8 +9,12 @@ import threading
 import pytest
 
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken
-from polyrhythm.communication.transports.shared_memory.arena import LINE_WORDS
-from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines, strongly_ordered
+from polyrhythm.communication.transports.shared_memory.barrier import (
+    LINE_WORDS,
+    Barrier,
+    Lifelines,
+    strongly_ordered,
+)
 
 RANKS = (4, 7, 9)
 

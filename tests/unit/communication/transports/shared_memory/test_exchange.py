@@ -11,11 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.shared_memory import arena as arena_module
+from polyrhythm.communication.transports.shared_memory import exchange as arena_module
 from polyrhythm.communication.transports.shared_memory import exchange as exchange_module
-from polyrhythm.communication.transports.shared_memory.arena import Arena, Layout, memory_file
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
-from polyrhythm.communication.transports.shared_memory.exchange import Exchange, Rows
+from polyrhythm.communication.transports.shared_memory.exchange import (
+    Arena,
+    Exchange,
+    Layout,
+    Rows,
+    memory_file,
+)
 from polyrhythm.errors import RequestError
 
 SLOT_BYTES = 4096

@@ -41,14 +41,16 @@ def test_waiting_does_what_was_started_before_too_and_no_more(unhelped: InOrder)
     assert [work.done() for work in works] == [True, True, True, False]
     works[0].wait()
     assert done == [0, 1, 2]
-    unhelped.do(lambda: done.append(9))
+    with unhelped:
+        done.append(9)
     assert done == [0, 1, 2, 3, 9]
 
 
 def test_it_is_done_on_the_thread_that_waits(unhelped: InOrder) -> None:
     threads: list[str] = []
     unhelped.start(lambda: threads.append(threading.current_thread().name)).wait()
-    unhelped.do(lambda: threads.append(threading.current_thread().name))
+    with unhelped:
+        threads.append(threading.current_thread().name)
     assert threads == [threading.current_thread().name] * 2
 
 
@@ -105,9 +107,10 @@ def test_errors_reach_who_waits_each_time_and_hold_nobody_up(order: InOrder) -> 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             failing.wait()
-    with pytest.raises(ZeroDivisionError):
-        order.do(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
-    assert (done, failing.done()) == ([1], True)
+    with pytest.raises(ZeroDivisionError), order:
+        _ = 1 // 0
+    order.start(lambda: done.append(2)).wait()
+    assert (done, failing.done()) == ([1, 2], True)
 
 
 def test_one_who_waits_while_another_works_gets_the_result(unhelped: InOrder) -> None:
@@ -122,7 +125,13 @@ def test_one_who_waits_while_another_works_gets_the_result(unhelped: InOrder) ->
     other.start()
     assert began.wait(PATIENCE_S)
     done: list[int] = []
-    waiter = threading.Thread(target=lambda: (unhelped.do(lambda: done.append(1)), done.append(2)))
+
+    def wait() -> None:
+        with unhelped:
+            done.append(1)
+        done.append(2)
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     assert done == []
     go_on.set()
