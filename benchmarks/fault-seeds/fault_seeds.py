@@ -29,9 +29,10 @@ from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.model_sizes import ModelSizes
+from polyrhythm.verification.families import invariants_for
+from polyrhythm.verification.invariant import Conditions, Invariant
 
 WORKERS, STEPS, STEP_S = 4, 8, 0.01
 ONE_IN = 4
@@ -96,7 +97,7 @@ def declared(strategy: Strategy) -> list[str]:
     conditions = Conditions(
         cast=trial.layout.cast, numbers=numbers, gradient=lambda worker, step: gradient, steps=STEPS
     )
-    return sorted({_name(entry) for entry in strategy.invariants(conditions)})
+    return sorted({_name(entry) for entry in invariants_for(strategy, conditions)})
 
 
 def _name(entry: Invariant) -> str:

@@ -20,10 +20,10 @@ from polyrhythm.strategies.gossip.ad_psgd import ADPSGD
 from polyrhythm.strategies.gossip.d_psgd import DPSGDWorker
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
 from polyrhythm.strategies.gossip.sgp import SGPWorker
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.topologies.complete import Complete
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topologies.star import Star
+from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
 from unit.simulation.clusters import cluster
 from unit.strategies.gossip.parts import play as play_parts

@@ -10,8 +10,8 @@ from conformance.jobs import result_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import WorkerJoined, WorkerLost
 from polyrhythm.simulation.trials import play, try_seeds
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
+from polyrhythm.verification.invariant import Violation
 from simulation.lost_leaders import LENGTH, WORKERS, events_of, job_of, of
 from simulation.trying import trial
 

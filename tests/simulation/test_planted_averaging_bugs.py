@@ -9,12 +9,12 @@ import pytest
 
 from polyrhythm.communication.message import Message
 from polyrhythm.simulation.trials import play
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.downpour import SumServer, SumWorker
 from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreServer
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.sites.site_server import Post, SiteServer
+from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
 
 Method = Callable[..., Any]

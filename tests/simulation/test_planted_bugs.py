@@ -10,12 +10,12 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.trials import play, try_seeds
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Pushed
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
 
 SEEDS = range(300)

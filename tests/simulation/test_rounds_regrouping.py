@@ -14,8 +14,8 @@ from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.data.dealing import dealt, epoch_order
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Agreed, MeetingPlaces, Rounds, RoundsWorker
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.verification.invariant import Violation
 from simulation.deaths import BATCH_SIZE, IMAGES, LENGTH, STEPS, WORKERS, events_of
 from simulation.trying import trial
 

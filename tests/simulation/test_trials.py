@@ -20,9 +20,9 @@ from polyrhythm.simulation.cluster import Link
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import ExactGradients, Trial, drawn_faults, faults_of, play, try_seeds
-from polyrhythm.strategies.invariant import Violation
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.optimizers.sgd import SGD
+from polyrhythm.verification.invariant import Violation
 from simulation.traces import default_strategies
 from simulation.trying import STEP_S, trial
 

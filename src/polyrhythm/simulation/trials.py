@@ -35,9 +35,10 @@ from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import modelled_stage
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.watch import Watch
-from polyrhythm.strategies.invariant import Conditions
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
+from polyrhythm.verification.families import invariants_for
+from polyrhythm.verification.invariant import Conditions
 
 _DRAWS = 15
 _STEPS_OF_PATIENCE = 100
@@ -202,7 +203,7 @@ def _watched(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> t
         patience_s=patience_s,
         steps=rehearsal.steps,
     )
-    watch = Watch(strategy.invariants(conditions))
+    watch = Watch(invariants_for(strategy, conditions))
     return replace(rehearsal, strategy=watch.watched(strategy)), watch
 
 

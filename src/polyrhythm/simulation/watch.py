@@ -13,13 +13,13 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.simulated.rank import Parcel
 from polyrhythm.simulation.scene import Scene
-from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
-from polyrhythm.strategies.parameter_server.replication.agreement import Agreement
 from polyrhythm.strategies.parameter_server.replication.replicated_server import Entry
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Reassembled, Step, WorkerPart, WorkerSetting
+from polyrhythm.verification.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
+from polyrhythm.verification.servers import Agreement
 
 
 class Watch:

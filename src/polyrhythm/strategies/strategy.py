@@ -20,10 +20,6 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.every_step import EveryStep
-from polyrhythm.strategies.invariants.progress import Progress
-from polyrhythm.strategies.invariants.versions import Versions
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -335,14 +331,6 @@ class Strategy(Config):
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
         """Makes what averages a group's gradients, where that is what it has for servers above it (`offers`)."""
         raise NotImplementedError
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Makes what must hold after every event of a run."""
-        workers = conditions.cast.workers
-        leaves_out, regroups = self.leaves_steps_out(len(workers)), self.regroups(len(workers))
-        again = self.begins_again
-        every_step = EveryStep(workers, leaves_out=leaves_out, regroups=regroups, again=again)
-        return [Progress(conditions.patience_s), Versions(), every_step]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -67,8 +67,6 @@ from polyrhythm.strategies.bucket_scheduling import (
     measured_speed,
     urgent_first,
 )
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.late_replicas import LateReplicas
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -130,10 +128,6 @@ class LazySynchronous(Strategy):
     def slices(self, workers: int) -> int:
         """One a worker."""
         return workers
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """All replicas are equal, and hold all gradients but those of the latest step."""
-        return [*super().invariants(conditions), LateReplicas(conditions)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -34,8 +34,6 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -104,11 +102,6 @@ class Synchronous(Strategy):
     def slices(self, workers: int) -> int:
         """One a worker."""
         return workers
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """All replicas are equal, and hold all gradients, which are whole numbers that few narrow numbers can be."""
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=self.keeps_sums())
-        return [*super().invariants(conditions), replicas]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

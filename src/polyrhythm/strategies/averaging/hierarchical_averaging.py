@@ -23,10 +23,7 @@ from pydantic import Field
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
-from polyrhythm.strategies.invariants.replicas import Replicas
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
@@ -81,15 +78,6 @@ class HierarchicalAveraging(Averaging):
     def round_steps(self, workers: int) -> int:
         """Until all meet."""
         return self.steps_between
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Beside that, replicas of a group are equal whenever it meets."""
-        workers = conditions.cast.workers
-        groups = [workers[start : start + self.group] for start in range(0, len(workers), self.group)]
-        # Groups may leave a mean out while they regroup.
-        inside = Undisturbed(Meetings(Replicas(conditions, groups, alone=False), every(self.steps)))
-        whole = Undisturbed(Meetings(Replicas(conditions, [workers], alone=True), self.meet(conditions)))
-        return [*super().invariants(conditions), inside, whole]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -14,7 +14,6 @@ synchronous steps, the same on all workers. `optimizer_state` says what becomes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor
@@ -23,9 +22,8 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker, every
+from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.invariant import Conditions
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -91,12 +89,6 @@ class PostLocalSGD(Averaging):
         """
         super().check(workers)
         self.first_local_step(1)
-
-    def meet(self, conditions: Conditions) -> Callable[[int], bool]:
-        """Replicas are equal after every step that is not local, and at the end of every round."""
-        first = self.first_local_step(conditions.steps)
-        ends = every(self.steps)
-        return lambda step: step < first or ends(step - first)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

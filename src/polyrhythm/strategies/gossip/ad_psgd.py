@@ -30,10 +30,8 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
-from polyrhythm.strategies.gossip.pairing.invariant import Exchanges
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.topologies.ring import Ring
@@ -100,10 +98,6 @@ class ADPSGD(Strategy):
     def updates_per_step(self, workers: int) -> int:
         """One: a worker's update moves the mean by its share of one."""
         return 1
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every question has one answer, and no average or update is lost or doubled."""
-        return [*super().invariants(conditions), Exchanges(conditions, self.topology)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

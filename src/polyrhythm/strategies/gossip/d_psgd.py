@@ -27,10 +27,8 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.gossip.mixing.invariant import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, mean_of_all, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.ring import Ring
@@ -77,11 +75,6 @@ class DPSGD(InTurns):
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
         return OfReplicas("parameters", together=True)
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """The mean of all moves by the mean gradient, and everybody by the rule."""
-        mixed = Mixed(conditions, self.topology, self.check, gradient_first=False)
-        return [*super().invariants(conditions), mixed]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -29,10 +29,8 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.gossip.mixing.invariant import Mixed
 from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, mean_of_all, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
@@ -68,12 +66,6 @@ class SGP(InTurns):
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
         return OfReplicas("numerator", together=True)
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """The sum of all moves by the sum of gradients, and everybody by the rule."""
-        delay = int(self.overlap)
-        mixed = Mixed(conditions, self.topology, self.check, gradient_first=True, delay=delay)
-        return [*super().invariants(conditions), mixed]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

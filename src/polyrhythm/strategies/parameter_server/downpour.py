@@ -40,9 +40,6 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.sums import Sums
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence
@@ -108,14 +105,6 @@ class Downpour(WithServers):
     def updates_per_step(self, workers: int) -> int:
         """One a worker: a sum of n_push gradients counts for as many."""
         return workers
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every gradient is in one sum."""
-        found = super().invariants(conditions)
-        found.append(Answers(conditions.cast, (Kind.PULL, Kind.FETCH)))
-        if conditions.gradient is not None:
-            found.append(Sums(conditions))
-        return found
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

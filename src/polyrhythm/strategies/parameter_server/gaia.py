@@ -30,10 +30,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
-from polyrhythm.strategies.parameter_server.sites.invariant import Sites
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -121,11 +119,6 @@ class Gaia(WithServers):
     def reads_every_step(self, workers: int) -> bool:
         """Not what other sites keep to themselves."""
         return self._busy(workers) == 1
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Sites add up to the same, and none is too far ahead."""
-        found = super().invariants(conditions)
-        return [*found, Sites(conditions, SiteMap.of(conditions.cast, self.sites), self.lag)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom the servers of its site are all there are."""

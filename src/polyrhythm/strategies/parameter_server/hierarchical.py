@@ -21,14 +21,9 @@ from typing import Annotated, ClassVar
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.every_step import EveryStep
-from polyrhythm.strategies.invariants.meetings import Undisturbed
-from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
-from polyrhythm.strategies.parameter_server.levels.level_watch import AtRoots
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
@@ -137,21 +132,6 @@ class Hierarchical(WithServers):
     def leaves_steps_out(self, workers: int) -> bool:
         """Where late gradients are dropped."""
         return self.consistency.drops and not self.in_step(workers)
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Equal replicas inside each group; where all go in step, of all; and roots have the sum of all gradients."""
-        cast, levels = conditions.cast, Levels.of(conditions.cast, self.groups)
-        in_step = self.in_step(len(cast.workers))
-        found = [each for each in super().invariants(conditions) if not isinstance(each, EveryStep)]
-        leaves_out, skips = self.leaves_steps_out(len(cast.workers)), self.goes_on(len(cast.workers))
-        found.append(EveryStep(cast.workers, leaves_out=leaves_out, skips=skips))
-        groups = [members for members in levels.groups if members]
-        found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))
-        if in_step:
-            found.append(Undisturbed(Replicas(conditions, [cast.workers], alone=True)))
-        return (
-            found if conditions.gradient is None else [*found, AtRoots(conditions, levels, drops=leaves_out)]
-        )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom its leaf is the only server."""

@@ -25,8 +25,6 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.one_vector import OneVector
 from polyrhythm.strategies.state import Held, Merged, Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -78,11 +76,6 @@ class Hogwild(Strategy):
     def resharding(self, before: int, after: int) -> Resharding:
         """The shared vector stays."""
         return OfSharedVector()
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """The vector is the sum of all updates."""
-        found = super().invariants(conditions)
-        return found + ([OneVector(conditions)] if conditions.gradient is not None else [])
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

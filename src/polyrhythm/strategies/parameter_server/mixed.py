@@ -19,7 +19,6 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -31,15 +30,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.averaging.rounds.rounds_worker import every
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.every_step import EveryStep
-from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
-from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.parameter_server.composition.served import WithServers, check_rules
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
-from polyrhythm.strategies.parameter_server.groups.group_watch import Means, OfGroups, OfMembers
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import (
     Circle,
     Gradients,
@@ -47,11 +40,9 @@ from polyrhythm.strategies.parameter_server.groups.mixed_worker import (
     Models,
     OfGroupsOfRounds,
 )
-from polyrhythm.strategies.parameter_server.groups.rounds_watch import InRounds, of_rounds
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
-from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
@@ -197,37 +188,6 @@ class Mixed(WithServers):
         groups = self.groups(workers)
         return min(workers - 1, self.consistency.spares(groups) if self.consistency.drops else workers)
 
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Those of servers, a group pushing what it has; and equal replicas inside each group."""
-        cast, steps = conditions.cast, self.round_steps(len(conditions.cast.workers))
-        in_step, handling, groups = self.in_step(len(cast.workers)), Handling(self.merge), self._ranks(cast)
-        apart = self.regroups_apart(len(cast.workers))
-        exact = conditions if self.inside.keeps_sums() else replace(conditions, gradient=None)
-        means = Means(cast, groups, drops=self.leaves_steps_out(len(cast.workers)))
-        serving = serving_invariants(
-            of_rounds(exact, steps),
-            self.contributors(cast),
-            self.consistency,
-            handling,
-            in_step=in_step,
-            behind=means.behind,
-        )
-        replicas = Meetings(Replicas(exact, groups, alone=False), every(steps))
-        alone = Undisturbed(Meetings(Replicas(exact, groups, alone=True), every(steps)))
-        every_step = {
-            "leaves_out": self.leaves_steps_out(len(cast.workers)),
-            "regroups": apart,
-            "apart": apart,
-        }
-        return [
-            *(found for found in super().invariants(conditions) if not isinstance(found, EveryStep)),
-            *(OfMembers(EveryStep(ranks, **every_step), ranks) for ranks in groups),
-            means,
-            *(OfGroups(InRounds(invariant, steps), cast, groups) for invariant in serving),
-            replicas,
-            *([alone] if len(groups) == 1 and adds_up(handling) else []),
-        ]
-
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         number = setting.workers.rank // self.replicas
@@ -240,11 +200,11 @@ class Mixed(WithServers):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server, to which groups talk through one member each."""
-        groups = self._ranks(setting.cast)
+        groups = self.members(setting.cast)
         return GroupServer(groups, self.consistency, Handling(self.merge), setting)
 
-    def _ranks(self, cast: RoleAssignment) -> list[tuple[int, ...]]:
-        """Gives the ranks of every group's workers."""
+    def members(self, cast: RoleAssignment) -> list[tuple[int, ...]]:
+        """Return the ranks of every group's workers."""
         starts = range(0, len(cast.workers), self.replicas)
         return [cast.workers[start : start + self.replicas] for start in starts]
 

@@ -23,9 +23,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.elastic import Elastic
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
     CentreServer,
@@ -101,12 +98,6 @@ class PeriodicAveraging(WithServers):
     def updates_per_step(self, workers: int) -> int:
         """One: every worker makes its own step on its own parameters."""
         return 1
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every question is answered once, to who asked it, and the mean moves by what is exchanged alone."""
-        alpha = self.rule(len(conditions.cast.workers)).alpha
-        elastic = Elastic(conditions, alpha, plain=True, pull=(1 - alpha) / alpha)
-        return [*super().invariants(conditions), Answers(conditions.cast), elastic]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -51,12 +51,6 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.strategies.averaging.rounds.rounds_worker import every
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.meetings import Meetings, Undisturbed
-from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.parameter_server.batches.invariant import Batches
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
@@ -129,13 +123,6 @@ class Sandblaster(WithServers):
     def gradients_per_step(self, workers: int) -> int:
         """All."""
         return workers
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Every portion is in one batch, every question is answered once, and replicas agree after every batch."""
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
-        answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
-        together = Undisturbed(Meetings(replicas, every(self.portions)))
-        return [*super().invariants(conditions), answers, Batches(conditions.cast), together]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

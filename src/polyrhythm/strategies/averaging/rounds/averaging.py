@@ -9,7 +9,6 @@ would have counted at the end of the round:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -18,11 +17,6 @@ from torch import Tensor
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.averaging.rounds.rounds_worker import every
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.local_models import LocalModels
-from polyrhythm.strategies.invariants.meetings import Meetings
-from polyrhythm.strategies.invariants.replicas import Replicas
 from polyrhythm.strategies.state import Held, Merged, Resharding, State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.optimizer_state import mean_optimizer, weighted_mean
@@ -70,17 +64,6 @@ class Averaging(Strategy):
     def slices(self, workers: int) -> int:
         """One a worker."""
         return workers
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """At the end of a round all replicas are equal, and the mean of all models that plain SGD has made."""
-        meet = self.meet(conditions)
-        replicas = Meetings(Replicas(conditions, [conditions.cast.workers], alone=False), meet)
-        made = [LocalModels(conditions, meet)] if self.sums_gradients else []
-        return [*super().invariants(conditions), replicas, *made]
-
-    def meet(self, conditions: Conditions) -> Callable[[int], bool]:
-        """Gives what tells, from a step's number, whether all replicas are equal after it."""
-        return every(self.round_steps(len(conditions.cast.workers)))
 
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."

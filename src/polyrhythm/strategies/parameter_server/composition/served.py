@@ -16,14 +16,9 @@ from pydantic import Field
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.meetings import Undisturbed
-from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.parameter_server.replication.of_shards import OfShards
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.invariants import adds_up, serving_invariants
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import OfServers, recut
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
@@ -149,18 +144,6 @@ class Served(WithServers):
     def leaves_steps_out(self, workers: int) -> bool:
         """Where late gradients are dropped."""
         return self.rules()[0].drops and not self.in_step(workers)
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """Those of servers, each worker pushing its own gradients; and equal replicas where workers go in step."""
-        workers = conditions.cast.workers
-        consistency, handling = self.rules()
-        pushers = self.contributors(conditions.cast)
-        in_step = consistency.in_step()
-        found = super().invariants(conditions)
-        found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
-        if in_step:
-            found.append(Undisturbed(Replicas(conditions, [workers], alone=adds_up(handling))))
-        return found if self.replicas == 1 else [OfShards(conditions.cast, found)]
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -12,13 +12,10 @@ Departure from the paper: where there are several servers, every shard has its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.gathered import Gathered
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate, check_fewer
 
@@ -54,12 +51,6 @@ class Backup(Consistency):
     def spares(self, pushers: int) -> int:
         """The spare ones; all, where there are none and nobody is dropped."""
         return pushers - self.gathers(pushers) if self.spare else pushers
-
-    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
-        """Exactly N gradients an update, all fresh; fewer where so few are left at the end."""
-        if self.in_step():
-            return []
-        return [Gathered(self.gathers(len(pushers)), drops=True, leftover=True)]
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
         """The step is the one of all."""

@@ -25,14 +25,10 @@ which with momentum has seen its own gradients only. A fresh copy replaces them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.clock_bound import ClockBound
-from polyrhythm.strategies.invariants.meetings import Undisturbed
 from polyrhythm.strategies.parameter_server.consistency.synchronous import SynchronousGate
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
 
@@ -64,11 +60,6 @@ class BoundedStaleness(Consistency):
     def spares(self, pushers: int) -> int:
         """All."""
         return pushers
-
-    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
-        """The bound, whenever a worker may go on."""
-        bound = ClockBound(conditions.cast, pushers, self.s, cached=self.own_updates)
-        return [bound if self.s else Undisturbed(bound)]  # in lock-step a successor's clock stays behind
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
         """All clocks are equal."""

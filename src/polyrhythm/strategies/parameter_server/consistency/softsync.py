@@ -12,14 +12,11 @@ Departure from the paper: when all have left, the gradients that are left over b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.gathered import Gathered
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Decision, Gate
 
 
@@ -54,10 +51,6 @@ class Softsync(Consistency):
     def spares(self, pushers: int) -> int:
         """All."""
         return pushers
-
-    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
-        """Exactly c gradients an update, but for the last."""
-        return [Gathered(self.gathers(len(pushers)), leftover=True)]
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
         """Nobody has begun an update."""

@@ -46,9 +46,6 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import PeerLost, RequestError
-from polyrhythm.strategies.invariant import Conditions, Invariant
-from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.elastic import Elastic
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
@@ -177,12 +174,6 @@ class ElasticAveraging(WithServers):
     def updates_per_step(self, workers: int) -> int:
         """One: every worker makes its own step on its own parameters."""
         return 1
-
-    def invariants(self, conditions: Conditions) -> list[Invariant]:
-        """What one side loses, the other gains."""
-        alpha = self.rule(len(conditions.cast.workers)).alpha
-        elastic = Elastic(conditions, alpha, plain=self.plain_steps)
-        return [*super().invariants(conditions), Answers(conditions.cast), elastic]
 
     @abstractmethod
     def local_step(self, setting: WorkerSetting) -> LocalStep:

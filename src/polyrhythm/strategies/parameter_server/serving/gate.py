@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
-from polyrhythm.strategies.invariant import Conditions, Invariant
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 
 CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
@@ -117,15 +115,6 @@ class Consistency(Config):
     @abstractmethod
     def spares(self, pushers: int) -> int:
         """How many pushers may be lost at once while the others go on."""
-
-    def invariants(self, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
-        """Makes what must hold of this consistency beside what holds of all.
-
-        Args:
-            conditions: of the run.
-            pushers: for each rank that pushes, the indices of the workers whose mean it pushes.
-        """
-        return []
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
         """Gives the state of a gate of so many pushers that are all to begin with a step, and holds nothing."""

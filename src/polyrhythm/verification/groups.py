@@ -1,13 +1,27 @@
-"""Groups as pushers: what watches ranks that push watches groups, whoever of a group speaks for it."""
+"""Groups of workers in front of servers: the invariants of servers, with a group or a leaf in the place of a worker."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
+from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.verification.invariant import (
+    Conditions,
+    Delivered,
+    Ended,
+    Handled,
+    Invariant,
+    Regrouped,
+    Stepped,
+)
+from polyrhythm.verification.servers import Ledger
 
 _NO_NEWS = Message(Kind.BROKEN)
 
@@ -131,3 +145,96 @@ class Means(Invariant):
         key = event.server, self._name_of[event.source], message.step
         if key not in self._behind or (self._drops and message.step >= event.version_before):
             self._behind[key] = self._there[event.source]
+
+
+def of_rounds(conditions: Conditions, steps: int) -> Conditions:
+    """Gives conditions in which a round's movement stands for a gradient, and the round for its step.
+
+    Args:
+        conditions: of the run.
+        steps: of a round; the last of a run may have fewer.
+    """
+    gradient, total = conditions.gradient, conditions.steps
+
+    def moved(worker: int, number: int) -> Tensor:
+        assert gradient is not None, "asked only where gradients are known"
+        stop = (number + 1) * steps if total is None else min((number + 1) * steps, total)
+        return torch.stack([gradient(worker, step) for step in range(number * steps, stop)]).sum(0)
+
+    return replace(
+        conditions,
+        gradient=None if gradient is None else moved,
+        steps=None if total is None else -(-total // steps),
+    )
+
+
+class InRounds(Invariant):
+    """Lets another invariant take rounds for steps.
+
+    Args:
+        inner: the other invariant.
+        steps: of a round.
+    """
+
+    def __init__(self, inner: Invariant, steps: int) -> None:
+        self._inner = inner
+        self._steps = steps
+
+    def delivered(self, event: Delivered) -> None:
+        """Passes it on."""
+        self._inner.delivered(event)
+
+    def handled(self, event: Handled) -> None:
+        """Passes it on: servers hear of rounds only."""
+        self._inner.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on if a round is over."""
+        if (event.step + 1) % self._steps == 0:
+            self._inner.stepped(replace(event, step=event.step // self._steps))
+
+    def ended(self, event: Ended) -> None:
+        """Passes it on, in rounds."""
+        self._inner.ended(replace(event, steps=-(-event.steps // self._steps)))
+
+
+class AtRoots(Invariant):
+    """Every gradient that a leaf has taken is applied exactly once, on all shards.
+
+    Args:
+        conditions: with gradients that are known.
+        levels: who belongs to whom.
+        drops: whether late means are dropped.
+    """
+
+    def __init__(self, conditions: Conditions, levels: Levels, *, drops: bool) -> None:
+        cast = conditions.cast
+        self._indices = {rank: index for index, rank in enumerate(cast.workers)}
+        self._leaves, self._roots = set(levels.leaves), set(levels.roots)
+        self._taken: defaultdict[int, set[int]] = defaultdict(set)
+        self._behind: dict[tuple[int, int], tuple[int, ...]] = {}
+        roots = replace(conditions, cast=RoleAssignment(cast.workers, levels.roots))
+        self._ledger = Ledger(roots, self._members, drops=drops)
+
+    def handled(self, event: Handled) -> None:
+        """Notes whose gradients a leaf has taken, and which of them are in a mean; passes on what roots do."""
+        if event.server in self._leaves:
+            self._note(event)
+        elif event.server in self._roots:
+            answers = [
+                (to, reply._replace(kind=Kind.PARAMETERS) if reply.kind is Kind.VECTOR else reply)
+                for to, reply in event.replies
+            ]
+            self._ledger.handled(replace(event, replies=answers))
+
+    def _note(self, event: Handled) -> None:
+        taken = self._taken[event.server]
+        if event.message is not None and event.message.kind is Kind.PUSH:
+            taken.add(self._indices[event.source])
+        steps = {reply.step for _, reply in event.replies if reply.kind is Kind.PUSH}
+        for step in steps:
+            self._behind[event.server, step] = tuple(sorted(taken))
+            taken.clear()
+
+    def _members(self, root: int, leaf: int, step: int) -> tuple[int, ...]:
+        return self._behind.get((leaf, step), ())

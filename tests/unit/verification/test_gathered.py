@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.invariant import Handled, Violation
-from polyrhythm.strategies.invariants.gathered import Gathered
+from polyrhythm.verification.invariant import Handled, Violation
+from polyrhythm.verification.servers import Gathered
 
 
 def update(found: int, message: Message | None, staleness: int = 0) -> Handled:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.invariant import Conditions, Ended, Handled, Invariant, Violation
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap
 from polyrhythm.training.flat_parameters import shards
+from polyrhythm.verification.invariant import Conditions, Ended, Handled, Invariant, Violation
 
 
 class Sites(Invariant):

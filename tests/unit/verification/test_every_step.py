@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyrhythm.strategies.invariant import Ended, Stepped, Violation
-from polyrhythm.strategies.invariants.every_step import EveryStep
+from polyrhythm.verification.general import EveryStep
+from polyrhythm.verification.invariant import Ended, Stepped, Violation
 
 
 def step(number: int, *, rank: int = 1, incarnation: int = 0, members: tuple[int, ...] = ()) -> Stepped:

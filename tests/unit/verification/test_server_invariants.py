@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
-from polyrhythm.strategies.invariants.answers import Answers
-from polyrhythm.strategies.invariants.ledger import Ledger
-from polyrhythm.strategies.invariants.progress import Progress
-from polyrhythm.strategies.invariants.replicas import Replicas
-from polyrhythm.strategies.invariants.shards_together import ShardsTogether
-from polyrhythm.strategies.invariants.staleness import Staleness
-from polyrhythm.strategies.invariants.versions import Versions
 from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.verification.general import Progress, Versions
+from polyrhythm.verification.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
+from polyrhythm.verification.replicas import Replicas
+from polyrhythm.verification.servers import Answers, Ledger, ShardsTogether, Staleness
 
 WORKERS, SERVER = 2, 2
 CAST = cast_in_order(WORKERS, 1)

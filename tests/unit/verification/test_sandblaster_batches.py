@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.invariant import Handled, Violation
-from polyrhythm.strategies.parameter_server.batches.invariant import Batches
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.verification.invariant import Handled, Violation
+from polyrhythm.verification.servers import Batches
 
 FIRST, SECOND, SERVER = 0, 1, 2
 

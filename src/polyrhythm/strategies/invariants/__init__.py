@@ -1,1 +1,0 @@
-"""What strategies declare of themselves: each file is one invariant."""

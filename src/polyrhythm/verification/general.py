@@ -1,0 +1,220 @@
+"""What holds for every strategy, and filters that apply an invariant to a part of a run only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from polyrhythm.communication.message import Kind
+from polyrhythm.verification.invariant import (
+    Delivered,
+    Ended,
+    Handled,
+    Invariant,
+    Regrouped,
+    Stepped,
+    Violation,
+)
+
+
+class Progress(Invariant):
+    """Virtual time since the last update or step stays within a bound.
+
+    Args:
+        patience_s: the bound.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._latest_s = 0.0
+
+    def delivered(self, event: Delivered) -> None:
+        """Messages alone are no progress."""
+        quiet_s = event.time_s - self._latest_s
+        if quiet_s > self._patience_s:
+            raise Violation(
+                "messages, but neither an update nor a step",
+                rank=event.to,
+                time_s=event.time_s,
+                expected=f"one within {self._patience_s:g} s",
+                found=f"none for {quiet_s:g} s",
+            )
+
+    def handled(self, event: Handled) -> None:
+        """An update is progress."""
+        if event.version != event.version_before:
+            self._latest_s = event.time_s
+
+    def stepped(self, event: Stepped) -> None:
+        """A step is progress."""
+        self._latest_s = event.time_s
+
+
+class Versions(Invariant):
+    """Versions are monotone."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, int] = {}
+        self._shown: dict[tuple[int, int, int], int] = {}
+
+    def handled(self, event: Handled) -> None:
+        """A message makes one update or none."""
+        known = self._latest.setdefault(event.server, 0)
+        if event.version_before != known or event.version not in (known, known + 1):
+            raise Violation(
+                "a server's version",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"{known} and then {known} or {known + 1}",
+                found=f"{event.version_before} and then {event.version}",
+            )
+        self._latest[event.server] = event.version
+
+    def delivered(self, event: Delivered) -> None:
+        """What a worker gets is never older than what it had."""
+        if event.message.kind is not Kind.PARAMETERS or event.source not in self._latest:
+            return
+        key = event.source, event.to, event.to_incarnation
+        before = self._shown.get(key, 0)
+        if event.message.version < before:
+            raise Violation(
+                f"the version that rank {event.source} answers with",
+                rank=event.to,
+                time_s=event.time_s,
+                expected=f"at least {before}",
+                found=event.message.version,
+            )
+        self._shown[key] = event.message.version
+
+
+class EveryStep(Invariant):
+    """No step is left out, and none is taken twice by the same incarnation.
+
+    A successor may take again what had been its predecessor's, if its effect was lost. Each that was lost may have died
+    with one step of which only the gradient was seen. Where workers regroup, steps that somebody had finished are
+    handed on to the others, with their gradients in them.
+
+    Args:
+        workers: their ranks.
+        leaves_out: whether a worker may leave steps out to be where the others are.
+        regroups: whether workers regroup.
+        again: whether those who regroup may take their latest step again, whose update was not whole.
+        apart: whether groups regroup: who does is told how far its group has come, and the very last step may be over
+            though none of those who are left has said so.
+        skips: whether a successor begins where others are, and steps that they took without it are over.
+    """
+
+    def __init__(
+        self,
+        workers: Collection[int],
+        *,
+        leaves_out: bool = False,
+        regroups: bool = False,
+        again: bool = False,
+        apart: bool = False,
+        skips: bool = False,
+    ) -> None:
+        self._apart = apart
+        self._skips = skips
+        self._again = again
+        self._formations = dict.fromkeys(workers, 0)
+        self._leaves_out = leaves_out
+        self._regroups = regroups
+        self._reached = dict.fromkeys(workers, 0)
+        self._incarnations = dict.fromkeys(workers, 0)
+
+    def stepped(self, event: Stepped) -> None:
+        """Compares with the step before it."""
+        expected = self._reached[event.rank]
+        lost = event.incarnation - self._incarnations[event.rank]
+        first, last = (0 if lost else expected), expected + lost
+        if self._again and event.formation != self._formations[event.rank]:
+            first = min(first, expected - 1)
+        self._formations[event.rank] = event.formation
+        bounded = not (self._leaves_out or (self._skips and lost)) and event.regrouped is None
+        if event.step < first or (event.step > last and bounded):
+            raise Violation(
+                "a step out of turn",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"step {first}" + (f" to {last}" if last > first else ""),
+                found=f"step {event.step}",
+            )
+        self._incarnations[event.rank] = event.incarnation
+        self._reached[event.rank] = event.step + 1
+
+    def regrouped(self, event: Regrouped) -> None:
+        """Goes on where its group has come to, which is never behind what it had done itself."""
+        if not self._apart:
+            return
+        told, lost = event.steps[event.rank], event.members[event.rank] - self._incarnations[event.rank]
+        if told < self._reached[event.rank] and not (lost or self._leaves_out):
+            raise Violation(
+                "steps that a group has done",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"at least {self._reached[event.rank]}",
+                found=told,
+            )
+        self._reached[event.rank], self._incarnations[event.rank] = told, event.members[event.rank]
+
+    def ended(self, event: Ended) -> None:
+        """All who have left had taken their last step, or one of them where they regroup."""
+        if self._leaves_out:
+            return
+        missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}
+        if self._regroups:
+            missed = {rank: min(missed.values()) for rank in event.survivors}
+        for rank, count in missed.items():
+            lost = event.incarnations.get(rank, 0) - self._incarnations[rank]
+            if self._skips and lost:
+                continue
+            if not 0 <= count <= lost + self._apart:
+                raise Violation(
+                    "steps at the end",
+                    rank=rank,
+                    time_s=event.time_s,
+                    expected=event.steps,
+                    found=event.steps - count,
+                )
+
+
+class Meetings(Invariant):
+    """Lets another invariant see only the steps after which workers have met.
+
+    Args:
+        inner: the other invariant, which looks at steps.
+        meet: tells, from a step's number, whether they have.
+    """
+
+    def __init__(self, inner: Invariant, meet: Callable[[int], bool]) -> None:
+        self._inner = inner
+        self._meet = meet
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on, if they have met."""
+        if self._meet(event.step):
+            self._inner.stepped(event)
+
+
+class Undisturbed(Invariant):
+    """Lets another invariant see only what happens before workers regroup for the first time, or servers lose one.
+
+    Args:
+        inner: the other invariant, which looks at steps, and at servers.
+    """
+
+    def __init__(self, inner: Invariant) -> None:
+        self._inner = inner
+        self._over = False
+
+    def handled(self, event: Handled) -> None:
+        """Passes it on, if no server has heard of a loss."""
+        self._over |= event.message is None
+        if not self._over:
+            self._inner.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on, if nobody has regrouped."""
+        self._over |= event.regrouped is not None
+        if not self._over:
+            self._inner.stepped(event)

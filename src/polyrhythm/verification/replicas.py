@@ -1,0 +1,220 @@
+"""Workers that hold the same parameters: equal bits after equal steps, and every gradient in them exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from polyrhythm.verification.invariant import Conditions, Ended, Invariant, Stepped, Violation
+
+
+class Replicas(Invariant):
+    """The members of a group agree.
+
+    Where they regroup, a step that only lost members had finished is taken again by those who are left; nobody who
+    has finished it goes on beside them.
+
+    Args:
+        conditions: with or without known gradients.
+        groups: ranks of workers that go in step with each other.
+        alone: whether a group's parameters are the sum of its own gradients only, so that they can be told beforehand.
+    """
+
+    def __init__(self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool) -> None:
+        self._group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+        self._groups = [tuple(group) for group in groups]
+        self._workers = conditions.cast.workers
+        self._gradient = conditions.gradient if alone else None
+        self._latest: dict[int, Stepped] = {}
+        self._finishers: dict[int, set[tuple[int, int]]] = {}
+        zeros = torch.zeros(conditions.numbers if self._gradient else 0)
+        self._sums = {number: zeros.clone() for number in range(len(groups))}
+        self._sums_before = dict(self._sums)
+
+    def stepped(self, event: Stepped) -> None:
+        """Compares with whoever was first at this step."""
+        number = self._group_of[event.rank]
+        latest = self._latest.get(number)
+        step, first = (-1, event.vector) if latest is None else (latest.step, latest.vector)
+        if latest is not None and self._is_taken_again(event, latest, number):
+            self._sums[number] = self._sums_before[number]
+            step -= 1
+        if event.step > step:
+            self._latest[number] = replace(event, vector=event.vector.clone())
+            self._finishers[number] = set()
+            self._sums_before[number] = self._sums[number].clone()
+            self._check_first(event, number, step)
+        elif event.step < step or not torch.equal(first, event.vector):
+            raise Violation(
+                "a replica beside the others of its group",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"step {step} and the same bits",
+                found=f"step {event.step}, {int((first != event.vector).sum())} numbers differ",
+            )
+        self._finishers[number].add((event.rank, (event.regrouped or {}).get(event.rank, 0)))
+
+    def _is_taken_again(self, event: Stepped, latest: Stepped, number: int) -> bool:
+        """Whether this is the latest step, by a later formation to which none belongs who has finished it before."""
+        if event.step != latest.step or event.regrouped in (None, latest.regrouped):
+            return False
+        return self._finishers[number].isdisjoint((event.regrouped or {}).items())
+
+    def _check_first(self, event: Stepped, number: int, step: int) -> None:
+        if self._gradient is None:
+            return
+        members = self._groups[number] if event.regrouped is None else tuple(event.regrouped)
+        for missed in range(step + 1, event.step + 1):
+            for rank in members:
+                self._sums[number] -= self._gradient(self._workers.index(rank), missed) / len(members)
+        wrong = int((self._sums[number] != event.vector.to(self._sums[number].dtype)).sum())
+        if wrong:
+            raise Violation(
+                f"parameters after step {event.step}",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected="the sum of all workers' mean gradients",
+                found=f"{wrong} of {len(event.vector)} numbers wrong",
+            )
+
+
+_Formation = tuple[int, tuple[int, ...]]
+"""The number of a formation, and its members."""
+
+
+@dataclass
+class _Taken:
+    """What is known of a step.
+
+    Attributes:
+        before: `(numbers,)`, with the updates of all steps before it.
+        by_formation: that have taken it, with what each held afterwards.
+        finishers: who have taken it.
+    """
+
+    before: Tensor
+    by_formation: dict[_Formation, Tensor] = field(default_factory=dict)
+    finishers: set[tuple[int, int]] = field(default_factory=set)
+
+
+class LateReplicas(Invariant):
+    """All members of a formation agree, and every gradient is in every number once.
+
+    Args:
+        conditions: with or without known gradients; without them, members are only compared.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._workers = conditions.cast.workers
+        self._gradient = conditions.gradient
+        nothing = torch.zeros(conditions.numbers if self._gradient else 0)
+        self._steps = [_Taken(nothing)]
+
+    def stepped(self, event: Stepped) -> None:
+        """Compares with what others held after this step, or with what it may have come to."""
+        there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
+        formation = event.formation, tuple(there)
+        self._go_to(event, set(there.items()), formation)
+        taken = self._steps[-1]
+        taken.finishers.add((event.rank, there.get(event.rank, 0)))
+        known = taken.by_formation.setdefault(formation, event.vector.clone())
+        if not torch.equal(known, event.vector):
+            self._refuse(event, "the same bits as the others", int((known != event.vector).sum()))
+        if self._gradient is not None:
+            own = [self._update(event.step, formation)] if len(formation[1]) == 1 else []
+            self._compare(event, taken.before, [*self._updates(event.step, taken, formation), *own])
+
+    def _go_to(self, event: Stepped, there: set[tuple[int, int]], formation: _Formation) -> None:
+        """Makes the event's step the latest: the one after it, or one that only lost workers had got beyond."""
+        latest = len(self._steps) - 1
+        if event.step == latest + 1:
+            self._steps.append(_Taken(self._before_next(event, formation)))
+            return
+        beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
+        if event.step > latest or beyond:
+            self._refuse(event, f"a step beside step {latest} of the others", 0)
+        del self._steps[event.step + 1 :]
+
+    def _before_next(self, event: Stepped, formation: _Formation) -> Tensor:
+        """Gives what the step before has come to, which this event shows: alone, less its own update."""
+        if self._gradient is None:
+            return self._steps[-1].before
+        taken = self._steps[-1]
+        shown = event.vector.to(taken.before.dtype)
+        if len(formation[1]) == 1:
+            shown = shown + self._update(event.step, formation)
+        updates = torch.stack([self._update(event.step - 1, each) for each in taken.by_formation])
+        wrong = int((taken.before - updates != shown).all(0).sum())
+        if wrong:
+            self._refuse(event, f"each number with one update of step {event.step - 1}", wrong)
+        return shown.clone()
+
+    def _compare(self, event: Stepped, before: Tensor, updates: Sequence[Tensor]) -> None:
+        shown = event.vector.to(before.dtype)
+        possible = torch.stack([torch.zeros_like(before), *updates])
+        wrong = int((before - possible != shown).all(0).sum())
+        if wrong:
+            self._refuse(event, "all updates before this step's", wrong)
+
+    def _updates(self, step: int, taken: _Taken, formation: _Formation) -> list[Tensor]:
+        """Gives the updates of a step that others have made of it, of which some numbers may have had theirs."""
+        return [self._update(step, each) for each in taken.by_formation if each != formation]
+
+    def _update(self, step: int, formation: _Formation) -> Tensor:
+        assert self._gradient is not None, "asked only where gradients are known"
+        gradients = [self._gradient(self._workers.index(rank), step) for rank in formation[1]]
+        return torch.stack(gradients).sum(0) / len(gradients)
+
+    def _refuse(self, event: Stepped, expected: str, wrong: int) -> None:
+        raise Violation(
+            f"parameters after step {event.step}",
+            rank=event.rank,
+            time_s=event.time_s,
+            expected=expected,
+            found=f"{wrong} of {len(event.vector)} numbers differ",
+        )
+
+
+class OneVector(Invariant):
+    """No update is lost, torn or doubled.
+
+    Args:
+        conditions: with gradients that are known.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        assert conditions.gradient is not None, "updates are checked that are known"
+        self._gradient = conditions.gradient
+        self._workers = conditions.cast.workers
+        self._sum = torch.zeros(conditions.numbers)
+        self._steps: Counter[int] = Counter()
+
+    def stepped(self, event: Stepped) -> None:
+        """Adds an update, and looks."""
+        self._sum -= self._gradient(self._workers.index(event.rank), event.step)
+        self._steps[event.rank] += 1
+        wrong = int((self._sum != event.vector.to(self._sum.dtype)).sum())
+        if wrong:
+            raise Violation(
+                f"the shared vector after step {event.step}",
+                rank=event.rank,
+                time_s=event.time_s,
+                expected=f"the sum of {self._steps.total()} updates",
+                found=f"{wrong} of {len(self._sum)} numbers wrong",
+            )
+
+    def ended(self, event: Ended) -> None:
+        """All steps of all who have left were done, each once."""
+        for rank in event.survivors:
+            if self._steps[rank] != event.steps:
+                raise Violation(
+                    f"updates of rank {rank} at the end",
+                    rank=rank,
+                    time_s=event.time_s,
+                    expected=event.steps,
+                    found=self._steps[rank],
+                )

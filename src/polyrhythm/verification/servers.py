@@ -1,0 +1,677 @@
+"""Parameter servers: what they answer, count and add up, found out from their messages alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.strategies.parameter_server.consistency.backup import Backup
+from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
+from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
+from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT, Entry
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.verification.general import Undisturbed
+from polyrhythm.verification.invariant import (
+    Conditions,
+    Delivered,
+    Ended,
+    Handled,
+    Invariant,
+    Stepped,
+    Violation,
+)
+
+_ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
+
+
+class Answers(Invariant):
+    """Every answer goes to the incarnation that asked.
+
+    Args:
+        cast: who does what.
+        asking: kinds of message that are answered with parameters.
+    """
+
+    def __init__(self, cast: RoleAssignment, asking: tuple[Kind, ...] = _ASKING) -> None:
+        self._asking = asking
+        self._servers = frozenset(cast.servers)
+        self._open: Counter[tuple[int, int, int]] = Counter()
+
+    def delivered(self, event: Delivered) -> None:
+        """Counts questions and answers of an incarnation."""
+        if event.to in self._servers and event.message.kind in self._asking:
+            self._open[event.to, event.source, event.source_incarnation] += 1
+        elif event.source in self._servers and event.message.kind is Kind.PARAMETERS:
+            key = event.source, event.to, event.to_incarnation
+            self._open[key] -= 1
+            if self._open[key] < 0:
+                raise Violation(
+                    f"an answer of rank {event.source} to a question of another, or of nobody",
+                    rank=event.to,
+                    time_s=event.time_s,
+                    expected=f"none for incarnation {event.to_incarnation}, which has no open question",
+                    found=f"one of version {event.message.version}, step {event.message.step}",
+                )
+
+
+@dataclass(slots=True)
+class Push:
+    """A gradient that a server holds or has applied.
+
+    Attributes:
+        source: who pushed it.
+        message: the push.
+        doubtful: whether an update may have been made without it.
+    """
+
+    source: int
+    message: Message
+    doubtful: bool = False
+
+
+class Pushes:
+    """Follows the gradients from their coming to their update.
+
+    A server holds what comes, and an update takes all that is held. A step that has come before does not count again.
+
+    Args:
+        drops: whether a gradient of an earlier step than the server's is dropped, and what a lost pusher had pushed;
+            pushers then leave out steps, and every update is a step.
+        doubts: whether servers drop what a lost pusher had pushed unless all have it; then it comes again.
+    """
+
+    def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
+        self._drops = drops
+        self._doubts = doubts
+        self._come: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._held: defaultdict[int, list[Push]] = defaultdict(list)
+
+    def come(self, server: int, source: int) -> int:
+        """How many steps of a pusher have come to a server."""
+        return self._come[server, source]
+
+    def follow(self, event: Handled) -> list[Push]:
+        """Takes an event; gives the gradients of the update that it made, if it made one.
+
+        Raises:
+            Violation: a step came before the one ahead of it.
+        """
+        message, key = event.message, (event.server, event.source)
+        if self._drops and message is None:
+            held = self._held[event.server]
+            self._held[event.server] = [push for push in held if push.source != event.source]
+        if message is not None and message.kind is Kind.PUSH:
+            ahead = message.step - self._come[key]
+            if ahead > self._doubts and not self._drops:
+                raise Violation(
+                    f"a gradient of rank {event.source}",
+                    rank=event.server,
+                    time_s=event.time_s,
+                    expected=f"step {self._come[key]}",
+                    found=f"step {message.step}",
+                )
+            if message.step >= (event.version_before if self._drops else self._come[key]):
+                self._come[key] = message.step + 1
+                self._held[event.server].append(Push(event.source, message))
+        if self._doubts and message is None:
+            for push in self._held[event.server]:
+                if push.source == event.source:
+                    push.doubtful = True
+                    self._come[key] = min(self._come[key], push.message.step)
+        if event.version == event.version_before:
+            return []
+        return self._held.pop(event.server, [])
+
+
+class Staleness(Invariant):
+    """Staleness as counted is staleness as the messages show it.
+
+    Args:
+        drops: whether late gradients are dropped.
+        doubts: whether servers drop what a lost pusher had pushed unless all have it.
+    """
+
+    def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
+        self._read: dict[tuple[int, int], int] = {}
+        self._read_before: defaultdict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+        """For a server: what was read before a gradient that is held, by its rank and step."""
+        self._pushes = Pushes(drops=drops, doubts=doubts)
+        self._drops = drops
+
+    def delivered(self, event: Delivered) -> None:
+        """A worker has read what it was answered with."""
+        if event.message.kind is Kind.PARAMETERS:
+            self._read[event.source, event.to] = event.message.version
+
+    def handled(self, event: Handled) -> None:
+        """Counts what is applied now."""
+        message, before = event.message, self._read_before[event.server]
+        if message is not None and message.kind is Kind.PUSH:
+            read = self._read.get((event.server, event.source), 0)
+            before.setdefault((event.source, message.step), read)  # it may come again while it is held
+        elif message is None and self._drops:
+            for key in [key for key in before if key[0] == event.source]:
+                del before[key]
+        applied = self._pushes.follow(event)
+        expected, doubtful = Counter[int](), Counter[int]()
+        for push in applied:
+            if push.message.weight > 0:
+                age = event.version_before - before[push.source, push.message.step]
+                (doubtful if push.doubtful else expected)[age] += 1
+        if event.version != event.version_before:
+            before.clear()
+        if not expected <= event.applied <= expected + doubtful:
+            raise Violation(
+                "staleness of the gradients that an update takes",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=dict(expected),
+                found=dict(event.applied),
+            )
+
+
+Behind = Callable[[int, int, int], tuple[int, ...]]
+
+
+class Ledger(Invariant):
+    """Every gradient that was taken is applied exactly once, on all shards.
+
+    Args:
+        conditions: with gradients that are known.
+        behind: gives the indices of the workers whose mean a gradient is, from the server that has it, its pusher and
+            its step.
+        drops: whether late gradients are dropped, so that not all come to be applied.
+    """
+
+    def __init__(self, conditions: Conditions, behind: Behind, *, drops: bool = False) -> None:
+        assert conditions.gradient is not None, "a ledger is kept of gradients that are known"
+        servers = conditions.cast.servers
+        self._gradient = conditions.gradient
+        self._behind = behind
+        self._shards = dict(zip(servers, shards(conditions.numbers, len(servers)), strict=True))
+        self._values = {
+            server: torch.zeros(shard.stop - shard.start) for server, shard in self._shards.items()
+        }
+        self._pushes = Pushes(drops=drops)
+        self._drops = drops
+
+    def handled(self, event: Handled) -> None:
+        """Books an update, and compares what is answered."""
+        applied = self._pushes.follow(event)
+        if applied:
+            members = [
+                (worker, push.message.step)
+                for push in applied
+                for worker in self._behind(event.server, push.source, push.message.step)
+            ]
+            shard = self._shards[event.server]
+            total = sum(
+                (self._gradient(*member)[shard] for member in members[1:]), self._gradient(*members[0])[shard]
+            )
+            self._values[event.server] -= total if len(members) == 1 else total / len(members)
+        for to, reply in event.replies:
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
+                self._compare(event, to, reply.tensor)
+
+    def _compare(self, event: Handled, to: int, found: Tensor) -> None:
+        expected = self._values[event.server]
+        if expected.shape == found.shape and torch.equal(expected, found.to(expected.dtype)):
+            return
+        what = f"parameters for rank {to}, the sum of what was acknowledged"
+        if expected.shape != found.shape:
+            sizes = f"{len(expected)} numbers", f"{len(found)}"
+            raise Violation(what, rank=event.server, time_s=event.time_s, expected=sizes[0], found=sizes[1])
+        wrong = torch.nonzero(expected != found.to(expected.dtype)).flatten()
+        first = int(wrong[0])
+        raise Violation(
+            f"{what}, number {first} of {len(expected)} ({len(wrong)} are wrong)",
+            rank=event.server,
+            time_s=event.time_s,
+            expected=float(expected[first]),
+            found=float(found[first]),
+        )
+
+    def ended(self, event: Ended) -> None:
+        """All steps of all who have left came to all servers."""
+        if self._drops:
+            return
+        for server in self._shards:
+            for source in event.survivors:
+                pushed = self._pushes.come(server, source)
+                if self._behind(server, source, 0) and pushed != event.steps:
+                    raise Violation(
+                        f"steps of rank {source} at the end",
+                        rank=server,
+                        time_s=event.time_s,
+                        expected=event.steps,
+                        found=pushed,
+                    )
+
+
+class Sums(Invariant):
+    """Every gradient is in exactly one sum that was applied.
+
+    Args:
+        conditions: with gradients that are known.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        assert conditions.gradient is not None, "sums are checked of gradients that are known"
+        cast = conditions.cast
+        self._gradient = conditions.gradient
+        self._workers = cast.workers
+        self._shards = dict(zip(cast.servers, shards(conditions.numbers, len(cast.servers)), strict=True))
+        self._values = {
+            server: torch.zeros(shard.stop - shard.start) for server, shard in self._shards.items()
+        }
+        self._steps: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def handled(self, event: Handled) -> None:
+        """Books a sum, and compares what is answered."""
+        message = event.message
+        if message is not None and message.kind is Kind.PUSH and message.tensor is not None:
+            self._book(event, message.step + 1, message.tensor)
+        for to, reply in event.replies:
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
+                self._compare(event, f"parameters for rank {to}", self._values[event.server], reply.tensor)
+
+    def _book(self, event: Handled, steps: int, found: Tensor) -> None:
+        key = event.server, event.source
+        worker, before = self._workers.index(event.source), self._steps[key]
+        if steps <= before:
+            return
+        expected = torch.zeros_like(found)
+        for step in range(before, steps):
+            expected += self._gradient(worker, step)[self._shards[event.server]]
+        self._compare(
+            event, f"the sum of rank {event.source}'s steps {before} to {steps - 1}", expected, found
+        )
+        self._steps[key] = steps
+        self._values[event.server] -= expected
+
+    def ended(self, event: Ended) -> None:
+        """All steps of all who have left came to all servers."""
+        for server in self._shards:
+            for source in event.survivors:
+                if self._steps[server, source] != event.steps:
+                    raise Violation(
+                        f"steps of rank {source} at the end",
+                        rank=server,
+                        time_s=event.time_s,
+                        expected=event.steps,
+                        found=self._steps[server, source],
+                    )
+
+    @staticmethod
+    def _compare(event: Handled, what: str, expected: Tensor, found: Tensor) -> None:
+        wrong = int((expected != found.to(expected.dtype)).sum())
+        if wrong:
+            raise Violation(
+                what,
+                rank=event.server,
+                time_s=event.time_s,
+                expected="the same",
+                found=f"{wrong} numbers differ",
+            )
+
+
+class ShardsTogether(Invariant):
+    """Every server has made as many updates as every worker steps."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+
+    def handled(self, event: Handled) -> None:
+        """Notes the version."""
+        self._versions[event.server] = event.version
+
+    def stepped(self, event: Stepped) -> None:
+        """Nobody can be ahead before this worker has pushed again."""
+        for server, version in self._versions.items():
+            if version != event.step + 1:
+                raise Violation(
+                    f"version of server {server} after step {event.step}",
+                    rank=event.rank,
+                    time_s=event.time_s,
+                    expected=event.step + 1,
+                    found=version,
+                )
+
+
+class Gathered(Invariant):
+    """Counts the gradients of every update.
+
+    Args:
+        count: that it must be.
+        drops: whether late gradients are dropped, so that what is applied is fresh.
+        leftover: whether an update may have fewer when somebody leaves or is lost, who may have been the last there.
+    """
+
+    def __init__(self, count: int, *, drops: bool = False, leftover: bool = False) -> None:
+        self._count = count
+        self._drops = drops
+        self._leftover = leftover
+
+    def handled(self, event: Handled) -> None:
+        """Looks at an update."""
+        if event.version == event.version_before:
+            return
+        found = sum(event.applied.values())
+        parting = event.message is None or event.message.kind is Kind.LEAVE
+        if found > self._count or (found < self._count and not (self._leftover and parting)):
+            raise Violation(
+                "gradients of an update",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=self._count,
+                found=found,
+            )
+        if self._drops and set(event.applied) != {0}:
+            raise Violation(
+                "staleness where late gradients are dropped",
+                rank=event.server,
+                time_s=event.time_s,
+                expected={0: found},
+                found=dict(event.applied),
+            )
+
+
+class ClockBound(Invariant):
+    """Keeps every pusher's clock on every server, from the messages alone.
+
+    A lost pusher counts for nothing until its successor pushes; that one's clock begins at the slowest of those that
+    are there, if the other fell before that, and while it catches up it
+    does not pass the first of those who never were behind. Where nobody is left of them, all clocks go back alike.
+
+    Args:
+        cast: who does what.
+        pushers: the ranks that push.
+        s: the bound.
+        cached: whether answers may be empty.
+    """
+
+    def __init__(
+        self, cast: RoleAssignment, pushers: Collection[int], s: int, *, cached: bool = False
+    ) -> None:
+        self._s = s
+        self._cached = cached
+        self._clocks = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
+        self._credits = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        self._pushed = {server: dict.fromkeys(pushers, 0) for server in cast.servers}
+        """Steps that have come; a successor may repeat the last."""
+        self._copies: dict[tuple[int, int], int] = {}
+
+    def handled(self, event: Handled) -> None:
+        """Moves the sender's clock, then looks at everyone who may go on."""
+        clocks, gone = self._clocks[event.server], self._gone[event.server]
+        if event.message is None or event.message.kind is Kind.LEAVE:
+            self._lose(event.server, event.source)
+        elif (
+            event.message.kind is Kind.PUSH and event.message.step >= self._pushed[event.server][event.source]
+        ):
+            self._pushed[event.server][event.source] = event.message.step + 1
+            if event.source in gone:
+                self._let_in(event.server, event.source, event.message.step + 1)
+            self._move(event.server, event.source, event.message.step + 1)
+        present = [clock for pusher, clock in clocks.items() if pusher not in gone]
+        for to, reply in event.replies:
+            if to not in clocks or reply.kind is not Kind.PARAMETERS:
+                continue
+            if to not in gone:
+                self._check(event, to, min(present), fresh=reply.tensor is not None)
+            elif reply.tensor is not None:  # a successor's first copy
+                self._copies[event.server, to] = min(present, default=clocks[to])
+
+    def _lose(self, server: int, pusher: int) -> None:
+        """Shifts all clocks that are left alike, if none of them is the count of its pusher's steps."""
+        gone, credits = self._gone[server], self._credits[server]
+        gone.add(pusher)
+        left = [other for other in credits if other not in gone]
+        least = min((credits[other] for other in left), default=0)
+        for other in left:
+            credits[other] -= least
+            self._clocks[server][other] -= least
+            self._copies[server, other] = self._copies.get((server, other), -1) - least
+
+    def _let_in(self, server: int, pusher: int, steps: int) -> None:
+        clocks, gone = self._clocks[server], self._gone[server]
+        slowest = min((clocks[other] for other in clocks if other not in gone), default=0)
+        self._credits[server][pusher] = max(0, slowest - steps)
+        gone.discard(pusher)
+
+    def _move(self, server: int, pusher: int, steps: int) -> None:
+        clocks, credits, gone = self._clocks[server], self._credits[server], self._gone[server]
+        if credits[pusher]:
+            first = max(clocks[other] for other in clocks if other not in gone and not credits[other])
+            credits[pusher] = max(0, min(credits[pusher], first - steps))
+        clocks[pusher] = steps + credits[pusher]
+
+    def _check(self, event: Handled, to: int, slowest: int, *, fresh: bool) -> None:
+        clock = self._clocks[event.server][to]
+        if clock - self._s > slowest:
+            raise Violation(
+                f"the step with which rank {to} may go on",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"at most {slowest + self._s}, the slowest being at {slowest}",
+                found=clock,
+            )
+        if fresh:
+            self._copies[event.server, to] = slowest
+        elif not self._cached or self._copies.get((event.server, to), -1) < clock - self._s:
+            raise Violation(
+                f"the copy with which rank {to} may begin step {clock}",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"all updates of the steps before {clock - self._s}",
+                found=f"those before {self._copies.get((event.server, to), -1)}",
+            )
+
+
+class Batches(Invariant):
+    """Keeps every server's batch under way, from the messages alone.
+
+    Args:
+        cast: who does what.
+    """
+
+    def __init__(self, cast: RoleAssignment) -> None:
+        self._workers = frozenset(cast.workers)
+        self._steps: Counter[tuple[int, int]] = Counter()
+        self._held: dict[int, dict[int, Message]] = {server: {} for server in cast.servers}
+        self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
+
+    def handled(self, event: Handled) -> None:
+        """Notes what is pushed, and looks at a batch that is over."""
+        server, message = event.server, event.message
+        held, gone = self._held[server], self._gone[server]
+        answered = {to: reply for to, reply in event.replies if reply.kind is Kind.PARAMETERS}
+        if message is None or message.kind is Kind.LEAVE:
+            gone.add(event.source)
+        elif message.kind is Kind.PUSH and message.step >= self._steps[server, event.source]:
+            held[event.source] = message
+        over = {rank for rank in held.keys() - gone if rank in answered}
+        if over or event.version != event.version_before:
+            self._check(event, over, held, gone)
+            held.clear()
+        for to, reply in answered.items():
+            self._steps[server, to] = reply.step
+            held.pop(to, None)
+            gone.discard(to)  # a successor begins
+
+    def _check(self, event: Handled, over: set[int], held: dict[int, Message], gone: set[int]) -> None:
+        portions, of_lost = Counter[int](), Counter[int]()
+        for rank, message in held.items():
+            if message.weight > 0:
+                portion = message.step + 1 - self._steps[event.server, rank]
+                (of_lost if rank in gone else portions)[0] += portion
+        there = self._workers - gone
+        updates, applied = event.version - event.version_before, +event.applied
+        fits = +portions <= applied <= portions + of_lost and updates == bool(applied)
+        if over != there or over != held.keys() - gone or not fits:
+            raise Violation(
+                "a batch that is over",
+                rank=event.server,
+                time_s=event.time_s,
+                expected=f"{portions[0]} fresh portions, of ranks {sorted(there | held.keys())}",
+                found=f"{updates} updates of {dict(applied)}, ranks {sorted(over)}",
+            )
+
+
+def serving_invariants(
+    conditions: Conditions,
+    pushers: Mapping[int, tuple[int, ...]],
+    consistency: Consistency,
+    handling: Handling,
+    *,
+    in_step: bool,
+    behind: Behind | None = None,
+) -> list[Invariant]:
+    """Return the invariants of servers that own the optimizer.
+
+    Args:
+        conditions: of the run.
+        pushers: for each rank that pushes, the indices of the workers whose mean it pushes.
+        consistency: of the servers.
+        handling: of gradients.
+        in_step: whether all workers are at the same step at all times.
+        behind: as in `Ledger`, where it is not always the same for a pusher.
+    """
+    drops = consistency.drops and not consistency.in_step()
+    staleness = Staleness(drops=drops, doubts=handling.aggregator.whole and in_step)
+    found: list[Invariant] = [Answers(conditions.cast), staleness]
+    found += _of_consistency(consistency, conditions, pushers)
+    if conditions.gradient is not None and adds_up(handling):
+        behind = behind or (lambda server, rank, step: pushers.get(rank, ()))
+        found.append(Ledger(conditions, behind, drops=drops))
+    if in_step:
+        found.append(Undisturbed(ShardsTogether()))
+    return found
+
+
+@singledispatch
+def _of_consistency(
+    consistency: Consistency, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
+) -> list[Invariant]:
+    """Return what one consistency model promises beside what all do."""
+    return []
+
+
+@_of_consistency.register
+def _(consistency: Backup, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]) -> list[Invariant]:
+    if consistency.in_step():
+        return []
+    return [Gathered(consistency.gathers(len(pushers)), drops=True, leftover=True)]
+
+
+@_of_consistency.register
+def _(
+    consistency: Softsync, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
+) -> list[Invariant]:
+    return [Gathered(consistency.gathers(len(pushers)), leftover=True)]
+
+
+@_of_consistency.register
+def _(
+    consistency: BoundedStaleness, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
+) -> list[Invariant]:
+    bound = ClockBound(conditions.cast, pushers, consistency.s, cached=consistency.own_updates)
+    return [bound if consistency.s else Undisturbed(bound)]  # in lockstep a successor's clock stays behind
+
+
+def adds_up(handling: Handling) -> bool:
+    """Whether the parameters are the sum of the gradients' means as they came."""
+    return handling.merge.keeps_gradients and not handling.aggregator.robust
+
+
+class Agreement:
+    """Compares entries; all that a server would write into a checkpoint counts.
+
+    Args:
+        cast: who does what.
+    """
+
+    def __init__(self, cast: RoleAssignment) -> None:
+        self._cast = cast
+        self._length = [0] * len(cast.servers)
+        self._digests: dict[tuple[int, int], str] = {}
+
+    def is_new(self, entry: Entry, time_s: float) -> bool:
+        """Whether nobody has told of an entry before.
+
+        Raises:
+            Violation: another server of the shard was not the same after it.
+        """
+        key = entry.shard, entry.number
+        if entry.number >= self._length[entry.shard]:
+            self._length[entry.shard] = entry.number + 1
+            self._digests[key] = entry.digest
+            return True
+        expected = self._digests.pop(key)
+        if expected != entry.digest:
+            raise Violation(
+                f"the replicas of shard {entry.shard} after entry {entry.number}",
+                rank=self._cast.servers[entry.shard],
+                time_s=time_s,
+                expected=expected,
+                found=entry.digest,
+            )
+        return False
+
+
+class OfShards(Invariant):
+    """Tells others what happens to a shard under the rank of the server whose own it is.
+
+    Args:
+        cast: who does what.
+        told: the invariants.
+    """
+
+    def __init__(self, cast: RoleAssignment, told: Sequence[Invariant]) -> None:
+        self._workers = frozenset(cast.workers)
+        self._told = told
+        self._servers = cast.servers
+        self._before = {rank: cast.servers[index - 1] for index, rank in enumerate(cast.servers)}
+        self._relays: dict[tuple[int, int, int], int] = {}
+
+    def delivered(self, event: Delivered) -> None:
+        """Passes on what travels between workers and shards, and not what servers tell each other, or whom to ask."""
+        source, to, message = event.source, event.to, event.message
+        link = source, event.source_incarnation, to
+        if to in self._before and message.kind is Kind.RELAY:
+            if source in self._workers:
+                self._relays[link] = self._servers[message.version]
+            return
+        if source in self._before and (to in self._before or message.kind in (Kind.RELAY, Kind.JOIN)):
+            return
+        if link in self._relays:
+            event = replace(event, to=self._relays.pop(link))
+        elif source in self._before and message.tag == KEPT:
+            event = replace(event, source=self._before[source])
+        for entry in self._told:
+            entry.delivered(event)
+
+    def handled(self, event: Handled) -> None:
+        """Passes it on: it is of a shard already."""
+        for entry in self._told:
+            entry.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        """Passes it on."""
+        for entry in self._told:
+            entry.stepped(event)
+
+    def ended(self, event: Ended) -> None:
+        """Passes it on."""
+        for entry in self._told:
+            entry.ended(event)
