@@ -1,1 +1,1 @@
-"""Augmentation: training images are changed at random, so that a model sees each of them in many forms."""
+"""Augmentation: random changes of training images, so that a model sees each of them in many forms."""

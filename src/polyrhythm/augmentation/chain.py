@@ -1,4 +1,4 @@
-"""Several augmentations after one another: their specs with `;` between, as in `crop(padding=2); flip`."""
+"""Chains of augmentations: specs separated by `;`, as in `crop(padding=2); flip`."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 TRANSFORMS = "polyrhythm.augmentation.transforms"
 _TOGETHER_PIXELS = 1 << 18
-"""Pixels of as many pictures as a CPU changes at once: what is computed on the way then stays in its caches."""
+"""Pixels of the pictures that a CPU changes at once, so that intermediate results stay in its caches."""
 
 
 class Transform(Protocol):
-    """Changes images at random: a pure function of the images and of each sample's own random numbers."""
+    """A random change of images: a pure function of the images and each sample's own random numbers."""
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones, /) -> Tensor:
-        """Gives the changed images, (B, C, H, W) as they came; the input is not changed."""
+        """Return the changed images, (B, C, H, W) with the dtype of the input, which is not changed."""
 
 
 @dataclass(frozen=True)
 class Chain:
     """Augmentations that are applied in order.
 
-    Movements that follow each other with the same fill are put together and sample the images once.
+    Movements that follow each other with the same fill are composed, and the images are sampled once.
 
     Attributes:
-        transforms: the first to be applied first.
-        tones: what black and white are in float images.
+        transforms: in the order of application.
+        tones: values of black and white in float images.
     """
 
     transforms: tuple[Transform, ...]
     tones: Tones = UNIT
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Applies all of them.
+        """Apply all augmentations.
 
         Args:
             images: (B, C, H, W), uint8 or float, on any device; not changed.
-            keys: (B,) int64 on the CPU. A sample's changes depend on its key and on nothing else of the batch.
+            keys: (B,) int64 on the CPU. A sample's changes depend on its key and on nothing else in the batch.
 
         Returns:
-            (B, C, H, W) of the same dtype; a window makes H and W its own.
+            (B, C, H, W) with the dtype of `images`; a window changes H and W.
         """
         draws = Draws(keys)
         together = max(1, _TOGETHER_PIXELS // max(1, images.shape[2] * images.shape[3]))
@@ -70,19 +70,19 @@ class Chain:
         return images
 
     def on(self, tones: Tones) -> Chain:
-        """Gives the same chain for images of these tones."""
+        """Return the same chain for images with these tones."""
         return replace(self, tones=tones)
 
     def __str__(self) -> str:
-        """Gives the text that builds this chain again."""
+        """Return the specs that `build_chain` turns into this chain."""
         return "; ".join(map(str, self.transforms))
 
 
 def build_chain(specs: str) -> Chain | None:
-    """Builds a chain from its specs with `;` between; `none` and an empty text mean no augmentation.
+    """Build a chain from specs separated by `;`; return None for `none` and for an empty text.
 
     Raises:
-        RequestError: an unknown augmentation or key, or a value out of its range.
+        RequestError: unknown augmentation or key, or a value out of range.
     """
     if specs.strip() in ("", "none"):
         return None
@@ -91,7 +91,7 @@ def build_chain(specs: str) -> Chain | None:
 
 
 def _groups(transforms: Sequence[Transform]) -> list[list[Transform]]:
-    """Puts movements together that follow each other and fill with the same; everything else stands alone."""
+    """Group consecutive movements that have the same fill; every other transform is a group of its own."""
     groups: list[list[Transform]] = []
     for transform in transforms:
         if groups and _can_be_one([*groups[-1], transform]):

@@ -1,4 +1,4 @@
-"""What black and white are, in the numbers of a picture."""
+"""The values of black and white in a picture."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tones:
-    """The numbers that stand for black and white; between them, light is linear in the number.
+    """The values of black and white; light is linear in between.
 
     Attributes:
-        black: one number for all channels, or one for each: 0 in a picture of bytes, below 0 where pixels were
-            normalised.
-        white: the same; 255 in a picture of bytes.
+        black: one value for all channels, or one per channel: 0 in a picture of bytes, below 0 in normalised pixels.
+        white: likewise; 255 in a picture of bytes.
     """
 
     black: tuple[float, ...]
     white: tuple[float, ...]
 
     def of(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives black and white as (1, C, 1, 1) or (1, 1, 1, 1) in the dtype and on the device of float images."""
+        """Return black and white as (1, C, 1, 1) or (1, 1, 1, 1), with the dtype and device of float images."""
         black, white = (images.new_tensor(tone).view(1, -1, 1, 1) for tone in (self.black, self.white))
         return black, white
 

@@ -1,11 +1,11 @@
-"""Warps: augmentations that move pixels, each a map from where a pixel will be to where it is taken from.
+"""Warps: augmentations that move pixels. Each maps a pixel of the new image to its source in the old one.
 
     out[b, :, p] = image[b, :, map_1(map_2(… p))]       the last warp's map comes first
 
-A point is a complex number, x + iy in pixels from the centre. Warps that follow each other are put together into one
-map and the image is sampled once: quicker than one after the other, and blurred once; linear ones become one matrix
-before there are any points. Mirroring goes along, and by itself moves whole pixels. A sample that nothing moves is not
-sampled at all, so no strength means the same bits.
+A point is a complex number, x + iy in pixels from the centre. Consecutive warps are composed into one map and the
+image is sampled once, which is faster than sampling after each and blurs only once; linear maps are multiplied as
+matrices before any points exist. Mirroring takes part, and alone it moves whole pixels. A sample that does not move is
+not sampled at all, so strength 0 leaves its bits unchanged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PADDING = {"zero": "zeros", "reflect": "reflection", "border": "border"}
 
 
 class Movement(Config):
-    """What every augmentation that moves pixels can do: give `matrix`, or `source` where there is none."""
+    """An augmentation that moves pixels: implements `matrix`, or `source` if the map is not linear."""
 
     @abstractmethod
     def drawn(self, draws: Draws) -> Tensor:
-        """Draws how to move each sample; (B, k) float, all zeros where it stays."""
+        """Draw the movement of each sample; (B, k) float, all zeros where it does not move."""
 
     def matrix(self, parameters: Tensor) -> Tensor | None:
-        """Gives the map as a matrix on (x, y), (B, 2, 2), of parameters (B, k); None: it is not linear."""
+        """Return the map as matrices on (x, y), (B, 2, 2), for parameters (B, k); None if it is not linear."""
         return None
 
     def source(self, points: Tensor, parameters: Tensor) -> Tensor:
-        """Maps points of the new image to those of the old one that they show.
+        """Map points of the new image to the points of the old one that they show.
 
         Args:
             points: (B, H, W) complex, x to the right and iy down, in pixels from the centre; not changed.
@@ -53,17 +53,17 @@ class Movement(Config):
         return _mapped(points.real, points.imag, matrix)
 
     def mirrored(self, parameters: Tensor) -> Tensor | None:
-        """Gives the axes, x and y, that are merely mirrored, (B, 2) bool; None: pixels come to lie between pixels."""
+        """Return which axes, x and y, are only mirrored, (B, 2) bool; None if pixels must be interpolated."""
         return None
 
 
 class Warp(Movement):
-    """An augmentation that shows what lies between pixels.
+    """An augmentation that interpolates between pixels.
 
     Attributes:
-        probability: of a sample to be moved.
-        fill: what comes in from outside: `zero` (the mean colour, as images are normalised), `reflect` (the image
-            mirrored) or `border` (its outermost pixels).
+        probability: that a sample is moved.
+        fill: pixels from outside: `zero` (the mean colour, as images are normalised), `reflect` (the image mirrored) or
+            `border` (its outermost pixels).
     """
 
     probability: float = Field(default=1.0, ge=0, le=1)
@@ -71,14 +71,14 @@ class Warp(Movement):
 
     @abstractmethod
     def draw(self, draws: Draws) -> Tensor:
-        """Draws the parameters of every sample, (B, k) float; all zeros leave a sample as it is."""
+        """Draw the parameters of every sample, (B, k) float; all zeros leave a sample unchanged."""
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Moves the pixels of images (B, C, H, W) in a new tensor; see `warp`."""
+        """Move the pixels of images (B, C, H, W) in a new tensor; see `warp`."""
         return warp(images, [(self, self.drawn(draws))], self.fill)
 
     def drawn(self, draws: Draws) -> Tensor:
-        """Draws whether to move each sample, and how; see `Movement.drawn`."""
+        """Draw whether and how to move each sample; see `Movement.drawn`."""
         moved = draws.chance(self.probability)
         return torch.where(moved[:, None], self.draw(draws), 0.0)
 
@@ -88,15 +88,15 @@ Steps = Sequence[tuple[Movement, Tensor]]
 
 
 def warp(images: Tensor, steps: Steps, fill: Fill = "zero") -> Tensor:
-    """Moves pixels several times after each other, with one sampling (bilinear), or none where they are only mirrored.
+    """Apply several movements with one bilinear sampling, or with none to samples that are only mirrored.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
         steps: the movements in order, each with its parameters (B, k).
-        fill: what comes in from outside.
+        fill: pixels from outside.
 
     Returns:
-        (B, C, H, W) of the same dtype, on the same device; bytes are rounded.
+        (B, C, H, W) with the dtype and device of `images`; bytes are rounded.
     """
     moved, flips = _moved_and_mirrored(len(images), steps)
     if bool(moved.all()):
@@ -112,7 +112,7 @@ def warp(images: Tensor, steps: Steps, fill: Fill = "zero") -> Tensor:
 
 
 def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
-    """Mirrors the images (B, C, H, W) whose `chosen` (B,) bool is true, along a dimension, in a new tensor."""
+    """Mirror the images (B, C, H, W) whose `chosen` (B,) bool is true along a dimension, in a new tensor."""
     where = chosen.nonzero().squeeze(1).to(images.device)
     if len(where) == 0:
         return images
@@ -120,18 +120,18 @@ def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
 
 
 def distances(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Gives every pixel's distance from the centre in half diagonals, (H, W): corners have 1."""
+    """Return the distance of every pixel from the centre in half diagonals, (H, W): 1 in the corners."""
     x, y = _from_centre(width, dtype, device), _from_centre(height, dtype, device)
     return (x.square() + y.square()[:, None]).sqrt_() / half_diagonal(height, width)
 
 
 def half_diagonal(height: int, width: int) -> float:
-    """Gives the distance of a corner from the centre, in pixels."""
+    """Return the distance of a corner from the centre, in pixels."""
     return float(max(((height - 1) ** 2 + (width - 1) ** 2) ** 0.5 / 2, 1.0))
 
 
 def _moved_and_mirrored(samples: int, steps: Steps) -> tuple[Tensor, Tensor]:
-    """Tells which samples must be sampled, (B,), and along which axes others are mirrored, (B, 2)."""
+    """Return which samples must be sampled, (B,), and along which axes the others are mirrored, (B, 2)."""
     moved, flips = torch.zeros(samples, dtype=torch.bool), torch.zeros(samples, 2, dtype=torch.bool)
     for kind, parameters in steps:
         axes = kind.mirrored(parameters)
@@ -159,7 +159,7 @@ def _sampled(images: Tensor, steps: Steps, fill: Fill) -> Tensor:
 
 
 def _source_points(images: Tensor, steps: Steps, dtype: torch.dtype) -> Tensor:
-    """Gives where pixels are taken from, (B, H, W) complex, from -1 - i (first row and column) to 1 + i (the last)."""
+    """Return the source of every pixel, (B, H, W) complex, from -1 - i (first row and column) to 1 + i (the last)."""
     height, width = images.shape[2:]
     x, y = _from_centre(width, dtype, images.device), _from_centre(height, dtype, images.device)[:, None]
     unmoved = torch.eye(2, dtype=dtype, device=images.device).expand(len(images), 2, 2)
@@ -176,7 +176,7 @@ def _source_points(images: Tensor, steps: Steps, dtype: torch.dtype) -> Tensor:
 
 
 def _mapped(x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
-    """Applies matrices (B, 2, 2) to the points that x and y make together, (B, H, W) or what becomes that."""
+    """Apply matrices (B, 2, 2) to the points x + iy; x and y broadcast to (B, H, W)."""
     columns = torch.complex(matrix[:, 0], matrix[:, 1])[:, :, None, None]
     return columns[:, 0] * x + columns[:, 1] * y
 

@@ -1,7 +1,7 @@
-"""Where the command line begins: Ctrl-C counts from here on, before anything that is slow has been loaded.
+"""Entry point of the command line: handles Ctrl-C before anything slow is loaded.
 
-A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, goes on without NumPy when NumPy cannot be
-loaded, and the user's Ctrl-C with it. Nothing has been begun then, so the process just leaves.
+A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, continues without NumPy if importing
+NumPy fails, and swallows the user's Ctrl-C with it. Nothing has begun by then, so the process just exits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 
 
 def main() -> NoReturn:
-    """Runs a verb, and leaves with its status; see `polyrhythm.cli.main`."""
+    """Run a verb and exit with its status; see `polyrhythm.cli.main`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
         signal.signal(signal.SIGINT, interrupt)
     from polyrhythm.cli.main import main as run_verb
@@ -26,14 +26,14 @@ def main() -> NoReturn:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Leaves at once while something is being imported; else interrupts what is under way.
+    """Exit at once while something is being imported; otherwise raise KeyboardInterrupt.
 
     Args:
         number: of the signal.
-        frame: that it has come upon.
+        frame: the interrupted frame.
 
     Raises:
-        KeyboardInterrupt: nothing is being imported.
+        KeyboardInterrupt: no import is under way.
     """
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:

@@ -70,7 +70,7 @@ def evaluate(
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Gives the options that are not left at nothing; the others have their defaults where they are used."""
+    """Return the options that have a value; the others get their defaults where they are used."""
     return {name: value for name, value in options.items() if value}
 
 
@@ -80,7 +80,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
-    """Reads whole numbers with commas between."""
+    """Parse integers separated by commas."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -123,12 +123,12 @@ def _say(found: dict[str, Any]) -> None:
 
 
 def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
-    """Tests networks under ever worse pictures, and prints how they bear them.
+    """Test networks on increasingly distorted pictures, and print how their accuracy declines.
 
     Args:
         weights: run folders or files of weights.
-        request: what `polyrhythm.api.robustness.robustness` takes.
-        as_json: whether standard output gets one JSON object.
+        request: arguments of `polyrhythm.api.robustness.robustness`.
+        as_json: print one JSON object instead of tables.
     """
     from polyrhythm.api.robustness import robustness
 

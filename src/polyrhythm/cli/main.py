@@ -1,10 +1,10 @@
-"""`polyrhythm`: the verbs, their `--help`, and what an error looks like.
+"""`polyrhythm`: the verbs, their `--help`, and how errors are printed.
 
 What the help of a verb shows beside its options and arguments:
 
     --json              nothing: a flag
-    --out TEXT          what kind of value it takes
-    RUN                 an argument's name, and nothing beside it
+    --out TEXT          the kind of value it takes
+    RUN                 the name of an argument, without a type
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Verb(TyperCommand):
     """A verb of the command line."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Gives the options, `--help` among them, in words of people and not of Python's types."""
+        """Return the options, `--help` included, with plain metavars instead of Python's types."""
         return _with_plain_metavars(super().get_params(ctx))
 
 
 class Verbs(TyperGroup):
-    """The command line itself."""
+    """The command line as a whole."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Gives the options of no verb, likewise."""
+        """Return the options outside verbs, likewise with plain metavars."""
         return _with_plain_metavars(super().get_params(ctx))
 
 
@@ -68,7 +68,7 @@ def _no_type(ctx: Any) -> str:
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-"""What the option parser raises: click's own class, or that of the copy of click which newer typers carry."""
+"""What the option parser raises: click's own class, or that of the copy of click inside newer typers."""
 
 app = typer.Typer(
     name="polyrhythm",
@@ -83,7 +83,7 @@ VERBS = {
     "Try without the machines": (simulate, replay, profile),
     "Look up": (strategies, augment),
 }
-"""How `--help` shows the verbs."""
+"""The verbs by panel, as `--help` shows them."""
 for panel, verbs in VERBS.items():
     for verb in verbs:
         app.command(cls=Verb, rich_help_panel=panel, context_settings=CONTEXT if verb is run else None)(verb)
@@ -108,7 +108,7 @@ def polyrhythm(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs a verb and leaves with its status.
+    """Run a verb and exit with its status.
 
     0 done, 1 the run failed, 2 the request was wrong, 75 preempted (start it again), 130 interrupted.
     """
@@ -124,9 +124,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _let_all_be_printed() -> None:
-    """Lets no character that standard output cannot encode end a verb; standard error is such by itself.
+    """Keep characters that standard output cannot encode from ending a verb; standard error replaces them by default.
 
-    Under UTF-8 only names of files have such: their bytes are printed as they are.
+    Under UTF-8 only file names contain such characters: their bytes are printed unchanged.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
@@ -144,7 +144,7 @@ def _status(arguments: list[str] | None) -> int:
 
 
 def _said(error: Exception) -> int:
-    """Says what went wrong, on one line if somebody can mend it; gives the exit status."""
+    """Print what went wrong, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
     if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
         linger()
@@ -164,7 +164,7 @@ def _said(error: Exception) -> int:
 
 
 def _verb_of(error: Any) -> str:
-    """Gives the command whose help says how it is to be given."""
+    """Return the command whose help explains the mistake."""
     context = getattr(error, "ctx", None)
     return f"polyrhythm {context.info_name}" if context is not None and context.parent else "polyrhythm"
 

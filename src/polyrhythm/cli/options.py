@@ -1,4 +1,4 @@
-"""Command-line options made from the run configuration, so that each is written down once."""
+"""Command-line options made from the run configuration, so that each is written only once."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PANELS = {
 
 
 def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = ()) -> Callable[..., None]:
-    """Gives a verb that takes `**options` one option for every field of `RunConfig`.
+    """Replace the `**options` of a verb by one option for every field of `RunConfig`.
 
-    Options that are not given are not passed, so that a recipe's values stay.
+    Options that are not given are not passed on, so that a recipe's values stay.
 
     Args:
-        verb: to be given the options.
-        unmentioned: fields that `--help` does not show, because the verb refuses them and says why.
+        verb: the function to wrap.
+        unmentioned: fields hidden from `--help`, because the verb refuses them with a reason.
     """
     own = [
         parameter

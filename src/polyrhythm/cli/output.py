@@ -1,4 +1,4 @@
-"""Where the command line writes: one JSON object or a table on standard output, all else on standard error."""
+"""Output of the command line: one JSON object or a table on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 UNBROKEN = ("name", "paper")
-"""Columns of names, which nobody can read in pieces."""
+"""Columns of names, which are unreadable when wrapped."""
 JSON_HELP = "Print exactly one JSON object on standard output."
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON object (or list), and nothing else."""
+    """Print one JSON object (or list), and nothing else."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table as wide as the terminal at most, below its title, which may be wider than the table."""
+    """Print a table at most as wide as the terminal, below its title, which may be wider than the table."""
     console = Console(markup=False, emoji=False)  # names of classes and files stand as they are
     if title:
         console.print(title, style="italic", highlight=False, soft_wrap=True)
@@ -34,7 +34,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 
 def say_what_held_back(figures: dict[str, Any]) -> None:
-    """Prints what held a run back, and who straggled."""
+    """Print what held a run back, and which workers straggled."""
     if figures["held_back"]:
         print(f"held back   by {figures['held_back']['text']}")
     for worker, times in figures["stragglers"].items():
@@ -42,7 +42,7 @@ def say_what_held_back(figures: dict[str, Any]) -> None:
 
 
 def say_timings(figures: dict[str, Any]) -> None:
-    """Prints where the time of workers' steps went, if the run's figures say so."""
+    """Print how the workers' step time was spent, if the figures include timings."""
     from polyrhythm.reporting.timings import remark, timing_lines
 
     if "timings" in figures:
@@ -50,7 +50,7 @@ def say_timings(figures: dict[str, Any]) -> None:
 
 
 def say_cache(figures: dict[str, Any]) -> None:
-    """Prints where training images came from, if the run's figures say so."""
+    """Print where training images came from, if the figures include the cache."""
     from polyrhythm.reporting.figures import cache_line
 
     if "cache" in figures:
@@ -58,11 +58,11 @@ def say_cache(figures: dict[str, Any]) -> None:
 
 
 def say_where_the_report_is(folder: Path) -> None:
-    """Prints a run's report, if there was room for it on the disk."""
+    """Print the path of the report, if there was room for it on the disk."""
     if (folder / "report.html").exists():
         print(f"report      {folder}/report.html")
 
 
 def percent(fraction: float) -> str:
-    """Writes a fraction for people."""
+    """Format a fraction as a percentage."""
     return f"{100 * fraction:.2f} %"

@@ -69,7 +69,7 @@ def _say(found: dict[str, Any]) -> None:
 
 
 def _say_layers(layers: list[dict[str, Any]]) -> None:
-    """Prints the layers that take longest, in the model's order."""
+    """Print the slowest layers, in the model's order."""
     by_time = sorted(layers, key=_seconds, reverse=True)
     shown = [layer for layer in layers if layer in by_time[:_SHOWN_LAYERS]]
     rows = [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
-"""How to register the verb: what follows the script is the script's own."""
+"""Context settings of the verb: what follows the script belongs to the script."""
 
 
 def run(

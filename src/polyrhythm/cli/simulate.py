@@ -68,7 +68,7 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
     **options: Any,
 ) -> None:
-    """Train, or rehearse it, in virtual time on a cluster that you describe: modelled hosts and links."""
+    """Train, or do a dry run, in virtual time on a cluster that you describe: modelled hosts and links."""
     given: dict[str, Any] = {
         "recipe": recipe,
         "cluster": cluster,
@@ -127,13 +127,13 @@ FAILED = 1
 
 
 def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_json: bool) -> None:
-    """Tries many seeds, and prints every failure with the command that repeats it.
+    """Try many seeds, and print every failure with the command that repeats it.
 
     Args:
         gradients: must be `none`.
-        out: must be left out: nothing is written.
-        request: what `try_strategy` takes.
-        as_json: whether standard output gets one JSON object.
+        out: must be None, since nothing is written.
+        request: arguments of `try_strategy`.
+        as_json: print one JSON object on standard output.
     """
     from polyrhythm.api.simulate import try_strategy
 

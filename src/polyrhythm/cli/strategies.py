@@ -39,7 +39,7 @@ def strategies(
 
 
 def _by_family(found: list[dict[str, Any]]) -> list[list[str]]:
-    """Gives a row for each strategy, below one for its family: a column of families would leave the others no room."""
+    """Return a row per strategy, grouped below a row per family; a column of families would take too much width."""
     rows = []
     for family, members in groupby(found, itemgetter("family")):
         rows.append([family, "", "", ""])

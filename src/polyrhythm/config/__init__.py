@@ -1,1 +1,1 @@
-"""The typed configuration of a run, recipes, and how both become a job."""
+"""The typed configuration of a run, recipes, and the construction of a job from them."""

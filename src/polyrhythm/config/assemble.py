@@ -1,8 +1,8 @@
-"""From a configuration to a job: names become objects, and what is impossible is refused before anything starts.
+"""Build a job from a configuration: specs become objects, and impossible requests are refused before anything starts.
 
-The parts: data with their caches (decoded images kept on disk for later runs, and in memory or on the GPU for
-later epochs), the objective (loss, class weights, teachers), the sizes of pictures (windows, size schedule),
-and a trial that makes once what every rank will make.
+The parts are the data with their caches (decoded images on disk for later runs, in memory or on the GPU for later
+epochs), the objective (loss, class weights, teachers), the picture sizes (windows, size schedule), and a trial run
+that constructs once what every rank will construct.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 def strategy_from(spec: Any) -> Strategy:
-    """Makes a strategy from its spec.
+    """Build a strategy from its spec.
 
     Raises:
-        RequestError: unknown name or key, or a value out of its range.
+        RequestError: unknown name or key, or a value out of range.
     """
     made = _made("strategy", spec, *FAMILIES)
     assert isinstance(made, Strategy)
@@ -73,21 +73,21 @@ def strategy_from(spec: Any) -> Strategy:
 
 
 def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
-    """Logs what may go wrong with a strategy though it is allowed."""
+    """Log a warning if the strategy is allowed but likely to go wrong with these values."""
     caution = strategy.caution(workers, learning_rate)
     if caution:
         _log.warning("strategy %s: %s", strategy, caution)
 
 
 def assemble(config: RunConfig, keeping: Keeping) -> Job:
-    """Makes the job that a configuration describes.
+    """Build the job that a configuration describes.
 
     Args:
         config: checked values.
         keeping: what the run leaves on disk.
 
     Raises:
-        RequestError: whatever of the request is wrong.
+        RequestError: the request is invalid.
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
@@ -129,7 +129,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
 
 
 def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
-    """Refuses to keep places, or a door open, where nobody could come in."""
+    """Refuse `listen`, `vacant` and `token_file` where no worker could ever join."""
     if config.listen is None:
         for key in ("vacant", "token_file"):
             if getattr(config, key):
@@ -156,7 +156,7 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
 
 
 def _check_together(config: RunConfig, strategy: Strategy) -> None:
-    """Refuses values that are right alone, and wrong together."""
+    """Refuse values that are valid alone but not together."""
     if config.min_workers > config.workers:
         raise RequestError(
             f"min_workers is {config.min_workers}, but there are only {config.workers} workers: ask for as many at most"
@@ -168,7 +168,7 @@ def _check_together(config: RunConfig, strategy: Strategy) -> None:
 
 
 def _warn_of_random_parts(config: RunConfig) -> None:
-    """Logs that parts stay as they were drawn, which is seldom meant; a network object may bring its weights."""
+    """Warn if frozen parts keep their random initial values; a network object may bring its own weights."""
     if config.weights is None and isinstance(config.model, str) and config.freeze not in ("none", "norms"):
         _log.warning(
             "freeze %s keeps parts of a network that nobody has trained at random numbers: give weights to start from, "
@@ -179,7 +179,7 @@ def _warn_of_random_parts(config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a configuration names by specs, and needs no data to be made."""
+    """The parts of a configuration that are named by specs and need no data."""
 
     optimizer: OptimizerConfig
     schedule: Schedule
@@ -188,7 +188,7 @@ class _Rules:
 
     @classmethod
     def of(cls, config: RunConfig, strategy: Strategy) -> _Rules:
-        """Makes them, and logs what may go wrong with the strategy."""
+        """Build them, and log what may go wrong with the strategy."""
         chosen = config.optimizer
         optimizer = _made(
             "optimizer",
@@ -204,7 +204,7 @@ class _Rules:
         return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
 
     def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule) -> Learning:
-        """Gives how a replica learns from the data."""
+        """Return how a replica learns from the data."""
         return Learning(
             optimizer=self.optimizer,
             schedule=self.schedule,
@@ -238,7 +238,7 @@ def _data(config: RunConfig) -> Dataset:
 
 
 def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
-    """Gives SGD whose learning rate is shared among the updates that the parameters get in one step of all.
+    """Return SGD with its usual learning rate divided by the number of updates that one step of all workers makes.
 
     N gradients that are applied one by one are N-1 updates old on average; dividing the rate by that age is the
     rule of Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD", IJCAI 2016.
@@ -252,15 +252,15 @@ def _made(what: str, spec: Any, *packages: str) -> Config:
 
 
 def _is_slow(dataset: Dataset) -> bool:
-    """Whether a batch of these data takes work enough to be prepared by a thread of its own."""
+    """Whether preparing a batch takes long enough to deserve a thread of its own."""
     return not isinstance(dataset.train, TensorSplit)
 
 
 def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Dataset:
-    """Gives the same data, whose decoded images are kept as the configuration says.
+    """Return the same data with its decoded images cached as the configuration asks.
 
     Raises:
-        RequestError: there is nothing to keep of such data, or no room for it.
+        RequestError: a cache is of no use for such data, or does not fit.
     """
     if config.decoded is not None:
         train, test = (
@@ -281,12 +281,12 @@ def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Da
 
 
 def _inmost(split: Split) -> Split:
-    """Gives what windows are cut out of, or the split itself."""
+    """Return the split that windows are cut out of, or the split itself."""
     return split.larger if isinstance(split, WindowSplit) else split
 
 
 def _instead(split: Split, inmost: Split) -> Split:
-    """Gives a split with another one in the place of its inmost."""
+    """Return `split` with its innermost split replaced."""
     return split.over(inmost) if isinstance(split, WindowSplit) else inmost
 
 
@@ -300,7 +300,7 @@ def _on_disk(split: Split, folder: str, name: str) -> Split:
 
 
 def _needless(split: Split, device: torch.device) -> str:
-    """Says why a cache would be of no use; nothing if it would."""
+    """Return why a cache would be of no use; an empty string if it would be."""
     if not isinstance(split, Decoding):
         return "are not decoded here, or differ each time"
     if device.type == "cpu" and isinstance(split, TensorSplit):
@@ -322,10 +322,10 @@ LOSSES = "polyrhythm.training.losses"
 
 
 def objective_from(config: RunConfig, dataset: Dataset) -> Objective:
-    """Makes what a run minimises.
+    """Build the objective of a run.
 
     Raises:
-        RequestError: an unknown loss, a number out of its range, or teachers that cannot teach these data.
+        RequestError: unknown loss, a number out of range, or teachers that do not fit the data.
     """
     loss = config.loss if isinstance(config.loss, Loss) else build("loss", str(config.loss), LOSSES)
     assert isinstance(loss, Loss)
@@ -336,7 +336,7 @@ def objective_from(config: RunConfig, dataset: Dataset) -> Objective:
 
 
 def balanced_weights(dataset: Dataset) -> Tensor:
-    """Gives each class a weight, (K,), by which all count alike in training: n / (K n_k); 0 for one without images.
+    """Return a weight per class, (K,), n / (K n_k), so that all classes count alike; 0 for a class without images.
 
     The mean weight of the training images is 1, so the learning rate keeps its meaning.
     """
@@ -369,7 +369,7 @@ SIZE_SCHEDULES = "polyrhythm.training.size_schedules"
 
 
 def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chain | None:
-    """Gives what changes the training pictures of a data set: first a window, where pictures are larger than that."""
+    """Return the augmentations of a data set; a random window comes first where pictures are larger than that."""
     if config.scale is not None:
         window = Window(size=dataset.image_shape[1])
         chain = Chain((window, *(chain.transforms if chain else ())))
@@ -379,10 +379,10 @@ def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chai
 def size_schedule_from(
     config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module]
 ) -> SizeSchedule:
-    """Makes the schedule of picture sizes, and tries the network on all of them.
+    """Build the schedule of picture sizes, and try the network on every size.
 
     Raises:
-        RequestError: an unknown schedule, a size beyond that of the pictures, or one that the network cannot take.
+        RequestError: unknown schedule, a size beyond that of the pictures, or one that the network cannot take.
     """
     schedule = build("size schedule", str(config.size_schedule), SIZE_SCHEDULES)
     assert isinstance(schedule, SizeSchedule)
@@ -413,20 +413,20 @@ def try_out(
     workers: int,
     image_shape: tuple[int, int, int],
 ) -> int:
-    """Makes model and optimiser, and asks the strategy whether it can do with them.
+    """Construct model and optimizer once, and check that the strategy can work with them.
 
     Args:
-        make_model: makes the network.
+        make_model: constructs the network.
         optimizer: of the run.
         strategy: of the run.
-        workers: how many there are.
+        workers: number of workers.
         image_shape: (C, H, W) of a picture.
 
     Returns:
-        How many numbers the network has, buffers and all.
+        The number of elements in all parameters and buffers.
 
     Raises:
-        RequestError: it cannot.
+        RequestError: the strategy cannot.
     """
     with torch.random.fork_rng(devices=[]):
         model = make_model()

@@ -1,4 +1,4 @@
-"""From a configuration to a model: its name or an object becomes replicas, all alike, where they are to live."""
+"""Build replicas of a model, all alike and on their device, from a name or a module."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from polyrhythm.specs import Config
 def model_maker(
     model: Any, dataset: Dataset, weights: str | None = None, frozen: str = "none"
 ) -> partial[nn.Module]:
-    """Gives a function that makes a replica: the same weights whenever torch's generator is seeded the same.
+    """Return a function that makes a replica: the same weights whenever torch's generator has the same seed.
 
     Args:
         model: a spec, its text, or a module.
-        dataset: says how many classes there are, and how large pictures are.
+        dataset: determines the number of classes and the size of pictures.
         weights: what replicas start from; see `start_from`.
-        frozen: what of them is not trained; see `freeze`.
+        frozen: the parts that are not trained; see `freeze`.
     """
     return partial(_make_model, model, len(dataset.classes), dataset.image_shape, weights, frozen)
 
 
 def device_from(name: str) -> torch.device:
-    """Chooses where replicas live.
+    """Return the device of the replicas.
 
     Raises:
-        RequestError: no such device here.
+        RequestError: there is no such device on this machine.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,7 +48,7 @@ def device_from(name: str) -> torch.device:
 
 
 def name_of(thing: Any) -> str:
-    """Names a model or data for people: a spec as it is, an object by its class."""
+    """Return the name of a model or data set to display: the spec itself, or the class of an object."""
     return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__
 
 

@@ -1,4 +1,4 @@
-"""Recipes: a whole run as a YAML file, of the same keys as the command line."""
+"""Recipes: a run's whole configuration as a YAML file, with the same keys as the command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONFIG_FILE = "config.yaml"
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Reads a recipe's keys and values; `configure` checks them.
+    """Read the keys and values of a recipe; `configure` checks them.
 
     Raises:
-        RequestError: no such file, or it is not a YAML mapping.
+        RequestError: no such file, or not a YAML mapping.
     """
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -40,10 +40,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def configure(*layers: Mapping[str, object]) -> RunConfig:
-    """Checks values and makes a configuration of them; later layers win.
+    """Merge layers of values, of which later ones win, and check the result.
 
     Raises:
-        RequestError: an unknown key, or a value out of its range.
+        RequestError: unknown key, or a value out of range.
     """
     merged: dict[str, Any] = {key: value for layer in layers for key, value in layer.items()}
     if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
@@ -52,7 +52,7 @@ def configure(*layers: Mapping[str, object]) -> RunConfig:
 
 
 def _pixels_for(weights: Any) -> Any:
-    """Gives how pictures were normalised that weights were trained on; None if nobody says."""
+    """Return the pixel normalisation that weights were trained with; None if it is not recorded."""
     if not isinstance(weights, str):
         return None
     path = Path(weights) / CONFIG_FILE
@@ -60,7 +60,7 @@ def _pixels_for(weights: Any) -> Any:
 
 
 def write_recipe(config: RunConfig, path: Path) -> None:
-    """Writes a configuration as a recipe that gives the same run again."""
+    """Write a configuration as a recipe that repeats the run."""
     values = {key: _plain(getattr(config, key)) for key in type(config).model_fields}
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 

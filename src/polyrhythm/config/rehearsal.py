@@ -1,4 +1,4 @@
-"""From a configuration to a rehearsal: a model that is only shapes, data that are only counted."""
+"""Build a dry run from a configuration: the model has shapes but no numbers, and images are only counted."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ LEARNING_ONLY = (
     "keep_best",
     "threads",
 )
-"""Options that mean nothing where nobody learns."""
+"""Options without meaning where nothing is learned."""
 
 MOST_STEPS = 1_000_000_000
-"""Steps of a worker's rehearsal; more would not end."""
+"""Upper limit for the steps of a worker in a dry run: more would practically not end."""
 
 
 def check_rehearsable(given: Collection[str], steps: int | None) -> None:
-    """Refuses options that a rehearsal has no use for.
+    """Refuse options that a dry run does not use.
 
     Args:
-        given: keys of what was asked for beside a recipe, which may be one for learning.
-        steps: as asked for.
+        given: keys given beside a recipe; the recipe itself may be one for training.
+        steps: as requested.
 
     Raises:
-        RequestError: there is one.
+        RequestError: there is such an option, or `steps` is out of range.
     """
     for key in LEARNING_ONLY:
         if key in given:
@@ -92,17 +92,16 @@ def _check_steps(steps: int) -> None:
 
 
 def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Rehearsal, int]:
-    """Makes the rehearsal that a configuration describes.
+    """Build the dry run that a configuration describes.
 
-    Args:
-        config: checked values; what only learning needs is not looked at.
-        steps: that every worker takes, of full batches; None: those of the epochs, ragged as in training.
+    Args: config: checked values; those that only training needs are ignored. steps: full batches that every worker
+        takes; None: the steps of the epochs, with ragged last batches as in training.
 
     Returns:
-        The rehearsal, and the number of training images.
+        The dry run, and the number of training images.
 
     Raises:
-        RequestError: whatever of the request is wrong.
+        RequestError: the request is invalid.
     """
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
@@ -135,7 +134,7 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
 
 
 def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy) -> ModelSizes:
-    """Gives how large the parts of a model are that travel; refuses one that the servers cannot share out."""
+    """Return the sizes of the parts of a model that travel; raise if the servers cannot divide it among them."""
     asked = strategy.bucket_bytes_for(None, next(model.parameters()))
     sizes = sizes_of(model, dataset.image_shape, asked)
     if strategy.cuts_network:
@@ -146,7 +145,7 @@ def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy) -> ModelSi
 
 
 def _shapes_of(model: Any, dataset: Dataset) -> nn.Module:
-    """Makes a model that has shapes but no numbers."""
+    """Return a model on the meta device, with shapes but no numbers."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).to("meta")
 

@@ -16,7 +16,7 @@ from polyrhythm.errors import RequestError, unknown
 _DAY_S = 86_400
 _MOST_PIXELS = 16_384
 _MOST_WORKERS = 100_000
-"""One process or simulation holds them all."""
+"""All workers of a simulation live in one process."""
 
 
 class RunConfig(BaseModel):
@@ -223,18 +223,18 @@ class RunConfig(BaseModel):
 
 
 REAL_ONLY = ("port", "gather_s", "listen", "token_file", "vacant", "notice_s")
-"""Options that mean nothing where no process is: `simulate` refuses them."""
+"""Options that need real processes: `simulate` refuses them."""
 
 
 class NetworkOptions(TypedDict, total=False):
-    """What a network is and was trained on, where its weights do not say so."""
+    """The network and the data it was trained on, where the weights do not record them."""
 
     data: Any
     model: Any
 
 
 class PictureOptions(TypedDict, total=False):
-    """How a trained network's test pictures are read; as in `RunOptions`."""
+    """How the test pictures of a trained network are read; as in `RunOptions`."""
 
     image_size: int | None
     scale: int | None
@@ -246,7 +246,7 @@ class TrainedOptions(NetworkOptions, PictureOptions, total=False):
 
 
 class EvaluateOptions(PictureOptions, total=False):
-    """What `evaluate` takes besides its own arguments; see `Views` for the first four."""
+    """Options of `evaluate` besides its own arguments; see `Views` for the first four."""
 
     dense: bool
     ten_crop: bool
@@ -310,14 +310,14 @@ class RunOptions(TypedDict, total=False):
 
 
 def refuse_unknown(options: Iterable[str], known: type) -> None:
-    """Refuses options that nobody knows, as those of `RunConfig` are refused.
+    """Refuse unknown options in the same words as `RunConfig` does.
 
     Args:
-        options: names of what was given.
-        known: one of the classes above.
+        options: names of the options given.
+        known: one of the option classes.
 
     Raises:
-        RequestError: there is another.
+        RequestError: an option is unknown.
     """
     names = known.__annotations__
     for name in options:
@@ -326,7 +326,7 @@ def refuse_unknown(options: Iterable[str], known: type) -> None:
 
 
 def refuse_real_only(options: Iterable[str]) -> None:
-    """Refuses options of `REAL_ONLY` in a simulation.
+    """Refuse options of `REAL_ONLY` in a simulation.
 
     Raises:
         RequestError: one of them was given.

@@ -1,6 +1,6 @@
-"""A trained network with its data, from a run folder, a file of weights or a checkpoint of a run.
+"""Open a trained network with its data, from a run folder, a file of weights or a checkpoint of a run.
 
-A checkpoint gives the network as it was tested when the checkpoint was written.
+A checkpoint holds the network as it was tested when the checkpoint was written.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from polyrhythm.training.flat_parameters import FlatParameters
 
 
 def run_of(path: Path) -> Path | None:
-    """Gives the run folder of a checkpoint in it; None if the path is no checkpoint of a run."""
+    """Return the run folder that holds this checkpoint; None if the path is not a checkpoint of a run."""
     folder = path.parent.parent
     inside = path.is_file() and path.parent.name == FOLDER
     return folder if inside and (folder / CONFIG_FILE).is_file() else None
 
 
 def best_of(path: Path) -> Path:
-    """Gives the checkpoint of the highest test accuracy of a run folder.
+    """Return the checkpoint with the highest test accuracy of a run folder.
 
     Raises:
-        RequestError: it keeps none.
+        RequestError: the run has kept none.
     """
     found = best_checkpoint(path / FOLDER)
     if found is None:
@@ -45,21 +45,21 @@ def best_of(path: Path) -> Path:
 
 
 def is_last(path: Path) -> bool:
-    """Whether a checkpoint, by its own name or as the best one, is that of a run's highest step."""
+    """Whether a checkpoint, under its own name or as the best one, has the run's highest step."""
     newest = checkpoints(path.parent)
     return bool(newest) and path.name.endswith(newest[0].name)
 
 
 @torch.no_grad()
 def fill(model: nn.Module, path: Path) -> None:
-    """Gives a model the weights of a checkpoint, and the mean of its workers' batch-norm statistics, in place.
+    """Load the weights of a checkpoint into a model in place, with the mean of the workers' batch-norm statistics.
 
     Args:
-        model: on the CPU; what the run did not train it has already.
+        model: on the CPU; what the run did not train is loaded already.
         path: of the checkpoint.
 
     Raises:
-        RequestError: the checkpoint is damaged, or of another network.
+        RequestError: the checkpoint is damaged, or belongs to another network.
     """
     snapshot = Snapshot.of(*load_checkpoint(path))
     flat, buffers = FlatParameters(model), dict(model.named_buffers())
@@ -79,10 +79,10 @@ class Trained:
     """A trained network.
 
     Attributes:
-        path: as the user named it.
-        file: of the weights.
+        path: as the user gave it.
+        file: file of the weights.
         model: on `device`.
-        model_name: for people.
+        model_name: name to display.
         dataset: what it was trained on, or what was given instead.
         device: where the model is.
     """
@@ -104,18 +104,18 @@ def load_trained(
     dataset: Dataset | None = None,
     **options: Unpack[PictureOptions],
 ) -> Trained:
-    """Opens a trained network and its data.
+    """Open a trained network and its data.
 
     Args:
         weights: a run folder, a file of weights, or a checkpoint of a run.
         data: None: what the run was trained on.
         model: the network; None: the run's.
         device: `cpu`, `cuda` or `auto`.
-        dataset: opened already, instead of `data`; the network may have been trained at another size.
-        **options: `image_size`, `scale` and `skip_unreadable`, as for `train`; unless given, as the run had them.
+        dataset: an open data set instead of `data`; the network may have been trained at another size.
+        **options: `image_size`, `scale` and `skip_unreadable`, as for `train`; default: as in the run.
 
-    Raises:
-        RequestError: there are no such weights, they do not say what they were trained with, or an option is unknown.
+    Raises: RequestError: there are no such weights, they do not record what they were trained with, or an option is
+        unknown.
     """
     refuse_unknown(options, PictureOptions)
     configure(options)  # a size that cannot be, for example
@@ -154,15 +154,15 @@ def load_trained(
 
 
 def weights_file(path: Path) -> Path:
-    """Gives the file of weights that a run folder holds, or the file itself."""
+    """Return the file of weights in a run folder, or the file itself."""
     return path / MODEL_FILE if path.is_dir() else path
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Gives what a run folder or the weights themselves say of how they were trained.
+    """Return what a run folder or a file of weights records about its training.
 
     Raises:
-        RequestError: there is nothing there, or no finished run.
+        RequestError: the path does not exist, or the run has not ended.
     """
     if not path.exists():
         raise RequestError(f"there is no {path}: name a run folder or a file of weights")

@@ -1,1 +1,1 @@
-"""The augmentations, one a file; `polyrhythm.augmentation.chain` puts them after one another."""
+"""The augmentations, one per module; `polyrhythm.augmentation.chain` applies them in order."""

@@ -29,19 +29,19 @@ class ColourCasting(Config):
     """Random shifts of whole channels.
 
     Attributes:
-        strength: the largest shift, in 255ths of the way from black to white.
-        probability: of a picture to be shifted at all.
+        strength: the largest shift, in 255ths of the range from black to white.
+        probability: that a picture is shifted at all.
     """
 
     strength: int = Field(default=20, ge=0, le=255)
     probability: float = Field(default=1.0, ge=0, le=1)
 
     def combinations(self, channels: int = 3) -> int:
-        """Counts the different shifts of a picture, none left out: 68,920 as the paper has it."""
+        """Return the number of different non-zero shifts of a picture: 68,920 as in the paper."""
         return int((2 * self.strength + 1) ** channels - 1)
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Shifts the channels of some of the images (B, C, H, W); the input is not changed."""
+        """Shift the channels of some images, (B, C, H, W), in a new tensor."""
         chosen = draws.chance(self.probability)
         shifts = [
             torch.where(chosen & draws.chance(0.5), draws.integers(-self.strength, self.strength), 0)
@@ -51,15 +51,15 @@ class ColourCasting(Config):
 
 
 def cast_colour(images: Tensor, shifts: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Shifts channels.
+    """Shift channels.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
-        shifts: (B, C) integers, in 255ths of the way from black to white; zeros leave an image as it is.
-        tones: what black and white are in floats; in bytes they are 0 and 255.
+        shifts: (B, C) integers, in 255ths of the range from black to white; zeros leave an image unchanged.
+        tones: black and white in float images; in bytes they are 0 and 255.
 
-    Returns:
-        (B, C, H, W) of the same dtype, on the same device, clipped to black and white.
+    Returns: (B, C, H, W) with the dtype and device of `images`, clipped to black and white; `images` itself if nothing
+        shifts.
     """
     moved = (shifts != 0).any(1)
     if not bool(moved.any()):

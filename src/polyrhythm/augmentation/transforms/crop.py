@@ -1,4 +1,4 @@
-"""Random crop: every image is padded on all sides and a window of its first size is cut out at random.
+"""Random crop: every image is padded on all sides, and a window of its original size is cut out at random.
 
 Paper: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural
 Networks", NIPS 2012; with padding, as here, M. Lin, Q. Chen, S. Yan, "Network In Network", ICLR 2014,
@@ -33,20 +33,20 @@ class Crop(Config):
     """Random crop after padding.
 
     Attributes:
-        padding: pixels added on every side; 0 leaves the images as they are.
-        fill: what is added: `zero` (the mean colour, as images are normalised) or `reflect` (the image).
+        padding: pixels added on every side; 0 leaves the images unchanged.
+        fill: the padding: `zero` (the mean colour, as images are normalised) or `reflect` (the image mirrored).
     """
 
     padding: int = Field(default=4, ge=0)
     fill: Fill = "zero"
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Crops every image at an offset of its own.
+        """Crop every image at its own random offset.
 
         Args:
             images: (B, C, H, W), not changed.
-            draws: give the offsets.
-            tones: mean nothing here.
+            draws: source of the offsets.
+            tones: not used.
 
         Raises:
             RequestError: the images are too small to be reflected that far.
@@ -56,17 +56,17 @@ class Crop(Config):
 
 
 def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "zero") -> Tensor:
-    """Cuts a window out of every padded image.
+    """Cut a window out of every padded image.
 
     Args:
         images: (B, C, H, W), not changed.
-        top: (B,) int64, each image's first row in its padded form; `padding` changes nothing.
-        left: (B,) int64, the same for columns.
+        top: (B,) int64, first row of each window in the padded image; `padding` leaves the image unchanged.
+        left: (B,) int64, likewise for columns.
         padding: pixels added on every side.
         fill: `zero` or `reflect`.
 
     Returns:
-        (B, C, H, W), of the same dtype.
+        (B, C, H, W) with the dtype of `images`; `images` itself if there is no padding.
 
     Raises:
         RequestError: the images are too small to be reflected that far.

@@ -31,7 +31,7 @@ class Flip(Movement):
     """Random flip.
 
     Attributes:
-        probability: of a picture to be mirrored, from 0 (none) to 1 (all).
+        probability: that a picture is mirrored.
         axis: `horizontal` (left to right) or `vertical` (top to bottom).
     """
 
@@ -39,23 +39,23 @@ class Flip(Movement):
     axis: Axis = "horizontal"
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Mirrors some of the images (B, C, H, W); the input is not changed."""
+        """Mirror some of the images, (B, C, H, W), in a new tensor."""
         return flip(images, draws.chance(self.probability), self.axis)
 
     def drawn(self, draws: Draws) -> Tensor:
-        """Draws which to mirror, (B, 2): 1 for an axis, x or y, that is; see `Movement.drawn`."""
+        """Draw which samples to mirror, (B, 2): 1 for a mirrored axis, x or y; see `Movement.drawn`."""
         axes = torch.tensor([self.axis == "horizontal", self.axis == "vertical"])
         return (draws.chance(self.probability)[:, None] & axes).float()
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Gives what turns an axis round; see `Movement.matrix`."""
+        """Return the matrices that mirror the axes; see `Movement.matrix`."""
         return torch.diag_embed(1 - 2 * parameters)
 
     def mirrored(self, parameters: Tensor) -> Tensor:
-        """Gives the axes that are mirrored; see `Movement.mirrored`."""
+        """Return the mirrored axes; see `Movement.mirrored`."""
         return parameters != 0
 
 
 def flip(images: Tensor, mirrored: Tensor, axis: Axis = "horizontal") -> Tensor:
-    """Mirrors the images (B, C, H, W) whose `mirrored` (B,) bool is true, in a new tensor."""
+    """Mirror the images (B, C, H, W) whose `mirrored` (B,) bool is true, in a new tensor."""
     return mirror(images, mirrored, _DIMENSIONS[axis])

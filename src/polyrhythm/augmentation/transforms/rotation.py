@@ -1,11 +1,11 @@
-"""Rotation: every picture is turned about its centre by an angle of its own.
+"""Rotation: every picture is rotated about its centre by an angle of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 3.3.
 
     source(x, y) = (x cos a - y sin a, x sin a + y cos a),    a ~ uniform[-strength, strength)
 
-A positive a turns the picture anticlockwise. The paper has 20 angles and does not name them; here they are continuous.
+A positive a rotates anticlockwise. The paper has 20 angles and does not specify them; here they are continuous.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Rotation(Warp):
     """Random rotation.
 
     Attributes:
-        strength: the largest angle, in degrees, either way.
-        probability: of a picture to be turned.
-        fill: what comes in at the corners.
+        strength: the largest angle, in degrees, in either direction.
+        probability: that a picture is rotated.
+        fill: pixels that appear in the corners.
     """
 
     strength: float = Field(default=15.0, ge=0, le=180)
 
     def draw(self, draws: Draws) -> Tensor:
-        """Draws every picture's angle, (B, 1) in radians."""
+        """Draw an angle for every picture, (B, 1) in radians."""
         return torch.deg2rad(draws.uniform(-self.strength, self.strength))[:, None]
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Gives the turn about the centre; see `Movement.matrix`."""
+        """Return the rotation about the centre; see `Movement.matrix`."""
         cos, sin = parameters[:, 0].cos(), parameters[:, 0].sin()
         return torch.stack((torch.stack((cos, -sin), 1), torch.stack((sin, cos), 1)), 1)

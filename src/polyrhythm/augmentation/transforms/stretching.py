@@ -1,11 +1,11 @@
-"""Stretching: every picture is made wider and higher by factors of its own.
+"""Stretching: the width and height of every picture are scaled by factors of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 3.3: horizontal and vertical stretching.
 
     source(x, y) = (x e^-u, y e^-v),    u, v ~ uniform[-ln(1 + strength), ln(1 + strength))
 
-The paper counts both among its lens distortions and names no factors. A factor and its inverse are equally likely.
+The paper counts both among its lens distortions and specifies no factors. A factor and its inverse are equally likely.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Stretching(Warp):
     """Random horizontal and vertical stretching.
 
     Attributes:
-        strength: the largest factor less one: 0.2 makes sides longer by up to 20 %, or shorter by a sixth.
-        probability: of a picture to be stretched.
-        fill: what comes in where it got smaller.
+        strength: the largest factor minus one: 0.2 makes sides up to 20 % longer, or a sixth shorter.
+        probability: that a picture is stretched.
+        fill: pixels that appear where the picture became smaller.
     """
 
     strength: float = Field(default=0.2, ge=0, le=3)
 
     def draw(self, draws: Draws) -> Tensor:
-        """Draws the logarithms of every picture's factors, (B, 2): of its width and its height."""
+        """Draw the logarithms of every picture's factors, (B, 2): for width and height."""
         most = log1p(self.strength)
         return torch.stack((draws.uniform(-most, most), draws.uniform(-most, most)), 1)
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Gives what draws the points together; see `Movement.matrix`."""
+        """Return the inverse scaling; see `Movement.matrix`."""
         return torch.diag_embed(torch.exp(-parameters))

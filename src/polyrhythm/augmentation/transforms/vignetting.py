@@ -1,4 +1,4 @@
-"""Vignetting: pictures that get darker towards their edges.
+"""Vignetting: pictures get darker towards their corners.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 3.3.
@@ -6,8 +6,8 @@ section 3.3.
     out = black + (image - black) (1 - s clip((r - r0) / (1 - r0), 0, 1)^2)
     r0 ~ uniform[0, 0.8),    s ~ uniform[0, strength)
 
-r is the distance from the centre in half diagonals; r0 is the area that stays as it is, s the loss of light in the
-corners. The paper has two variables with 1960 combinations and does not name them.
+r is the distance from the centre in half diagonals; r0 is the radius of the unchanged area, s the loss of light in the
+corners. The paper has two variables with 1960 combinations and does not specify them.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Vignetting(Config):
     """Random vignetting.
 
     Attributes:
-        strength: the largest share of the light that corners lose.
-        probability: of a picture to be darkened.
+        strength: the largest share of light that corners lose.
+        probability: that a picture is darkened.
     """
 
     strength: float = Field(default=0.6, ge=0, le=1)
     probability: float = Field(default=0.5, ge=0, le=1)
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Darkens the edges of some of the images (B, C, H, W); the input is not changed."""
+        """Darken the corners of some images, (B, C, H, W), in a new tensor."""
         chosen, area = draws.chance(self.probability), draws.uniform(0, LARGEST_AREA)
         loss = torch.where(chosen, draws.uniform(0, self.strength), 0.0)
         return vignette(images, area, loss, tones)
 
 
 def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Darkens images towards their corners.
+    """Darken images towards their corners.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
-        area: (B,), distance from the centre at which the darkening begins, in half diagonals, below 1.
-        loss: (B,), share of the light that the corners lose; 0 leaves an image as it is.
-        tones: what black is in floats; in bytes it is 0.
+        area: (B,), distance from the centre at which darkening begins, in half diagonals, below 1.
+        loss: (B,), share of light that the corners lose; 0 leaves an image unchanged.
+        tones: black in float images; in bytes it is 0.
 
     Returns:
-        (B, C, H, W) of the same dtype, on the same device; bytes are rounded.
+        (B, C, H, W) with the dtype and device of `images`; bytes are rounded. `images` itself if nothing darkens.
     """
     if not bool((loss != 0).any()):
         return images

@@ -1,4 +1,4 @@
-"""Random windows: a network sees a part of a larger picture, in every epoch another one.
+"""Random windows: a network sees a part of a larger picture, a different one in every epoch.
 
 Papers: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural Networks", NIPS
 2012; R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
@@ -6,7 +6,7 @@ section 3.3.
 
     out[b, :, y, x] = image[b, :, top[b] + y, left[b] + x],    top[b], left[b] ~ uniform{0, …, S - size}
 
-S is the side of the picture. Deep Image counts (512 - 224)^2 = 82,944 places, which leaves out the last row and column.
+S is the side of the picture. Deep Image counts (512 - 224)^2 = 82,944 positions, without the last row and column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Window(Config):
-    """Random windows. `--scale` puts one before all other changes.
+    """Random windows. `--scale` puts one before all other augmentations.
 
     Attributes:
         size: pixels a side.
@@ -36,22 +36,22 @@ class Window(Config):
     size: int = Field(ge=1)
 
     def combinations(self, side: int) -> int:
-        """Counts the places in a square picture as the paper does, but for the last row and column of places."""
+        """Return the number of positions in a square picture as the paper counts, without the last row and column."""
         return (side - self.size) ** 2
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Cuts a window out of every image.
+        """Cut a window out of every image.
 
         Args:
             images: (B, C, H, W), not changed.
-            draws: give the places.
-            tones: mean nothing here.
+            draws: source of the positions.
+            tones: not used.
 
         Returns:
-            (B, C, size, size), of the same dtype.
+            (B, C, size, size) with the dtype of `images`.
 
         Raises:
-            RequestError: the images are smaller.
+            RequestError: the images are smaller than the window.
         """
         height, width = images.shape[2:]
         if self.size > min(height, width):
