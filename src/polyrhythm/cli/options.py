@@ -12,21 +12,6 @@ import typer
 
 from polyrhythm.config.run_config import RunConfig
 
-PANELS = {
-    "The job": ("data", "model", "strategy", "workers", "epochs", "batch_size", "seed"),
-    "Learning": (
-        *("optimizer", "schedule", "batch_schedule", "loss", "class_weights", "label_smoothing"),
-        *("weight_average", "teacher", "temperature", "teacher_share"),
-    ),
-    "Starting from other weights": ("weights", "freeze", "freeze_epochs", "rate_decay"),
-    "Pictures": ("augment", "image_size", "scale", "size_schedule", "pixels", "skip_unreadable"),
-    "Speed": ("device", "precision", "threads", "cache", "decoded", "compile", "channels_last"),
-    "What the run leaves": ("keep_checkpoints", "keep_best", "timings", "tensorboard"),
-    "When something dies": ("restarts", "min_workers", "on_loss", "silence_s", "gather_s", "notice_s"),
-    "The network": ("listen", "token_file", "vacant", "port"),
-}
-"""How `--help` shows the fields of `RunConfig`, each in one panel."""
-
 
 def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = ()) -> Callable[..., None]:
     """Replace the `**options` of a verb by one option for every field of `RunConfig`.
@@ -52,20 +37,17 @@ def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = (
     annotated = [
         parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own
     ]
-    call.__signature__ = inspect.Signature([*annotated, *_options(unmentioned)])  # type: ignore[attr-defined]
+    options = [_option(name, hidden=name in unmentioned) for name in RunConfig.model_fields]
+    call.__signature__ = inspect.Signature([*annotated, *options])  # type: ignore[attr-defined]
     call.__doc__ = verb.__doc__
     call.__name__ = verb.__name__
     return call
 
 
-def _options(unmentioned: Collection[str]) -> list[inspect.Parameter]:
-    return [
-        _option(name, panel, hidden=name in unmentioned) for panel, names in PANELS.items() for name in names
-    ]
-
-
-def _option(name: str, panel: str, *, hidden: bool) -> inspect.Parameter:
+def _option(name: str, *, hidden: bool) -> inspect.Parameter:
     info = RunConfig.model_fields[name]
+    extra = info.json_schema_extra
+    assert isinstance(extra, dict)
     is_flag = info.annotation is bool
     text = info.description or ""
     if not is_flag and info.default is not None:
@@ -75,7 +57,7 @@ def _option(name: str, panel: str, *, hidden: bool) -> inspect.Parameter:
         help=text,
         show_default=False,
         metavar=_metavar(info.annotation),
-        rich_help_panel=panel,
+        rich_help_panel=str(extra["panel"]),
         hidden=hidden,
     )
     # All but flags are texts here, so that the command line and recipes have one set of checks and messages.

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from polyrhythm.cli.main import VERBS, _status
-from polyrhythm.cli.options import PANELS
 from polyrhythm.config.run_config import REAL_ONLY, RunConfig
 
 WITHOUT_TORCH = """
@@ -59,8 +58,18 @@ def test_every_field_of_a_recipe_is_an_option(
         assert f"--{name.replace('_', '-')} " in text
 
 
-def test_every_option_has_one_panel() -> None:
-    assert sorted(name for names in PANELS.values() for name in names) == sorted(RunConfig.model_fields)
+def test_every_option_has_one_panel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status(["train", "--help"]) == 0
+    panel, found = "", []
+    for line in capsys.readouterr().out.splitlines():
+        if title := re.match(r"╭─ (.+?) ─", line):
+            panel = title[1]
+        if panel != "Options" and (option := re.match(r"│ [* ]*--([a-z-]+)", line)):
+            found.append(option[1].replace("-", "_"))
+    assert sorted(found) == sorted(RunConfig.model_fields)
 
 
 @pytest.mark.parametrize("verb", [[], *([verb.__name__] for verbs in VERBS.values() for verb in verbs)])
