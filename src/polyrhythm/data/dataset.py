@@ -91,23 +91,19 @@ class TensorSplit:
         std: what is left is divided by it.
 
     Attributes:
+        labels: the classes of all images, (n,) int64.
         is_finished: whether images are kept as the numbers that they are given as.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
         assert len(images) == len(labels)
         self._images = images
-        self._labels = labels.to(torch.int64)
+        self.labels = labels.to(torch.int64)
         self._shift, self._scale = torch.tensor(-mean / std), 1 / std
         self.is_finished = images.dtype == torch.float32 and (mean, std) == (0.0, 1.0)
 
     def __len__(self) -> int:
         return len(self._images)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._labels
 
     @property
     def kept_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,6 @@ from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.dealing import (
     StandIn,
     Stretch,
-    dealt,
     dealt_in_steps,
     epoch_order,
     images_left,
@@ -64,24 +64,21 @@ class Share:
     begun: tuple[Stretch, ...] = ()
     stand_in: StandIn | None = None
 
-    def dealt(self, order: Tensor, step: int) -> Tensor:
-        """Gives the images of a step, (B,) int64, of an epoch's order, (n,) int64."""
-        own = dealt(order, step, self.worker, self.workers, self.step_images)
-        if self.stand_in is None:
-            return own
-        return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.step_images)])
-
-    @property
-    def step_images(self) -> int:
-        """Images of all workers' batches of a step."""
-        return self.together or self.workers * self.batch_size
-
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise RequestError(f"batch size {self.batch_size} is too small: give at least 1")
         if self.workers < 1:
             raise RequestError(f"{self.workers} workers are too few: give at least 1")
         assert 0 <= self.worker < self.workers
+        if not self.together:
+            object.__setattr__(self, "together", self.workers * self.batch_size)
+
+    def dealt(self, order: Tensor, step: int) -> Tensor:
+        """Return the images of a step, (B,) int64, of an epoch's order, (n,) int64; see `data.dealing.dealt`."""
+        own = order[step * self.together : (step + 1) * self.together][self.worker :: self.workers]
+        if self.stand_in is None:
+            return own
+        return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.together)])
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class Loader:
         """The number of batches in an epoch; the same for every worker."""
         share = self.share
         left = images_left(len(self.split), share.begun, share.batch_size)
-        return steps_per_epoch(left, 1, share.step_images)
+        return steps_per_epoch(left, 1, share.together)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Gives the batches of an epoch, from step `start` on.
@@ -143,15 +140,13 @@ class Loader:
             RequestError: an image cannot be read.
         """
         order = self._order(epoch)
-        steps = range(start, steps_per_epoch(len(order), 1, self.share.step_images))
+        steps = range(start, steps_per_epoch(len(order), 1, self.share.together))
 
-        def make(step: int) -> Batch:
-            return self._batch(order, epoch, step)
-
+        make = partial(self._batch, order, epoch)
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
         share = self.share
-        even = share.step_images % share.workers == 0 and share.stand_in is None
+        even = share.together % share.workers == 0 and share.stand_in is None
         if self._kept is not None and self.transform is None and even:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
@@ -161,7 +156,7 @@ class Loader:
         if self._streamed is None:
             order = epoch_order(len(self.split), epoch, share.seed)
         else:  # it depends on how many began the epoch, be some of them lost now
-            began = len(share.begun[0]) if share.begun else share.step_images // share.batch_size
+            began = len(share.begun[0]) if share.begun else share.together // share.batch_size
             order = self._streamed.order(epoch, share.seed, began)
         return left_of(order, share.begun, share.batch_size)
 
@@ -186,11 +181,11 @@ class Loader:
         # A block is what index_select gathers at once; each batch is made numbers of only when it is asked for,
         # so that these are still in the cache when the network reads them.
         share = self.share
-        size, ragged = share.step_images // share.workers, len(order) // share.step_images
+        size, ragged = share.together // share.workers, len(order) // share.together
         at_once = max(1, min(BLOCK_BYTES, BLOCKS_BYTES // share.workers) // max(1, size * split.kept_bytes))
         for first in range(steps.start, ragged, at_once):
             block = range(first, min(first + at_once, ragged))
-            indices = dealt_in_steps(order, block, share.worker, share.workers, share.step_images)
+            indices = dealt_in_steps(order, block, share.worker, share.workers, share.together)
             kept, labels = split.decoded(indices), split.labels.index_select(0, indices)
             for step, few, classes in zip(block, kept.split(size), labels.split(size), strict=True):
                 images = split.normalised(few)

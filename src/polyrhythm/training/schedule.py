@@ -62,12 +62,7 @@ class RunLength:
     @property
     def total_steps(self) -> int:
         """Steps that every worker takes in the whole run."""
-        return self.starts[-1] if self.starts else self.nominal_steps
-
-    @property
-    def nominal_steps(self) -> int:
-        """Steps of the whole run if all its epochs were as long as the first."""
-        return self.steps_per_epoch * self.epochs
+        return self.starts[-1] if self.starts else self.steps_per_epoch * self.epochs
 
     def nominal(self, step: int) -> float:
         """Gives the step's place in the run as if all epochs were as long as the first.
@@ -103,32 +98,26 @@ class Schedule(Config, ABC):
         Raises:
             RequestError: the warm-up is longer than the run.
         """
-        warmup_steps = self._warmup_steps(run)
-        place = run.nominal(step)
-        return self._ramp(place, warmup_steps, run.global_batch) * self.decay(
-            place, warmup_steps, run.nominal_steps
-        )
-
-    @abstractmethod
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Gives the factor without warm-up and linear scaling: 1 at first."""
-
-    def _warmup_steps(self, run: RunLength) -> int:
         if self.warmup_epochs > run.epochs:
             raise RequestError(
                 f"schedule {self.name}: warmup_epochs={self.warmup_epochs:g} is longer than the run; "
                 f"with epochs={run.epochs} it may be {run.epochs} at most"
             )
-        return round(self.warmup_epochs * run.steps_per_epoch)
+        warmup_steps = round(self.warmup_epochs * run.steps_per_epoch)
+        place = run.nominal(step)
+        scale = 1.0 if self.reference_batch is None else run.global_batch / self.reference_batch
+        ramp = scale
+        if place < warmup_steps:
+            if self.reference_batch is None:
+                ramp = (place + 1) / warmup_steps
+            else:
+                start = min(1.0, scale)
+                ramp = start + (scale - start) * place / warmup_steps
+        return ramp * self.decay(place, warmup_steps, run.steps_per_epoch * run.epochs)
 
-    def _ramp(self, step: float, warmup_steps: int, global_batch: int) -> float:
-        scale = 1.0 if self.reference_batch is None else global_batch / self.reference_batch
-        if step >= warmup_steps:
-            return scale
-        if self.reference_batch is None:
-            return (step + 1) / warmup_steps
-        start = min(1.0, scale)
-        return start + (scale - start) * step / warmup_steps
+    @abstractmethod
+    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+        """Gives the factor without warm-up and linear scaling: 1 at first."""
 
 
 def elapsed(step: float, warmup_steps: int, total_steps: int) -> float:

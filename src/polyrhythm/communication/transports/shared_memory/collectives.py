@@ -182,7 +182,8 @@ class SharedMemoryCollectives:
         """Add up over all members, in place."""
         # Written out, for this is the way of every synchronous step: the same as `_do` with `_on_vector`.
         with self._order:
-            self._check()
+            if self._broken is not None:
+                raise self._again()
             try:
                 vector = tensor.detach().contiguous().view(-1)
                 self._exchange.all_reduce(vector)
@@ -253,16 +254,17 @@ class SharedMemoryCollectives:
             self._guarded(run)
 
     def _guarded(self, run: Callable[[], None]) -> None:
-        self._check()
+        if self._broken is not None:
+            raise self._again()
         try:
             run()
         except BaseException as error:
             self._on_failure(error)
             raise
 
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise CollectiveBroken(self._broken.reason, self._broken.rank)
+    def _again(self) -> CollectiveBroken:
+        assert self._broken is not None
+        return CollectiveBroken(self._broken.reason, self._broken.rank)
 
     def _on_failure(self, error: BaseException) -> None:
         """Tell the other members that this one cannot go on."""
