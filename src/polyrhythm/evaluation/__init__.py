@@ -1,4 +1,4 @@
-"""How good a model is, what it sees of a picture, and what several know together."""
+"""Evaluation: accuracy of a model, views of a picture, ensembles, and robustness against distorted pictures."""
 
 from polyrhythm.evaluation.evaluate import ClassResult, Evaluation, evaluate
 

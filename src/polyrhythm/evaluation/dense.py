@@ -1,24 +1,23 @@
-"""Dense evaluation: a network trained on small pictures is applied at every place of a larger one.
+"""Dense evaluation: a network trained on small pictures is applied at every position of a larger one.
 
 P. Sermanet and others, "OverFeat", ICLR 2014, arXiv:1312.6229; K. Simonyan, A. Zisserman, "Very deep
 convolutional networks for large-scale image recognition", ICLR 2015, arXiv:1409.1556, section 3.2.
 
     flatten (C, h, w) then Linear (F, C h w)   becomes   a convolution (F, C, h, w)     weights in the order C, h, w
     later Linear (F, D)                        becomes   a convolution (F, D, 1, 1)
-    mean over the whole map (h, w)             becomes   a mean over every window (h, w), one place apart
+    mean over the whole map (h, w)             becomes   a mean over every window (h, w), with stride 1
 
-h and w are the sides of the map at training size, so on such a picture nothing changes; on a larger one there
-is one score per place, and scores are averaged. What the papers do not have: networks that end in global
-pooling, whose pooling keeps the size that it had in training. Squeeze-and-excitation and the padding of
-convolutions see the whole picture, not the window: there dense scores and those of windows that are cut out
-differ.
+h and w are the sides of the map at training size, so such a picture has the same scores as before; a larger one has
+one vector of scores per position, and these are averaged. Not in the papers: networks that end in global pooling,
+which keeps the window size that it had in training. Squeeze-and-excitation and the padding of convolutions see the
+whole picture instead of the window, so there the dense scores differ from those of windows that are cut out.
 
-The network is traced as a graph, in which everything that maps maps to maps is one node and every node knows
-its shape at training size. From its first flattening on it is rewritten: what was flat becomes a map of one
-place or more.
+The network is traced as a graph in which every module that maps feature maps to feature maps is one node, and every
+node knows its shape at training size. It is rewritten from its first flattening on: what was flat becomes a map of one
+or more positions.
 
-A network that cannot be converted is evaluated by brute force (`SlidingWindows`): windows of the training
-size are cut out of the larger picture, one after another.
+A network that cannot be converted is evaluated by brute force (`SlidingWindows`): windows of the training size are cut
+out of the larger picture, one after another.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _TOLERANCE = 1e-4
 
 
 def to_dense(model: nn.Module, image_shape: tuple[int, int, int]) -> DenseNetwork:
-    """Makes a network fully convolutional; the two share their weights' values, not their memory.
+    """Make a network fully convolutional, with copies of its weights.
 
     Args:
         model: maps pictures (B, C, H, W) of its training size to logits (B, classes); not changed.
         image_shape: (C, H, W) of the pictures that it was trained on.
 
     Raises:
-        NotConvertible: it cannot be, or what came out gives other scores at training size.
+        NotConvertible: it cannot be converted, or the result has other scores at training size.
     """
     training = [module.training for module in model.modules()]
     model.eval()
@@ -81,11 +80,11 @@ def _check(model: nn.Module, dense: DenseNetwork, probe: Tensor) -> None:
 
 
 class NotConvertible(Exception):
-    """A network cannot be made fully convolutional; the text is the reason."""
+    """A network cannot be made fully convolutional; the message is the reason."""
 
 
 class DenseNetwork(nn.Module):
-    """A network that gives one vector of scores a place, and their mean.
+    """A network whose output is the mean of the score vectors of all positions.
 
     Args:
         convolutional: maps (B, C, H, W) to scores (B, classes, h, w).
@@ -96,12 +95,12 @@ class DenseNetwork(nn.Module):
         self.convolutional = convolutional
 
     def score_map(self, images: Tensor) -> Tensor:
-        """Gives the scores of every place, (B, classes, h, w), of images (B, C, H, W)."""
+        """Return the scores of every position, (B, classes, h, w), for images (B, C, H, W)."""
         scores: Tensor = self.convolutional(images)
         return scores
 
     def forward(self, images: Tensor) -> Tensor:
-        """Gives the class scores (B, classes) of images (B, C, H, W), averaged over all places."""
+        """Return the class scores (B, classes) of images (B, C, H, W), averaged over all positions."""
         return self.score_map(images).mean((2, 3))
 
 
@@ -109,10 +108,10 @@ MAP_DIMENSIONS = 4
 
 
 def traced(model: nn.Module, probe: Tensor) -> fx.GraphModule:
-    """Gives a network as a graph, whose nodes have their shapes in `meta["shape"]`; None for what is no tensor.
+    """Trace a network as a graph whose nodes have their shape in `meta["shape"]`, None for values that are no tensors.
 
     Args:
-        model: in its evaluation mode.
+        model: in evaluation mode.
         probe: (B, C, H, W), pictures of its training size.
     """
     if isinstance(model, nn.Linear | nn.Conv2d):
@@ -124,7 +123,7 @@ def traced(model: nn.Module, probe: Tensor) -> fx.GraphModule:
 
 
 class _HeadTracer(fx.Tracer):
-    """Looks into the modules after the last feature map only; what maps maps to maps stays a whole."""
+    """Traces into the modules after the last feature map only; feature extractors stay single nodes."""
 
     def __init__(self, whole: frozenset[str]) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class _HeadTracer(fx.Tracer):
 
 
 def _feature_modules(model: nn.Module, probe: Tensor) -> frozenset[str]:
-    """Names the modules that turn one map into another of more than one place."""
+    """Return the names of the modules that map a feature map to another one with more than one position."""
     found: set[str] = set()
     hooks = []
     for name, module in model.named_modules():
@@ -159,7 +158,7 @@ def _is_map(value: Any) -> bool:
 
 
 class _Shapes(fx.Interpreter):
-    """Notes the shape that every node has at training size."""
+    """Records the shape of every node at training size."""
 
     def run_node(self, n: fx.Node) -> Any:
         made = super().run_node(n)
@@ -168,7 +167,7 @@ class _Shapes(fx.Interpreter):
 
 
 def as_convolution(layer: nn.Linear, window: tuple[int, int]) -> nn.Conv2d:
-    """Gives a fully connected layer that reads flat (C, h, w) as a convolution with windows (h, w)."""
+    """Return a fully connected layer over flattened (C, h, w) as a convolution with windows (h, w)."""
     channels = layer.in_features // prod(window)
     made = nn.Conv2d(channels, layer.out_features, window, bias=layer.bias is not None)
     made = made.to(layer.weight.device, layer.weight.dtype)
@@ -179,7 +178,7 @@ def as_convolution(layer: nn.Linear, window: tuple[int, int]) -> nn.Conv2d:
 
 
 def as_batch_norm_2d(layer: nn.BatchNorm1d) -> nn.BatchNorm2d:
-    """Gives a normalisation of flat (C,) as one of maps (C, h, w)."""
+    """Return a batch norm over (B, C) as one over maps (B, C, h, w)."""
     made = nn.BatchNorm2d(
         layer.num_features, layer.eps, affine=layer.affine, track_running_stats=layer.track_running_stats
     )
@@ -218,14 +217,13 @@ _FLATTENS = frozenset(["flatten", "view", "reshape", "squeeze"])
 
 
 class Conversion:
-    """Rewrites a network from its first flattening on.
+    """The rewriting of a network from its first flattening on.
 
     Args:
-        traced: as `graph.traced` gives it; changed in place.
+        traced: result of `traced`; changed in place.
 
-    Attributes:
-        windows: of every flat value, the sides of the map that one place of it stands for, (1, 1) once a layer
-            has read it.
+    Attributes: windows: for every flat value, the sides of the map that one position stands for; (1, 1) once a layer
+        has read it.
     """
 
     def __init__(self, traced: fx.GraphModule) -> None:
@@ -233,10 +231,10 @@ class Conversion:
         self.windows: dict[fx.Node, tuple[int, int]] = {}
 
     def converted(self) -> nn.Module:
-        """Gives the network of convolutions.
+        """Return the fully convolutional network.
 
         Raises:
-            NotConvertible: it has something that is not known to be possible.
+            NotConvertible: it contains something that is not known to be convertible.
         """
         graph = self._traced.graph
         for node in list(graph.nodes):
@@ -264,7 +262,7 @@ class Conversion:
             node.replace_all_uses_with(given[0])  # nothing at training size, no windows on a larger picture
 
     def _pool_windows(self, node: fx.Node, source: fx.Node) -> None:
-        """Has a mean over the whole map be one over every window."""
+        """Replace a mean over the whole map by a mean over every window."""
         height, width = source.meta["shape"][2:]
         flat = len(node.meta["shape"]) == 2
         pool = self._add(nn.AvgPool2d((height, width), stride=1), node, source)
@@ -272,7 +270,7 @@ class Conversion:
             self.windows[pool] = (1, 1)
 
     def _keep_map(self, node: fx.Node, source: fx.Node) -> None:
-        """Has a flat vector stay a map, in a node of its own, since others may read the map itself."""
+        """Replace a flattening by the map itself, as a node of its own, since other nodes may read the map too."""
         with self._traced.graph.inserting_before(node):
             flat_map = self._traced.graph.call_method("contiguous", (source,))
         flat_map.meta["shape"] = node.meta["shape"]
@@ -301,7 +299,7 @@ class Conversion:
             raise NotConvertible(f"its head has {type(module).__name__ if module else _name(node)}")
 
     def _pools(self, node: fx.Node) -> bool:
-        """Whether a node averages a map to one place."""
+        """Whether a node averages a map to one position."""
         shape = node.meta["shape"]
         if shape is None or prod(shape[2:]) != 1:
             return False
@@ -331,7 +329,7 @@ class Conversion:
         return self._traced.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _add(self, module: nn.Module, node: fx.Node, source: fx.Node) -> fx.Node:
-        """Puts a new module in a node's place."""
+        """Replace a node by a new module."""
         name = f"dense_{node.name}"
         self._traced.add_module(name, module)
         with self._traced.graph.inserting_after(node):
@@ -351,11 +349,11 @@ def _name(node: fx.Node) -> str:
 
 
 _SHARE = 7
-"""A window moves by a seventh of its side: 32 of 224 pixels, the stride of most networks."""
+"""Windows move by a seventh of their side: 32 of 224 pixels, the stride of most networks."""
 
 
 class SlidingWindows:
-    """A network that looks at every window of a picture; windows at the far edges are always among them.
+    """Average of a network's scores over windows of a picture; those at the far edges are always included.
 
     Args:
         scorer: maps pictures of the training size (B, C, h, w) to logits (B, classes).
@@ -369,7 +367,7 @@ class SlidingWindows:
         self._stride = stride or max(1, min(size) // _SHARE)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Gives the class scores (B, classes) of images (B, C, H, W), averaged over all windows."""
+        """Return the class scores (B, classes) of images (B, C, H, W), averaged over all windows."""
         height, width = images.shape[2:]
         places = list(product(self._starts(height, self._height), self._starts(width, self._width)))
         scores = [

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 Predictor = Callable[[Tensor], Tensor]
-"""Takes the numbers of images (B,) int64; gives class probabilities (B, classes)."""
+"""Maps numbers of images, (B,) int64, to class probabilities (B, classes)."""
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 def average(probabilities: Sequence[Tensor]) -> Tensor:
-    """Gives the mean of the members' class probabilities, each (B, classes), as (B, classes)."""
+    """Return the mean of the members' class probabilities, each (B, classes), as (B, classes)."""
     return torch.stack(tuple(probabilities)).mean(0)
 
 
 def log_probabilities(predictors: Sequence[Predictor]) -> Callable[[Tensor], Tensor]:
-    """Gives what takes numbers of images (B,), and gives the logarithm of the predictors' mean (B, classes)."""
+    """Return a function from numbers of images (B,) to the logarithm of the predictors' mean (B, classes)."""
 
     def together(indices: Tensor) -> Tensor:
         return average([predict(indices) for predict in predictors]).clamp_min(_SMALLEST).log()
@@ -37,15 +37,15 @@ def log_probabilities(predictors: Sequence[Predictor]) -> Callable[[Tensor], Ten
 
 
 def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> list[int]:
-    """Chooses members one at a time, each the one with which the ensemble so far does best.
+    """Choose members one at a time, each the one that improves the ensemble most.
 
     Args:
-        probabilities: (members, n, classes), of images that the report will not count.
+        probabilities: (members, n, classes), of images that are not part of the reported result.
         labels: (n,) int64.
-        most: members at most, the same one counted as often as it is taken.
+        most: upper limit for the number of choices, repeated ones included.
 
     Returns:
-        The members' numbers in the order of their choice; who stands there twice weighs twice.
+        The members' numbers in the order of their choice; a repeated one has the weight of its repetitions.
     """
     chosen: list[int] = []
     total = torch.zeros_like(probabilities[0])
@@ -62,7 +62,7 @@ def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> l
 
 
 def _score(total: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Gives accuracy, and the mean log-likelihood of the labels, of unnormalised probabilities (n, classes)."""
+    """Return accuracy and mean log-likelihood of the labels for unnormalised probabilities (n, classes)."""
     right = (total.argmax(1) == labels).double().mean()
     likely = total.gather(1, labels[:, None]).squeeze(1) / total.sum(1)
     return float(right), float(likely.clamp_min(_SMALLEST).double().log().mean())

@@ -1,7 +1,7 @@
-"""Tests a classifier: loss, top-1 and top-5 accuracy, and recall and precision of every class.
+"""Test of a classifier: loss, top-1 and top-5 accuracy, and recall and precision of every class.
 
-All of them are sums over one confusion matrix and two numbers, written here in plain torch: importing
-torchmetrics costs more than a second, which every start of the command line would pay.
+All of them follow from one confusion matrix and two sums, written here in plain torch: importing torchmetrics takes
+more than a second, which every start of the command line would pay.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ClassResult:
 
     Attributes:
         name: of the class.
-        images: how many there are of it.
+        images: number of its images.
         recall: fraction of them that are recognised; 0 if there are none.
-        precision: fraction of the images taken for this class that are of it; 0 if none was taken for it.
+        precision: fraction of the images predicted as this class that belong to it; 0 if none was predicted.
     """
 
     name: str
@@ -41,15 +41,15 @@ class ClassResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a test found.
+    """Results of a test.
 
     Attributes:
         loss: mean cross-entropy, in nats.
-        top1: fraction of images whose likeliest class is right.
-        top5: fraction of images whose class is among the five likeliest (or all, if there are fewer).
-        images: how many were tested.
-        per_class: one result a class, in the order of the labels.
-        confusion: (classes, classes), int64; [i, j] is how many images of class i were taken for class j.
+        top1: fraction of images whose most likely class is right.
+        top5: fraction of images whose class is among the five most likely (or all, if there are fewer).
+        images: number of images tested.
+        per_class: one result per class, in the order of the labels.
+        confusion: (classes, classes), int64; [i, j] is the number of images of class i predicted as class j.
     """
 
     loss: float
@@ -61,7 +61,7 @@ class Evaluation:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that have images: every class counts alike, however rare it is."""
+        """Mean recall of the classes that have images: every class has the same weight, however rare it is."""
         recalls = [entry.recall for entry in self.per_class if entry.images]
         return sum(recalls) / len(recalls)
 
@@ -74,14 +74,14 @@ def evaluate(
     batch_size: int = 500,
     device: torch.device | str = "cpu",
 ) -> Evaluation:
-    """Tests a model on all images of a split.
+    """Test a model on all images of a split.
 
     Args:
-        model: maps (B, C, H, W) to logits (B, classes), on `device`; tested in evaluation mode, afterwards in
-            the mode that it was in.
+        model: maps (B, C, H, W) to logits (B, classes), on `device`; tested in evaluation mode, and returned to the
+            mode that it was in.
         split: the images and their labels.
         classes: names of the classes, in the order of the labels.
-        batch_size: images at a time; changes the speed only.
+        batch_size: images at a time; affects only the speed.
         device: where the model is.
 
     Raises:
@@ -98,7 +98,7 @@ def evaluate(
 
 @contextmanager
 def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
-    """Puts models into evaluation mode, without gradients, and afterwards into the mode that they were in."""
+    """Put models into evaluation mode without gradients, and restore their modes afterwards."""
     modules = [module for model in models for module in model.modules()]
     training = [module.training for module in modules]
     for model in models:
@@ -115,11 +115,10 @@ def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
 def evaluate_scores(
     scores: Callable[[Tensor], Tensor], labels: Tensor, *, classes: Sequence[str], batch_size: int = 500
 ) -> Evaluation:
-    """Tests whatever gives scores to numbered images.
+    """Test any function that scores numbered images.
 
     Args:
-        scores: takes the numbers of images (B,) int64; gives their logits (B, classes), or the logarithms of
-            their class probabilities, which are logits too.
+        scores: maps numbers of images (B,) int64 to logits (B, classes), or to log probabilities, which are logits too.
         labels: (n,) int64, of all images.
         classes: names of the classes, in the order of the labels.
         batch_size: images at a time.
@@ -139,7 +138,7 @@ def evaluate_scores(
 
 
 class _Totals:
-    """Sums over batches; they stay on the device, so that nothing waits for it before the end."""
+    """Sums over batches; they stay on the device, so that nothing synchronises with it before the end."""
 
     def __init__(self, classes: int, device: torch.device | str) -> None:
         self.classes = classes
@@ -148,7 +147,7 @@ class _Totals:
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Adds a batch: logits (B, classes), labels (B,) int64."""
+        """Add a batch: logits (B, classes), labels (B,) int64."""
         if logits.shape[1] != self.classes:
             raise RequestError(
                 f"the model tells {logits.shape[1]} classes apart, but the data have {self.classes}: "

@@ -1,8 +1,8 @@
-"""How much of its accuracy a network keeps when pictures get worse, kind by kind and step by step.
+"""Accuracy of a network on increasingly distorted pictures, by kind and strength of the distortion.
 
-    kinds       augmentations at 1/4, 1/2, 1, 3/2, 2 of their usual strength, every picture changed
+    kinds       augmentations at 1/4, 1/2, 1, 3/2, 2 of their default strength, every picture changed
                 corruptions at severity 1 to 5
-    top-1       of the same pictures each time; step 0 is the picture as it is
+    top-1       of the same pictures each time; step 0 is the original picture
 
 R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, figure 9, for the question; Hendrycks and Dietterich, ICLR 2019,
 for the corruptions.
@@ -21,31 +21,30 @@ from polyrhythm.augmentation.chain import TRANSFORMS, Chain, Transform
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import unknown
-from polyrhythm.evaluation.corruption import SEVERITIES, Corruption
+from polyrhythm.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from polyrhythm.evaluation.evaluate import in_evaluation_mode
 from polyrhythm.specs import Config, choices, validated
 
 if TYPE_CHECKING:
     from polyrhythm.data.dataset import Dataset
 
-CORRUPTIONS = "polyrhythm.evaluation.corruptions"
 FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)
 _SHADES = 3
 _BATCH = 250
 
 Change = Callable[[Tensor, Tensor], Tensor]
-"""Takes pictures (B, C, H, W) and their numbers (B,); gives changed pictures."""
+"""Maps pictures (B, C, H, W) and their numbers (B,) to changed pictures."""
 
 
 @dataclass(frozen=True)
 class Decline:
-    """What happens to the accuracy under one kind of change.
+    """Accuracy under one kind of change.
 
     Attributes:
         name: of the augmentation or corruption.
         kind: `augmentation` or `corruption`.
-        strengths: of each step: the augmentation's strength, or the severity.
-        top1: fractions, one a step.
+        strengths: per step, the augmentation's strength or the severity.
+        top1: fractions, one per step.
     """
 
     name: str
@@ -61,17 +60,17 @@ def declines(
     device: torch.device | str = "cpu",
     kinds: Sequence[str] = (),
 ) -> tuple[float, list[Decline]]:
-    """Tests a model on ever worse pictures.
+    """Test a model on increasingly distorted pictures.
 
     Args:
         model: on `device`.
-        dataset: its test pictures are looked at.
+        dataset: its test pictures are used.
         indices: (n,) int64, which of them.
         device: where the model is.
-        kinds: names of the augmentations and corruptions; none: all of them.
+        kinds: names of augmentations and corruptions; empty: all of them.
 
     Returns:
-        The accuracy on the pictures as they are, and the declines, augmentations first.
+        The accuracy on the original pictures, and the declines, augmentations first.
 
     Raises:
         RequestError: there is no such kind for these pictures.
@@ -106,14 +105,14 @@ def _kinds(channels: int, tones: Tones) -> Iterator[tuple[str, str, list[float],
             steps = [_strengthened(kind, factor) for factor in FACTORS]
             strengths = [float(getattr(step, "strength")) for step in steps]  # noqa: B009
             yield name, "augmentation", strengths, [_augmented(step, tones) for step in steps]
-    for name, kind in choices(CORRUPTIONS).items():
-        corruption = cast("Corruption", kind())
-        severities = [float(severity) for severity in range(1, SEVERITIES + 1)]
-        yield name, "corruption", severities, [_spoiled(corruption, int(each), tones) for each in severities]
+    severities = range(1, SEVERITIES + 1)
+    for name in CORRUPTIONS:
+        changes = [_corrupted(name, severity, tones) for severity in severities]
+        yield name, "corruption", [float(severity) for severity in severities], changes
 
 
 def _strengthened(kind: type[Config], factor: float) -> Config:
-    """Gives an augmentation of a multiple of its usual strength, as far as it allows, for every picture."""
+    """Return an augmentation with a multiple of its default strength, within its limits, that changes every picture."""
     info = kind.model_fields["strength"]
     strength: Any = info.default * factor
     for limit in info.metadata:
@@ -129,5 +128,5 @@ def _augmented(transform: Config, tones: Tones) -> Change:
     return lambda images, indices: chain(images, sample_keys("robustness", 0, 0, indices))
 
 
-def _spoiled(corruption: Corruption, severity: int, tones: Tones) -> Change:
-    return lambda images, indices: corruption(images, severity, indices, tones)
+def _corrupted(name: str, severity: int, tones: Tones) -> Change:
+    return lambda images, indices: corrupt(name, images, severity, indices, tones)

@@ -1,11 +1,11 @@
-"""What a network is shown of a picture: its centre, its corners, all of it; at several scales, mirrored too.
+"""Views of a picture for a test: centre, corners, the whole picture; at several scales, mirrored as well.
 
 A. Krizhevsky, I. Sutskever, G. Hinton, NIPS 2012 (ten crops); K. Simonyan, A. Zisserman, ICLR 2015, arXiv:1409.1556
 (dense, scales, flips); R. Wu and others, "Deep Image", 2015, arXiv:1501.02876 (scales, models).
 
-    p = mean over scales, mirrorings and crops of softmax(z),      dense: z = mean over places of the scores
+    p = mean over scales, mirrorings and crops of softmax(z),      dense: z = mean over positions of the scores
 
-So scores are averaged inside a picture, and probabilities between pictures: one rule a stage.
+Scores are averaged within a picture and probabilities between pictures.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
 
 Scorer = Callable[[Tensor], Tensor]
-"""Takes pictures (B, C, H, W); gives logits (B, classes)."""
+"""Maps pictures (B, C, H, W) to logits (B, classes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """What of each picture counts.
+    """The views of each picture that are averaged.
 
     Attributes:
-        dense: the network is applied at every place of the whole picture.
-        ten_crop: the four corners and the centre, and these mirrored.
+        dense: the network is applied at every position of the whole picture.
+        ten_crop: the four corners and the centre, and their mirror images.
         flip: the picture and its mirror image.
         scales: lengths of the shorter side, in pixels; empty: 256/224 of the training size for `dense` and
-            `ten_crop`, the picture as it is for others.
+            `ten_crop`, the original picture otherwise.
 
     Raises:
         RequestError: `dense` and `ten_crop` together, or a scale below one.
@@ -58,7 +58,7 @@ class Views:
 
     @property
     def plain(self) -> bool:
-        """Whether the picture counts as it is."""
+        """Whether the only view is the picture itself."""
         return not (self.dense or self.ten_crop or self.flip or self.scales)
 
 
@@ -68,13 +68,13 @@ class ViewedClassifier:
     Args:
         model: maps (B, C, H, W) to logits (B, classes), on `device`.
         split: the pictures.
-        views: what of them counts.
+        views: what is averaged.
         image_shape: (C, H, W) of the network's training pictures.
         device: where the model is.
 
     Attributes:
         views: as given.
-        method: how the dense stage is done: `convolutional`, `sliding windows (why)`, or empty.
+        method: how dense scores are computed: `convolutional`, `sliding windows (reason)`, or empty.
 
     Raises:
         RequestError: a scale is below the size of the training pictures.
@@ -114,7 +114,7 @@ class ViewedClassifier:
         return dense
 
     def probabilities(self, indices: Tensor) -> Tensor:
-        """Gives the class probabilities (B, classes), float32, of the pictures of `indices`, (B,) int64."""
+        """Return the class probabilities (B, classes), float32, of the pictures with numbers `indices`, (B,) int64."""
         return torch.stack([self._at(scale, indices) for scale in self._scales]).mean(0)
 
     def _at(self, scale: int | None, indices: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class ViewedClassifier:
         return torch.stack(found)
 
     def _crops(self, images: Tensor) -> Tensor:
-        """Cuts training-size pieces out of images of one shape, one place after the other: (places B, C, h, w)."""
+        """Cut pieces of training size out of images of one shape, position by position: (positions B, C, h, w)."""
         height, width = self._shape[1:]
         bottom, right = images.shape[2] - height, images.shape[3] - width
         places = [(bottom // 2, right // 2)]

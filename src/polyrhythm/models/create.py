@@ -1,12 +1,12 @@
 """Models by name: the project's own networks, and the classifiers of torchvision and timm.
 
-Both libraries take seconds to import, so they are imported only when they are needed. Whether a network can
-take pictures of a size is found out at once, not in the first training step.
+Both libraries take seconds to import, so they are imported on first use. Whether a network can take pictures of a size
+is checked at once, not in the first training step.
 
-torchvision can be imported even where its compiled operators cannot be loaded. A torchvision built for CUDA
-beside a CPU-only torch fails at import, because its Python code annotates the operators `torchvision::nms`
-and `torchvision::qnms`, which only its compiled library would register. Classifiers use neither, so it is
-enough that their schemas exist.
+torchvision must import even where its compiled operators cannot be loaded. A torchvision built for CUDA beside a
+CPU-only torch fails at import, because its Python code annotates the operators `torchvision::nms` and
+`torchvision::qnms`, which only its compiled library would register. Classifiers use neither, so it is enough that
+their schemas exist.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ARCHITECTURES = "polyrhythm.models.architectures"
 def create_model(
     spec: str | Spec | nn.Module, *, classes: int, image_shape: tuple[int, int, int]
 ) -> nn.Module:
-    """Makes a classifier with random weights from torch's global generator, which the caller seeds.
+    """Return a classifier with random weights from torch's global generator, which the caller seeds.
 
-    A name is looked for among the project's own networks, then in torchvision, then in timm; a prefix, as in
+    A name is looked up among the project's own networks, then in torchvision, then in timm; a prefix, as in
     `timm.resnet18`, chooses the library. The keys of a spec are the fields of an own network, or keyword
     arguments of the library.
 
     Args:
-        spec: a spec or its text, such as `lenet5(widths=[16, 32])`; a module is given back as it is.
+        spec: a spec or its text, such as `lenet5(widths=[16, 32])`; a module is returned unchanged.
         classes: number of classes.
         image_shape: (C, H, W) of a picture.
 
@@ -66,9 +66,9 @@ def create_model(
 
 
 def model_names() -> list[str]:
-    """Lists every name that `create_model` knows, the project's own first.
+    """Return every name that `create_model` knows, the project's own first.
 
-    A model that both libraries have stands there twice: `resnet18` (torchvision's) and `timm.resnet18`.
+    A model of both libraries is listed twice: `resnet18` (torchvision's) and `timm.resnet18`.
     """
     own, torchvision = list(choices(_ARCHITECTURES)), torchvision_names()
     taken = {*own, *torchvision}
@@ -96,19 +96,19 @@ _BATCH = 2
 
 
 def check_picture_size(model: nn.Module, name: str, classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Checks that a network on the CPU maps pictures (B, C, H, W) to logits (B, classes).
+    """Check that a network on the CPU maps pictures (B, C, H, W) to logits (B, classes).
 
-    The forward pass is done on shapes alone, which costs no arithmetic and draws no random numbers. Some
-    networks cannot be run so; a failure counts only if an ordinary forward pass fails too.
+    The forward pass runs on the meta device, which computes nothing and draws no random numbers. Some networks cannot
+    run there, so a failure counts only if an ordinary forward pass fails too.
 
     Args:
-        model: the network; left as it was.
-        name: what to call it in the error.
-        classes: the width that its output must have.
+        model: the network; not changed.
+        name: of the network, for the error.
+        classes: the required width of the output.
         image_shape: (C, H, W) of a picture.
 
     Raises:
-        RequestError: it cannot take such pictures, or gives something else than logits.
+        RequestError: the network cannot take such pictures, or does not return logits.
     """
     training = model.training
     model.eval()
@@ -188,18 +188,18 @@ def _timm() -> ModuleType:
 
 
 def torchvision_names() -> list[str]:
-    """Lists torchvision's classifiers for pictures, sorted."""
+    """Return the names of torchvision's classifiers, sorted."""
     models = _torchvision_models()
     return list(models.list_models(module=models))  # those for detection, video, … live in modules below
 
 
 def timm_names() -> list[str]:
-    """Lists timm's classifiers, sorted."""
+    """Return the names of timm's classifiers, sorted."""
     return list(_timm().list_models(exclude_filters="*_enc"))  # encoders of language models give no logits
 
 
 def published_address(weights: str) -> str:
-    """Gives the web address of weights that torchvision publishes for a classifier.
+    """Return the URL of weights that torchvision publishes for a classifier.
 
     Args:
         weights: by name, such as `ResNet18_Weights.IMAGENET1K_V1`, or `ResNet18_Weights.DEFAULT` for the best ones.
@@ -218,7 +218,7 @@ def published_address(weights: str) -> str:
 
 
 def create_torchvision(name: str, classes: int, channels: int, arguments: dict[str, Any]) -> nn.Module:
-    """Makes a classifier of torchvision with random weights.
+    """Return a classifier of torchvision with random weights.
 
     Args:
         name: one of `torchvision_names()`.
@@ -237,7 +237,7 @@ def create_torchvision(name: str, classes: int, channels: int, arguments: dict[s
 
 
 def create_timm(name: str, classes: int, channels: int, arguments: dict[str, Any]) -> nn.Module:
-    """Makes a model of timm with random weights.
+    """Return a model of timm with random weights.
 
     Args:
         name: one of `timm_names()`.
@@ -296,10 +296,10 @@ _SCHEMAS = (
 
 @cache
 def define_missing_operators() -> torch.library.Library | None:
-    """Defines the schemas that torchvision needs at import, if its compiled library cannot; call it before.
+    """Define the schemas that torchvision needs at import, if its compiled library cannot; call it before the import.
 
     Returns:
-        What keeps the definitions alive, or None where nothing was missing.
+        The library object, which must stay alive for the definitions to stay; None if nothing was missing.
     """
     if "torchvision" in sys.modules or _compiled_library_loads():
         return None

@@ -1,4 +1,4 @@
-"""Networks as files that need neither this project nor their Python code; the ending of the file is the format."""
+"""Export of networks to files that need neither this project nor their Python code; the suffix is the format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-4
 
 
 class ExportFormat(Protocol):
-    """What every module's `Config` in the folder `export_formats` can do.
+    """Interface of the `Config` in every module of the folder `export_formats`.
 
     Attributes:
         suffix: of its files, with the dot.
@@ -34,20 +34,20 @@ class ExportFormat(Protocol):
     suffix: str
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Writes a network, which takes `pictures` and any number of such, with a text beside it."""
+        """Write a network that takes batches of any size like `pictures`, with the text `facts` as an extra file."""
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Gives what the file makes of pictures."""
+        """Return the output of the network in a file for pictures."""
         ...
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """A written file.
 
     Attributes:
-        format: by name.
-        largest_difference: between the file's outputs and the network's, on random pictures.
+        format: its name.
+        largest_difference: between the outputs of the file and of the network, on random pictures.
     """
 
     format: str
@@ -57,17 +57,17 @@ class Exported:
 def export(
     network: nn.Module, image_shape: tuple[int, int, int], path: Path, facts: dict[str, object]
 ) -> Exported:
-    """Writes a network into a file, opens the file again, and compares outputs; a wrong file is removed.
+    """Write a network to a file, open it again, and compare outputs; a wrong file is removed.
 
     Args:
         network: takes (B, C, H, W) uint8 of any B, on the CPU, in evaluation mode.
         image_shape: (C, H, W).
-        path: its ending is the format.
-        facts: kept in the file, as JSON.
+        path: its suffix is the format.
+        facts: stored in the file, as JSON.
 
     Raises:
-        RequestError: no such format, or a package that it takes is missing.
-        RunError: the network cannot be written in this format, or came out different.
+        RequestError: no such format, or a required package is missing.
+        RunError: the network cannot be written in this format, or its outputs changed.
     """
     known = {cast("ExportFormat", kind()).suffix: kind for kind in choices(FORMATS).values()}
     kind = known.get(path.suffix)

@@ -1,4 +1,4 @@
-"""A file from the web that is fetched once: verified, and there whole or not at all."""
+"""Download of a file, once: verified, and complete or absent."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 
 
 def fetched(address: str, path: Path, checksum: str = "") -> Path:
-    """Fetches a file if it is not there yet.
+    """Download a file unless it is there already.
 
     Args:
-        address: on the web.
-        path: where it is kept; folders are made if need be.
-        checksum: the first hexadecimal digits of its sha256, if they are known.
+        address: its URL.
+        path: where it is kept; folders are created if necessary.
+        checksum: first hexadecimal digits of its sha256, if known.
 
     Returns:
         `path`.
 
     Raises:
-        RequestError: no connection, too slow, not the file that it must be, or it cannot be kept.
+        RequestError: no connection, too slow, another file than expected, or it cannot be written.
     """
     if path.is_file():
         return path
@@ -60,7 +60,7 @@ def fetched(address: str, path: Path, checksum: str = "") -> Path:
 
 
 def _download(address: str, path: Path) -> str:
-    """Writes what is at an address into a file, and gives its sha256."""
+    """Write the content of a URL to a file, and return its sha256."""
     give_up_s = time.monotonic() + DOWNLOAD_S
     digest = sha256()
     with urlopen(address, timeout=CONNECT_S) as response, path.open("wb") as file:

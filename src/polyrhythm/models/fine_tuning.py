@@ -1,9 +1,9 @@
-"""Fine-tuning: the weights that a model starts from, the parts that stay frozen, and learning rates by stage.
+"""Fine-tuning: initial weights, frozen parts, and learning rates per stage.
 
-Weights come from a file, a run folder, or by name from the folder `pretrained`. Pretrained weights come from
-a network for other classes: where only the head differs, everything else is taken, and the head starts at
-zero (A. Kolesnikov and others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries draw so large a
-head at random that a short fine-tuning is spent on forgetting it.
+Weights come from a file, a run folder, or by name from the folder `pretrained`. Pretrained weights belong to a network
+for other classes: if only the head differs, everything else is loaded, and the head starts at zero (A. Kolesnikov and
+others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries initialise the head with such large numbers that
+a short fine-tuning is spent on unlearning them.
 
 Frozen parts are parameters that are not trained, and statistics that stay fixed: J. Yosinski, J. Clune, Y.
 Bengio, H. Lipson, "How transferable are features in deep neural networks?", NIPS 2014.
@@ -13,8 +13,8 @@ Discriminative learning rates: the nearer a stage is to the pixels, the slower i
 
     lr_s = lr d^(S - 1 - s),    s = 0 … S-1 the stages from the pixels to the head
 
-d is `decay` (the paper's 1/2.6). A stage is a child of the network; a child that is a row of several is as
-many stages.
+d is `decay` (the paper's 1/2.6). A stage is a child of the network; each member of a child that is a sequence is a
+stage of its own.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ PRETRAINED = "polyrhythm.models.pretrained"
 
 
 class Pretrained(Protocol):
-    """What every module's `Config` in the folder `pretrained` can do."""
+    """Interface of the `Config` in every module of the folder `pretrained`."""
 
     @property
     def pixels(self) -> str:
-        """How the pictures were normalised that the weights were trained on."""
+        """The normalisation of the pictures that the weights were trained on."""
         ...
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Gives weights by the names of the model that they are for; raises `RequestError` if they cannot be had."""
+        """Return the weights by the parameter names of `model`; raise `RequestError` if they are not available."""
         ...
 
 
 def pixels_of(weights: str | None) -> str | None:
-    """Gives how pictures must be normalised for pretrained weights, and None for a file or a run folder."""
+    """Return the normalisation of pictures for pretrained weights; None for a file or a run folder."""
     if (
         weights is None
         or Path(weights).exists()
@@ -65,14 +65,14 @@ def pixels_of(weights: str | None) -> str | None:
 
 
 def start_from(model: nn.Module, weights: str) -> None:
-    """Copies weights into a model, in place.
+    """Copy weights into a model, in place.
 
     Args:
-        model: receives them.
-        weights: a file or a run folder, else the name of pretrained weights, such as `efficientnet_lite0`.
+        model: changed in place.
+        weights: a file or a run folder, or the name of pretrained weights, such as `efficientnet_lite0`.
 
     Raises:
-        RequestError: there are none, or they are of another model.
+        RequestError: there are no such weights, or they belong to another model.
     """
     name = weights.partition("(")[0].strip()
     if Path(weights).exists() or name not in choices(PRETRAINED):
@@ -83,15 +83,15 @@ def start_from(model: nn.Module, weights: str) -> None:
 
 
 def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
-    """Copies weights into a model, in place; the head becomes zero if the given one is for other classes.
+    """Copy weights into a model, in place; the head becomes zero if the given one is for other classes.
 
     Args:
         model: unchanged if an error is raised.
         tensors: by name.
-        origin: what to call them in the error.
+        origin: name of the weights, for the error.
 
     Raises:
-        RequestError: something besides the head is missing, left over, or of another shape.
+        RequestError: a tensor outside the head is missing, unexpected, or of another shape.
     """
     expected, head = model.state_dict(), f"{head_of(model)}."
     wrong = [
@@ -109,14 +109,14 @@ def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str)
 
 
 def freeze(model: nn.Module, what: str) -> None:
-    """Freezes parts of a model, in place.
+    """Freeze parts of a model, in place.
 
-    A batch norm whose parameters are all frozen works with its statistics as they are, in training too.
+    A batch norm whose parameters are all frozen uses its running statistics unchanged, in training too.
 
     Args:
         model: a classifier.
         what: `none`; `body`, all but the head (`head_of`); `norms`, all batch norms; or names of modules or
-            parameters with commas between.
+            parameters separated by commas.
 
     Raises:
         RequestError: there is nothing of that name, or nothing is left to train.
@@ -134,7 +134,7 @@ def freeze(model: nn.Module, what: str) -> None:
 
 
 def head_of(model: nn.Module) -> str:
-    """Names the head: the last layer with weights, which gives the class scores.
+    """Return the name of the head: the last layer with weights, which computes the class scores.
 
     Raises:
         RequestError: the network has no such layer.
@@ -177,7 +177,7 @@ def _stand_still(module: nn.Module, inputs: object) -> None:
 
 
 def stages(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Gives the trained parameters of every stage, from the pixels to the head; a tied one belongs to the first."""
+    """Return the trained parameters of every stage, from the pixels to the head; a tied one belongs to the first."""
     seen: set[nn.Parameter] = set()
     found = []
     for module in _rows(model):
@@ -190,12 +190,12 @@ def stages(model: nn.Module) -> list[list[nn.Parameter]]:
 
 
 def graded(model: nn.Module, rate: float, decay: float) -> list[Any]:
-    """Gives what an optimiser takes: the parameters, or groups of them with a learning rate each.
+    """Return the first argument of an optimizer: the parameters, or groups of them with a learning rate each.
 
     Args:
-        model: whose parameters.
+        model: the network.
         rate: of the last stage.
-        decay: each stage's rate over that of the stage after it; 1: all alike.
+        decay: each stage's rate divided by that of the stage after it; 1: all alike.
     """
     if decay == 1:
         return list(model.parameters())

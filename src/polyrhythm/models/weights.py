@@ -1,4 +1,4 @@
-"""Weights as files: read in any format without executing anything in them, written whole or not at all."""
+"""Weights as files: read in any format without executing anything in them, written atomically."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SHOWN = 3
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Copies the weights of a file into a model, in place (views of the parameters stay views).
+    """Copy the weights of a file into a model, in place (views of the parameters stay views).
 
     Args:
-        model: what receives them, parameters and buffers; unchanged if an error is raised.
+        model: parameters and buffers are overwritten; unchanged if an error is raised.
         path: a safetensors file, a state dict as written by `torch.save` (also inside a checkpoint, under
             `state_dict` or `model`), or a run folder.
 
@@ -57,17 +57,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def save_weights(
     model: nn.Module, path: Path, metadata: dict[str, str], claim: Unclaimed = UNCLAIMED
 ) -> None:
-    """Writes a model's parameters and buffers as safetensors; the file appears whole or not at all.
+    """Write a model's parameters and buffers as safetensors, atomically.
 
     Args:
-        model: may have tied parameters, or views of one vector as parameters: each is written by itself.
+        model: may have tied parameters, or views of one vector as parameters: each is written separately.
         path: the file; an older one is replaced.
-        metadata: texts to keep beside the weights; see `read_metadata`.
-        claim: to the folder.
+        metadata: texts stored with the weights; see `read_metadata`.
+        claim: claim to the folder.
 
     Raises:
-        RunError: it cannot be written (no such folder, disk full, …).
-        Superseded: the folder is another's.
+        RunError: the file cannot be written (no such folder, disk full, …).
+        Superseded: another process has claimed the folder.
     """
     tensors = {
         # cloned, as safetensors refuses tensors that share memory
@@ -95,7 +95,7 @@ def save_weights(
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Gives the texts that `save_weights` kept beside the weights; none for files that others wrote.
+    """Return the texts that `save_weights` stored with the weights; none for files of other programs.
 
     Args:
         path: a file of weights, or a run folder.
@@ -121,7 +121,7 @@ def _file(path: Path) -> Path:
 
 
 def _is_tied(name: str, expected: dict[str, Tensor], given: Iterable[str]) -> bool:
-    """Tells whether a tensor is another name of one that is given; other programs write such tensors once."""
+    """Whether a missing tensor is tied to one that is given; other programs write tied tensors once."""
     tensor = expected[name]
     return any(
         (other := expected.get(given_name)) is not None
@@ -164,7 +164,7 @@ _WRAPPERS = ("module.", "_orig_mod.")  # put before every name by DataParallel a
 
 
 def is_safetensors(file: Path) -> bool:
-    """Tells a safetensors file by its first bytes: the length of a header, then the header, which is JSON.
+    """Whether a file is safetensors, by its first bytes: the length of a header, then the header, which is JSON.
 
     Raises:
         RequestError: the file cannot be read.
@@ -177,13 +177,13 @@ def is_safetensors(file: Path) -> bool:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Reads the tensors of a file, on the CPU, by their names in the model.
+    """Return the tensors of a file, on the CPU, by their names in the model.
 
     Args:
-        file: safetensors, or what `torch.save` made of a state dict or of a checkpoint that holds one.
+        file: safetensors, or what `torch.save` wrote: a state dict, or a checkpoint that contains one.
 
     Raises:
-        RequestError: damaged, no weights, or objects inside that would have to be executed.
+        RequestError: damaged, no weights, or it contains objects that would have to be executed.
     """
     if not is_safetensors(file):
         return _without_wrapper(_state_dict(file, _read_pickled_data(file)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
-from typing import cast
 
 import numpy as np
 import pytest
@@ -12,15 +13,13 @@ from PIL import Image
 
 from polyrhythm.augmentation.tones import UNIT, Tones
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.corruption import Corruption
-from polyrhythm.evaluation.robustness import CORRUPTIONS
-from polyrhythm.specs import choices
+from polyrhythm.evaluation.corruptions import CORRUPTIONS, corrupt
 
-EVERY = sorted(choices(CORRUPTIONS))
+EVERY = sorted(CORRUPTIONS)
 
 
-def _corruption(name: str) -> Corruption:
-    return cast("Corruption", choices(CORRUPTIONS)[name]())
+def _corruption(name: str) -> Callable[[torch.Tensor, int, torch.Tensor, Tones], torch.Tensor]:
+    return partial(corrupt, name)
 
 
 def _pictures(images: int = 3, channels: int = 3, side: int = 32) -> torch.Tensor:

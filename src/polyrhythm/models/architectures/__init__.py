@@ -1,4 +1,4 @@
-"""The project's own networks: every module in this folder is one."""
+"""The project's own networks, one per module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class Architecture(Protocol):
-    """What every module's `Config` here can do."""
+    """Interface of the `Config` in every module of this folder."""
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Makes the network; its weights come from torch's global generator.
+        """Return the network, with weights from torch's global generator.
 
         Args:
             classes: width of the output.

@@ -5,10 +5,10 @@ R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recogniti
     stage     64 x 2 | 128 x 2 | 256 x 3 | 512 x 3 | 512 x 3       channels x convolutions, then 2x2 max-pooling
     head      flat -> 6144 -> 6144 -> classes
 
-`width` is the channels of the last stages (the first has an eighth of it), `hidden` the width of the head; 1024 and
-8192 are the paper's larger ones. For 1000 classes at 224 pixels there are 212.7 million weights. Departures: weights
-begin as He, Zhang, Ren, Sun have it (ICCV 2015), without which so deep a network of rectifiers does not begin to
-learn; smaller pictures pass fewer stages, as many as leave 3 pixels a side.
+`width` is the number of channels of the last stages (the first has an eighth of it), `hidden` the width of the head;
+1024 and 8192 are the paper's larger ones. For 1000 classes at 224 pixels there are 212.7 million weights. Departures:
+weights are initialised as in He, Zhang, Ren, Sun (ICCV 2015), without which so deep a network of rectifiers does not
+start to learn; smaller pictures pass fewer stages, as many as leave 3 pixels a side.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORTEST_SIDE = 2 * _SHORTEST_LEFT
 
 
 class DeepImage(Config):
-    """Deep Image's network, and smaller ones of its kind.
+    """The network of Deep Image, and smaller variants.
 
     Attributes:
         width: channels of the last stages, divisible by 8.
@@ -43,7 +43,7 @@ class DeepImage(Config):
     batch_norm: bool = False
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Makes the network; see `Architecture.create`.
+        """Return the network; see `Architecture.create`.
 
         Raises:
             RequestError: a side of the pictures is shorter than 6 pixels.

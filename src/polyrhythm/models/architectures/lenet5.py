@@ -25,13 +25,13 @@ _SHORTEST_SIDE = 4  # 4 → pool 2 → pool 1
 
 
 class ChannelsLast(nn.Module):
-    """Lays pictures out in memory as (B, H, W, C), in which convolutions on a CPU run up to twice as fast."""
+    """Copies pictures into (B, H, W, C) memory order, in which convolutions on a CPU run up to twice as fast."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Gives a copy of `images` (B, C, H, W) with the same shape and values.
+        """Return a copy of `images` (B, C, H, W) with the same shape and values.
 
-        `contiguous(memory_format=...)` would not do: with one channel both layouts count as contiguous, it
-        changes nothing, and the convolutions take the slow one.
+        `contiguous(memory_format=...)` has no effect on pictures of one channel, for which both layouts count as
+        contiguous, and the convolutions would take the slow path.
         """
         return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
@@ -50,7 +50,7 @@ class LeNet5(Config):
     dropout: float = Field(0.0, ge=0, lt=1)
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Makes the network; see `Architecture.create`.
+        """Return the network; see `Architecture.create`.
 
         Raises:
             RequestError: a side of the pictures is shorter than 4 pixels.

@@ -1,10 +1,11 @@
-"""Multi-layer perceptron, by default the 64-64-10 network of the UT Austin report when the data are `digits`.
+"""Multi-layer perceptron; by default, and for `digits`, the 64-64-10 network of the UT Austin report.
 
 Mullapudi, "Distributed Deep Neural Networks", report, The University of Texas at Austin, 2017.
 
     h_0 = flattened picture;   h_i = tanh(W_i h_{i-1} + b_i);   logits = W_n h_{n-1} + b_n
 
-The widths of h_1 … h_{n-1} are `hidden`, tanh is `activation`. Dropout after each of them is ours, and off.
+The widths of h_1 … h_{n-1} are `hidden`, tanh is `activation`. Dropout after each of them is an addition, off by
+default.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class MLP(Config):
     """A multi-layer perceptron.
 
     Attributes:
-        hidden: width of the hidden layer, or the widths of several; `[]` makes a linear classifier.
+        hidden: width of the hidden layer, or the widths of several; `[]` is a linear classifier.
         dropout: probability with which a hidden value is dropped in training, in [0, 1).
-        activation: what follows every hidden layer.
+        activation: function after every hidden layer.
     """
 
     hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_tuple)] = (64,)
@@ -44,7 +45,7 @@ class MLP(Config):
     activation: Literal["tanh", "relu", "gelu", "sigmoid"] = "tanh"
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Makes the network; see `Architecture.create`."""
+        """Return the network; see `Architecture.create`."""
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise((prod(image_shape), *self.hidden)):
             layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[self.activation]()]

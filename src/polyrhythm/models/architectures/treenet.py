@@ -1,4 +1,4 @@
-"""TreeNet: networks that share their first layers; their mean is an ensemble for less than its price.
+"""TreeNet: networks that share their first layers, an ensemble for less than the cost of separate networks.
 
 S. Lee, S. Purushwalkam, M. Cogswell, D. Crandall, D. Batra, "Why M heads are better than one: training a diverse
 ensemble of deep networks", 2015, arXiv:1511.06314.
@@ -6,11 +6,12 @@ ensemble of deep networks", 2015, arXiv:1511.06314.
     h = trunk(x);   z_r = branch_r(h), r = 1 … R;   p = 1/R sum_r softmax(z_r)
 
     split=0   R networks          split=all   one network with R equal votes
+
     x ─┬─ ▢▢▢▢ ─ z_1              x ─ ▢▢▢▢ ─┬─ z_1
        └─ ▢▢▢▢ ─ z_2                        └─ z_2
 
-R is `branches`; `split` counts layers with weights. In training the scores of every branch come out, (B, R, K), for the
-loss to judge (`--loss ensemble`, `oracle`, or each on its own); in evaluation log p, (B, K).
+R is `branches`; `split` counts layers with weights. In training the output holds the scores of every branch, (B, R, K),
+for the loss (`--loss ensemble`, `oracle`, or each on its own); in evaluation it is log p, (B, K).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Tree(nn.Module):
     """A trunk and its branches.
 
     Args:
-        trunk: maps pictures to what the branches read.
+        trunk: maps pictures to the input of the branches.
         branches: map that to logits (B, K).
     """
 
@@ -43,7 +44,7 @@ class Tree(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Gives every branch's logits (B, R, K) in training, the logarithm of their mean softmax (B, K) otherwise."""
+        """Return every branch's logits (B, R, K) in training, the logarithm of their mean softmax (B, K) otherwise."""
         shared = self.trunk(images)
         scores = torch.stack([branch(shared) for branch in self.branches], 1)
         if self.training:
@@ -55,9 +56,9 @@ class TreeNet(Config):
     """Networks with a common trunk.
 
     Attributes:
-        base: the network that is branched: one of `mlp`, `lenet5`, `deep_image`.
-        branches: how many votes.
-        split: layers with weights that are shared; 0 shares nothing.
+        base: the network that branches: one of `mlp`, `lenet5`, `deep_image`.
+        branches: number of branches.
+        split: number of shared layers with weights; 0 shares nothing.
     """
 
     base: Annotated[Any, chosen("model", _ARCHITECTURES)] = Field(default="lenet5", validate_default=True)
@@ -65,7 +66,7 @@ class TreeNet(Config):
     split: int = Field(1, ge=0)
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Makes the network; see `Architecture.create`. Weights of trunk and branches are all drawn anew.
+        """Return the network; see `Architecture.create`. All weights of trunk and branches are drawn independently.
 
         Raises:
             RequestError: the base is no plain sequence of layers, or has fewer layers with weights than `split`.
@@ -77,7 +78,7 @@ class TreeNet(Config):
         return Tree(trunk, [cast("nn.Sequential", each)[cut:] for each in made])
 
     def _cut(self, model: nn.Module) -> int:
-        """Gives how many of the base's layers are shared; what has no weights goes with the layer before it."""
+        """Return the number of shared modules; those without weights belong to the layer before them."""
         if not isinstance(model, nn.Sequential):
             raise RequestError(
                 f"treenet cannot branch {self.base}: take mlp, lenet5 or deep_image as its base"

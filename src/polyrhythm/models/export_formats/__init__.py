@@ -1,1 +1,1 @@
-"""The formats of exported networks, one a file."""
+"""The formats of exported networks, one per module."""

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class ExportedProgram(Config):
-    """The network's graph, of any number of pictures."""
+    """The network's graph, for batches of any size."""
 
     suffix: ClassVar[str] = ".pt2"
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Writes the file; see `ExportFormat.write`."""
+        """Write the file; see `ExportFormat.write`."""
         program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         # By way of memory: on a full disk torch's own writer ends the process.
         written = io.BytesIO()
@@ -30,6 +30,6 @@ class ExportedProgram(Config):
         path.write_bytes(written.getvalue())
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Opens the file and runs it; see `ExportFormat.run`."""
+        """Open the file and run it; see `ExportFormat.run`."""
         found: Tensor = torch.export.load(str(path)).module()(pictures)
         return found

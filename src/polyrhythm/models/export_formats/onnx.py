@@ -1,4 +1,4 @@
-"""ONNX, which most other programs read; writing it takes the packages onnx and onnxscript."""
+"""ONNX, which most other programs read; writing it needs the packages onnx and onnxscript."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NEEDED = ("onnx", "onnxscript")
 
 
 class ONNX(Config):
-    """The network's graph, with the number of pictures left open."""
+    """The network's graph, for batches of any size."""
 
     suffix: ClassVar[str] = ".onnx"
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Writes the file; see `ExportFormat.write`.
+        """Write the file; see `ExportFormat.write`.
 
         Raises:
-            RequestError: a package that it takes is missing.
+            RequestError: a required package is missing.
         """
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
@@ -52,7 +52,7 @@ class ONNX(Config):
         program.save(str(path))
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Runs the file with onnx's own reference; see `ExportFormat.run`."""
+        """Run the file with onnx's reference evaluator; see `ExportFormat.run`."""
         from onnx.reference import ReferenceEvaluator
 
         (found,) = ReferenceEvaluator(str(path)).run(None, {"pictures": pictures.numpy()})

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class TorchScript(Config):
-    """The network's operations as they were traced."""
+    """The traced operations of a network."""
 
     suffix: ClassVar[str] = ".pt"
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Writes the file; see `ExportFormat.write`."""
+        """Write the file; see `ExportFormat.write`."""
         # that it is an old format, and that tracing may go wrong: what comes out is compared
         with warnings.catch_warnings(action="ignore"):
             traced = torch.jit.trace(network, pictures)
@@ -32,7 +32,7 @@ class TorchScript(Config):
         path.write_bytes(written.getvalue())
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Opens the file and runs it; see `ExportFormat.run`."""
+        """Open the file and run it; see `ExportFormat.run`."""
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             found: Tensor = torch.jit.load(str(path))(pictures)
         return found

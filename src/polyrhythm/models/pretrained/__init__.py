@@ -1,1 +1,1 @@
-"""Weights that others trained: every module in this folder is where some come from."""
+"""Sources of pretrained weights, one per module."""

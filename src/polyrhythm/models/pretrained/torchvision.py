@@ -1,8 +1,8 @@
 """Weights that torchvision publishes for its networks, by their name there, as in `ResNet18_Weights.IMAGENET1K_V1`.
 
-They are fetched once, into the folder where torchvision itself keeps them (`TORCH_HOME`), and are read without running
+They are downloaded once, into the folder where torchvision itself keeps them (`TORCH_HOME`), and read without executing
 anything in them. Auxiliary heads are left out, as they are in the networks here. GoogLeNet and Inception were trained
-on pixels from -1 to 1; torchvision hides that inside the networks, here it is said by `pixels`.
+on pixels from -1 to 1; torchvision hides that inside the networks, here `pixels` returns it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Torchvision(Config):
     """Weights of torchvision.
 
     Attributes:
-        weights: by torchvision's name, such as `ResNet18_Weights.DEFAULT`.
+        weights: torchvision's name, such as `ResNet18_Weights.DEFAULT`.
     """
 
     weights: str
 
     @property
     def pixels(self) -> str:
-        """How the pictures were normalised that they were trained on; see `Pretrained`."""
+        """The normalisation of the pictures that they were trained on; see `Pretrained`."""
         return "centred" if self.weights.startswith(_FROM_MINUS_ONE) else "imagenet"
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Gives the weights; see `Pretrained.tensors`.
+        """Return the weights; see `Pretrained.tensors`.
 
         Raises:
-            RequestError: there are no such weights, or they cannot be fetched.
+            RequestError: there are no such weights, or they cannot be downloaded.
         """
         address = published_address(self.weights)
         name = Path(urlparse(address).path).name

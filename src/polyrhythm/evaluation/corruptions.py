@@ -1,0 +1,179 @@
+"""Corruptions: nine ways in which pictures get worse, each at five severities.
+
+D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR
+2019, arXiv:1903.12261 (ImageNet-C), whose names and severities are kept. For every value x of a picture, in [0, 1]:
+
+    brightness        x + b                                           b = 0.1, 0.2, 0.3, 0.4, 0.5
+    contrast          m + c (x - m), m the mean of the channel        c = 0.4, 0.3, 0.2, 0.1, 0.05
+    defocus_blur      x * (disc of radius r / its area)               r = 3, 4, 6, 8, 10 pixels of 224
+    gaussian_noise    x + s n, n ~ N(0, 1)                            s = 0.08, 0.12, 0.18, 0.26, 0.38
+    impulse_noise     0 with probability p/2, 1 with p/2, else x      p = 0.03, 0.06, 0.09, 0.17, 0.27
+    jpeg_compression  JPEG(x, quality)                                quality = 25, 18, 15, 10, 7
+    motion_blur       mean along a line of length l, random angle     l = 10, 15, 20, 25, 30 pixels of 224
+    pixelate          nearest(x scaled to s of its sides)             s = 0.6, 0.5, 0.4, 0.3, 0.25
+    shot_noise        k / c, k ~ Poisson(c x)                         c = 60, 25, 12, 5, 3 photons for white
+
+Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones do.
+Brightness is added to every channel instead of the value of HSV, so that grey pictures have it too. The disc of the
+defocus has a rim that is soft by one pixel and no further smoothing. All points of the motion's line have the same
+weight, instead of a Gaussian of the same extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from math import ceil, cos, pi, sin
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import conv2d, interpolate, pad
+
+from polyrhythm.data.seeding import seed_for
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from polyrhythm.augmentation.tones import Tones
+
+SEVERITIES = 5
+REFERENCE_SIDE = 224
+"""Side of the pictures, in pixels, for which lengths were chosen."""
+_MODES = {1: "L", 3: "RGB"}
+_POINTS_OF_A_LINE = 64
+
+Generators = list[torch.Generator]
+
+
+def corrupt(name: str, images: Tensor, severity: int, indices: Tensor, tones: Tones) -> Tensor:
+    """Return corrupted pictures, (B, C, H, W) with the dtype of `images`.
+
+    Args:
+        name: a key of `CORRUPTIONS`.
+        images: (B, C, H, W) float; not changed.
+        severity: 1 to 5.
+        indices: (B,) int64, numbers of the pictures. A picture's noise is a function of its number, not of its batch.
+        tones: values of black and white in `images`.
+
+    Raises:
+        RequestError: this corruption does not take pictures with so many channels.
+    """
+    black, white = tones.of(images)
+    generators = [
+        torch.Generator().manual_seed(seed_for(name, severity, index)) for index in indices.tolist()
+    ]
+    unit = ((images - black) / (white - black)).float()
+    corrupted = CORRUPTIONS[name](unit, severity - 1, generators).clamp(0, 1)
+    return (corrupted * (white - black) + black).to(images.dtype)
+
+
+def _brightness(images: Tensor, level: int, generators: Generators) -> Tensor:
+    return images + (0.1, 0.2, 0.3, 0.4, 0.5)[level]
+
+
+def _contrast(images: Tensor, level: int, generators: Generators) -> Tensor:
+    mean = images.mean((2, 3), keepdim=True)
+    return mean + (0.4, 0.3, 0.2, 0.1, 0.05)[level] * (images - mean)
+
+
+def _defocus_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
+    return _blurred(images, _disc(_pixels((3.0, 4.0, 6.0, 8.0, 10.0)[level], images)))
+
+
+def _gaussian_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
+    noise = torch.stack([torch.randn(images.shape[1:], generator=each) for each in generators])
+    return images + (0.08, 0.12, 0.18, 0.26, 0.38)[level] * noise
+
+
+def _impulse_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
+    share = (0.03, 0.06, 0.09, 0.17, 0.27)[level]
+    chance = torch.stack([torch.rand(images.shape[1:], generator=each) for each in generators])
+    salted = torch.where(chance < share, 1.0, images)
+    return torch.where(chance < share / 2, 0.0, salted)
+
+
+def _jpeg_compression(images: Tensor, level: int, generators: Generators) -> Tensor:
+    if images.shape[1] not in _MODES:
+        raise RequestError(f"pictures of {images.shape[1]} channels cannot be saved as JPEG: 1 or 3 can")
+    return torch.stack([_saved_as_jpeg(image, (25, 18, 15, 10, 7)[level]) for image in images])
+
+
+def _motion_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
+    length = _pixels((10.0, 15.0, 20.0, 25.0, 30.0)[level], images)
+    angles = [float(torch.rand((), generator=each)) * pi for each in generators]
+    blurred = [
+        _blurred(image[None], _line(length, angle)) for image, angle in zip(images, angles, strict=True)
+    ]
+    return torch.cat(blurred)
+
+
+def _pixelate(images: Tensor, level: int, generators: Generators) -> Tensor:
+    size = images.shape[2:]
+    small = [max(1, round(side * (0.6, 0.5, 0.4, 0.3, 0.25)[level])) for side in size]
+    return interpolate(interpolate(images, small, mode="area"), size, mode="nearest")
+
+
+def _shot_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
+    photons = (60.0, 25.0, 12.0, 5.0, 3.0)[level]
+    light = images.clamp(0, 1) * photons
+    counted = [torch.poisson(each, generator=own) for each, own in zip(light, generators, strict=True)]
+    return torch.stack(counted) / photons
+
+
+CORRUPTIONS: dict[str, Callable[[Tensor, int, Generators], Tensor]] = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "defocus_blur": _defocus_blur,
+    "gaussian_noise": _gaussian_noise,
+    "impulse_noise": _impulse_noise,
+    "jpeg_compression": _jpeg_compression,
+    "motion_blur": _motion_blur,
+    "pixelate": _pixelate,
+    "shot_noise": _shot_noise,
+}
+"""Each maps pictures (B, C, H, W) float32 in [0, 1], a level 0 to 4 and a generator per picture to new pictures."""
+
+
+def _pixels(length: float, images: Tensor) -> float:
+    """Scale a length that was chosen for 224 pixels to the size of these pictures."""
+    return length * min(images.shape[2:]) / REFERENCE_SIDE
+
+
+def _blurred(images: Tensor, kernel: Tensor) -> Tensor:
+    """Convolve images (B, C, H, W) with a kernel (k, k) of odd k; edge pixels are repeated outwards."""
+    channels, half = images.shape[1], kernel.shape[0] // 2
+    weight = kernel.to(images.dtype).expand(channels, 1, *kernel.shape)
+    return conv2d(pad(images, (half,) * 4, mode="replicate"), weight, groups=channels)
+
+
+def _disc(radius: float) -> Tensor:
+    half = ceil(radius)
+    offsets = torch.arange(-half, half + 1).float()
+    distance = (offsets[:, None].square() + offsets[None].square()).sqrt()
+    disc = (radius + 0.5 - distance).clamp(0, 1)
+    return disc / disc.sum()
+
+
+def _line(length: float, angle: float) -> Tensor:
+    """Return a kernel (k, k) with a line through its centre; each point is shared by the four pixels around it."""
+    half = int(length / 2) + 1
+    kernel = torch.zeros(2 * half + 1, 2 * half + 1)
+    along = torch.linspace(-length / 2, length / 2, _POINTS_OF_A_LINE)
+    x, y = half + along * cos(angle), half + along * sin(angle)
+    left, top = (each.floor().long().clamp_max(2 * half - 1) for each in (x, y))
+    right_share, lower_share = x - left, y - top
+    for row, share_y in ((top, 1 - lower_share), (top + 1, lower_share)):
+        kernel.index_put_((row, left), share_y * (1 - right_share), accumulate=True)
+        kernel.index_put_((row, left + 1), share_y * right_share, accumulate=True)
+    return kernel / kernel.sum()
+
+
+def _saved_as_jpeg(image: Tensor, quality: int) -> Tensor:
+    content = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    file = BytesIO()
+    channels = content.shape[2]
+    Image.fromarray(content.squeeze(2) if channels == 1 else content).save(file, "JPEG", quality=quality)
+    opened = np.asarray(Image.open(file)).reshape(content.shape)
+    return torch.from_numpy(opened.copy()).permute(2, 0, 1).float() / 255

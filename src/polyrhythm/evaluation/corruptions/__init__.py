@@ -1,1 +1,0 @@
-"""The corruptions, one a file."""
