@@ -208,10 +208,10 @@ def every_dtype_arrives(communicator: Communicator) -> None:
 def sent_bytes_are_counted(communicator: Communicator) -> None:
     """Header and payload of each message, in one count for all communicators of a rank."""
     if communicator.rank == 0:
-        before = communicator.bytes_sent
+        before = communicator.traffic.bytes_sent
         communicator.send(1, Message(Kind.VECTOR, torch.zeros(10, dtype=torch.float64)))
         communicator.subgroup("pair", [0, 1]).send(1, Message(Kind.PULL))
-        assert communicator.bytes_sent - before == (64 + 80) + 64
+        assert communicator.traffic.bytes_sent - before == (64 + 80) + 64
     if communicator.rank == 1:
         communicator.receive(0)
         communicator.subgroup("pair", [0, 1]).receive(0)

@@ -38,12 +38,12 @@ def _check(spec: str, network: Communicator) -> str:
     sums = AllReduce(collective(spec), network, spec)
     vectors = [whole_numbers(ranks, size) for size in sizes(ranks)]
     mine = [vector[rank].clone() for vector in vectors]
-    before = network.bytes_sent
+    before = network.traffic.bytes_sent
     for handle in [sums.start(tensor) for tensor in mine]:  # all under way at once
         handle.wait()
     sent = [collective(spec).sent(ranks, rank, Payload(tensor.numel(), 4)) for tensor in mine]
     counted = sum(each.nbytes + HEADER_BYTES * each.messages for each in sent)
-    assert network.bytes_sent - before == counted
+    assert network.traffic.bytes_sent - before == counted
     for tensor, vector in zip(mine, vectors, strict=True):
         assert torch.equal(tensor, torch.stack(vector).sum(0))
     long = fractions(ranks, LONG)[rank].clone()

@@ -8,7 +8,6 @@ which. Its clock tells and passes time, real or virtual.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,21 +25,6 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Returns `seconds` later on this clock."""
-
-
-class WallClock:
-    """Real time; starts at 0 when made."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def now(self) -> float:
-        """Seconds since the clock was made."""
-        return time.perf_counter() - self._start
-
-    def sleep(self, seconds: float) -> None:
-        """Blocks this thread."""
-        time.sleep(seconds)
 
 
 class NoSharedMemory(RequestError):
@@ -68,6 +52,17 @@ class Handle(Protocol):
         """Blocks until it is done; gives its result, or raises its error."""
 
 
+class Traffic(Protocol):
+    """What a rank has sent.
+
+    Attributes:
+        bytes_sent: since it started. Collectives of a library, whose messages cannot be seen, count by the formula of
+            their algorithm.
+    """
+
+    bytes_sent: int
+
+
 class Communicator(Protocol):
     """One rank's end of a group of ranks.
 
@@ -88,11 +83,8 @@ class Communicator(Protocol):
         """The clock of this network: real or virtual time."""
 
     @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent through any communicator since it started.
-
-        Collectives of a library, whose messages cannot be seen, count by the formula of their algorithm.
-        """
+    def traffic(self) -> Traffic:
+        """What this rank has sent through any of its communicators: one object for all of them."""
 
     def send(self, to: int, message: Message) -> None:
         """Sends a message; returns when its tensor may be changed again, be it received or not."""

@@ -35,10 +35,10 @@ class ForwardingCommunicator:
     """
 
     def __init__(self, inner: Communicator) -> None:
-        self._inner = inner
         self.rank = inner.rank
         self.size = inner.size
         self.clock = inner.clock
+        self.traffic = inner.traffic
         self.send = inner.send
         self.start_send = inner.start_send
         self.receive = inner.receive
@@ -55,11 +55,6 @@ class ForwardingCommunicator:
         self.vector_to_sum = inner.vector_to_sum
         self.subgroup = inner.subgroup
         self.regrouped = inner.regrouped
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent since it started."""
-        return self._inner.bytes_sent
 
 
 class RecordingCommunicator(ForwardingCommunicator):

@@ -185,7 +185,7 @@ class _Rehearser:
             timer.begin()
         images = rehearsal.images(self._worker, number)
         step = Step(number, images / self._batch_size, self._stop.requested)
-        sent_before = network.bytes_sent
+        sent_before = network.traffic.bytes_sent
         part.begin(step)
         if images:
             self._pace.forward(self._shares, self._before_use)
@@ -200,14 +200,14 @@ class _Rehearser:
             timer.lap("update")
         if not still:
             self._flat.zero_gradients()
-        self._bytes_sent += network.bytes_sent - sent_before
+        self._bytes_sent += network.traffic.bytes_sent - sent_before
         self._tally.add(images, _NO_LOSS, now() - computed_at_s)
         return stop
 
     def _settle(self) -> None:
-        sent_before = self._world.network.bytes_sent
+        sent_before = self._world.network.traffic.bytes_sent
         self._part.settle()
-        self._bytes_sent += self._world.network.bytes_sent - sent_before
+        self._bytes_sent += self._world.network.traffic.bytes_sent - sent_before
 
     def _use(self, bucket: int) -> None:
         if self._part.uses_before_use:

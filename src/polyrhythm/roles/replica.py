@@ -104,7 +104,9 @@ class Replica:
 
     def begin(self, step: Step) -> None:
         """Begins a step: gradients are zero, and no bucket is ready."""
-        self._sent_before = self._network.bytes_sent  # a task in the background sends at any time of the step
+        self._sent_before = (
+            self._network.traffic.bytes_sent
+        )  # a task in the background sends at any time of the step
         self._step = step
         self._missing = self._parameters.copy()
         self._next_bucket = 0
@@ -135,14 +137,14 @@ class Replica:
         self.flat.gather_gradients()
         stop = self.part.gradients_ready(self._step, learning_rate)
         self.flat.zero_gradients()
-        self.bytes_sent += self._network.bytes_sent - self._sent_before
+        self.bytes_sent += self._network.traffic.bytes_sent - self._sent_before
         return stop
 
     def settle(self) -> None:
         """Finishes what is under way; what that sends belongs to the steps."""
-        sent_before = self._network.bytes_sent
+        sent_before = self._network.traffic.bytes_sent
         self.part.settle()
-        self.bytes_sent += self._network.bytes_sent - sent_before
+        self.bytes_sent += self._network.traffic.bytes_sent - sent_before
 
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over

@@ -82,7 +82,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
                 states.on_message(source, message)
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
-        before, began = network.bytes_sent, now()
+        before, began = network.traffic.bytes_sent, now()
         if of_a_step:
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
@@ -92,7 +92,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         except RefusedMessage as refusal:
             refusals.note(source, refusal)
         if of_a_step:
-            bytes_sent += network.bytes_sent - before
+            bytes_sent += network.traffic.bytes_sent - before
         if now() - reporter.said_at_s >= REPORT_EVERY_S:
             reporter.tell(channel)
         if entry.due:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from polyrhythm.communication.communicator import WallClock
+from polyrhythm.communication.transports.torch_distributed.rank import WallClock
 
 
 def test_a_wall_clock_starts_at_zero_and_passes_time() -> None:

@@ -133,7 +133,7 @@ def test_a_wrapper_is_a_communicator_in_every_respect() -> None:
         source, message = ranks.poll() or (None, None)
         work = ranks.start(lambda: "worked").wait()
         assert (ranks.rank, ranks.size, ranks.clock) == (rank, 3, time)
-        assert ranks.bytes_sent == plain.bytes_sent > 0
+        assert ranks.traffic.bytes_sent == plain.traffic.bytes_sent > 0
         assert message is not None
         seen.append((vector.tolist(), again.tolist(), given.tolist(), source, message.step, work))
 

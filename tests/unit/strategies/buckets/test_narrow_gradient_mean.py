@@ -36,13 +36,13 @@ def exchange(transfer, gradients, weights=None, wishing=(), collective=None):
         communicator = cluster.communicator(rank)
         mean = gradient_mean(communicator, flat, collective or Library(), transfer)
         mean.prepare()
-        before = communicator.bytes_sent
+        before = communicator.traffic.bytes_sent
         step = Step(7, weights[rank], rank in wishing)
         mean.begin(step)
         for bucket in range(rank % 3):
             mean.start(bucket)
         found[rank] = mean.finish(step)
-        held[rank], sent[rank] = flat.gradients.clone(), communicator.bytes_sent - before
+        held[rank], sent[rank] = flat.gradients.clone(), communicator.traffic.bytes_sent - before
 
     for rank in range(len(gradients)):
         time.spawn(f"member {rank}", lambda rank=rank: play(rank))

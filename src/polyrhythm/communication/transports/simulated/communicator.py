@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyrhythm.communication.all_reduce import InTurn
 from polyrhythm.communication.collectives.direct import Direct
-from polyrhythm.communication.communicator import Handle, NoSharedMemory
+from polyrhythm.communication.communicator import Handle, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
@@ -106,13 +106,18 @@ _Waited = tuple[int | None, int, Want, str]
 
 
 class SimulatedCommunicator:
-    """One rank's end of a group of simulated ranks; see `Communicator`."""
+    """One rank's end of a group of simulated ranks; see `Communicator`.
+
+    Attributes:
+        traffic: what the rank has sent.
+    """
 
     def __init__(
         self, cluster: Cluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
     ) -> None:
         self._cluster = cluster
         self._home = home
+        self.traffic: Traffic = home
         self._group = group
         self._lineage = lineage
         self._has_revoked = False
@@ -143,11 +148,6 @@ class SimulatedCommunicator:
     def clock(self) -> VirtualTime:
         """The simulation's clock."""
         return self._cluster.time
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent since the simulation began."""
-        return self._home.bytes_sent
 
     def send(self, to: int, message: Message) -> None:
         """Sends; returns when the message has left."""

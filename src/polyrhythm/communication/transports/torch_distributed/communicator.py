@@ -24,7 +24,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle, NoSharedMemory
+from polyrhythm.communication.communicator import Handle, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
@@ -128,6 +128,7 @@ class TorchDistributedCommunicator:
         rank: this rank.
         size: how many ranks there are.
         clock: real time since this rank started.
+        traffic: what it has sent.
     """
 
     def __init__(
@@ -145,17 +146,13 @@ class TorchDistributedCommunicator:
         self.rank = self._numbers[home.rendezvous.rank]
         self.size = len(members)
         self.clock = home.clock
+        self.traffic: Traffic = home
         self._who = f"ranks {', '.join(map(str, members[:8]))}{' …' if len(members) > 8 else ''}"
         self._adding_up = f"adding up over {self._who}"
         self._making = threading.Lock()
         self._on_cpu: MemberCollectives | None = None
         self._nccl: Any = None
         self._staging: Staging | None = None
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent since it started."""
-        return self._home.bytes_sent
 
     def send(self, to: int, message: Message) -> None:
         """Sends; returns when the message has left."""

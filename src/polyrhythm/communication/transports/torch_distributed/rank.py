@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from polyrhythm.communication.activity import Activity
-from polyrhythm.communication.communicator import Handle, WallClock
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
 from polyrhythm.communication.transports.inbox import EarlyMessages, Inbox, Want
 from polyrhythm.communication.transports.member_collectives import (
@@ -52,6 +52,21 @@ _CLOSING_PATIENCE_S = 10.0
 _MOST_TOLD = 100
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
+
+
+class WallClock:
+    """Real time; starts at 0 when made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._start
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
+        time.sleep(seconds)
 
 
 class FutureHandle:

@@ -160,7 +160,7 @@ def test_the_same_run_gives_the_same_times() -> None:
                 communicator.clock.sleep(0.1 * ((communicator.rank * 3 + step) % 4))
                 tensor = torch.full((50,), float(communicator.rank))
                 communicator.all_reduce(tensor)
-                seen.append((communicator.clock.now(), communicator.rank, communicator.bytes_sent))
+                seen.append((communicator.clock.now(), communicator.rank, communicator.traffic.bytes_sent))
 
         _play(*[part] * 6)
         return seen
