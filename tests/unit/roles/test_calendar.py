@@ -38,7 +38,7 @@ def test_epochs_that_are_alike_need_no_starts():
 
 def test_the_nominal_place_follows_the_images():
     length = Calendar(48, 1, (4, 8, 24)).length  # 12, 6 and 2 steps
-    assert (length.total_steps, length.nominal_steps) == (20, 36)
+    assert length.total_steps == 20
     found = [length.nominal(step) for step in (0, 11, 12, 15, 18, 19, 20)]
     assert found == [0, 11, 12, 18, 24, 30, 36]
 
