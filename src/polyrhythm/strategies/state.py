@@ -1,15 +1,21 @@
 """A strategy's state in a checkpoint, and how it is resharded for another number of workers.
 
-checkpoint of N workers ─▶ counted: which of their steps count ─▶ the rest of the epoch is dealt out among K
-─▶ merged: what K workers and the servers start from, and a summary for people
+    checkpoint of N workers ─▶ count: which of their steps count ─▶ the rest of the epoch is dealt out among K
+    ─▶ merge: what K workers and the servers start from, field by field, and a summary for people
+
+A strategy declares each field of its state: `keep`, `mean` or `reset`, per run, worker, server or pusher. Where these
+words do not suffice (SGP divides by mass, `hybrid` joins what its workers had cut), a function takes their place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
+
+from polyrhythm.training.optimizer_state import mean_optimizer, weighted_mean
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Named tensors and JSON-able facts: all that a resumed part needs."""
@@ -46,35 +52,244 @@ class Merged:
     text: str
 
 
-class Resharding(Protocol):
-    """A strategy's way from one number of workers to another."""
+Merge = Literal["keep", "mean", "reset"]
+"""What becomes of an entry: it stays, it is the weighted mean over all workers, or it begins with another value."""
+
+Per = Literal["run", "worker", "server", "pusher"]
+"""Of what there is one entry each.
+
+run: all workers get the same, if it is kept, worker 0's. worker: those who stay have their own, newcomers none.
+server: each has its own. pusher: each server has a list of them, or entries whose names end in its number.
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where another number of workers begins.
+
+    Attributes:
+        step: that all of them take first, in the count of steps that they have from now on.
+        index: of the worker or server whose state is made.
+        pushers: of the server.
+    """
+
+    step: int
+    index: int
+    pushers: int = 0
+
+
+MergeFunction = Callable[[str, Sequence[State], Sequence[float]], State]
+"""Return the entries of this name, made of the states of all workers and how much each counts."""
+
+
+@dataclass(frozen=True)
+class StateField:
+    """How entries of a state go over to another number of workers.
+
+    Attributes:
+        name: of a tensor, a fact or both; with a `*` at its end, of all that begin so.
+        merge: what becomes of them.
+        per: of what there is one each.
+        to: the value of a fact that is reset; None: there is none.
+    """
+
+    name: str
+    merge: Merge | MergeFunction
+    per: Per
+    to: Callable[[Start], Any] | None = None
+
+    def covers(self, entry: str) -> bool:
+        """Whether an entry has this name."""
+        return entry.startswith(self.name[:-1]) if self.name.endswith("*") else entry == self.name
+
+    def stays(self, entry: str, start: Start) -> bool:
+        """Whether an entry that it covers is kept in the state that it was in."""
+        if self.merge != "keep" or self.per == "run":
+            return False
+        number = entry.removeprefix(self.name[:-1])
+        return self.per != "pusher" or not number.isdigit() or int(number) < start.pushers
+
+    def value(self, start: Start) -> Any:
+        """Return what a fact is reset to."""
+        assert self.to is not None, f"{self.name} begins as at a run's start"
+        return [self.to(start)] * start.pushers if self.per == "pusher" else self.to(start)
+
+
+STEPS = StateField("steps", "reset", "pusher", lambda start: start.step)
+"""How many steps a server knows of each pusher."""
+
+
+def mean_of_optimizers(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return the mean of packed optimizer states: tensors below `name.`, and a fact of that name."""
+    prefix = f"{name}."
+    packed = [(below(prefix, tensors), facts[name]) for tensors, facts in states]
+    tensors, facts = mean_optimizer(packed, weights)
+    return {prefix + key: value for key, value in tensors.items()}, {name: facts}
+
+
+def lockstep(held: Held) -> list[int]:
+    """Count what worker 0 has done: it is what the others did."""
+    return [held.steps[0]] * len(held.steps)
+
+
+def own_steps(held: Held) -> list[int]:
+    """Count all that each has done; of a worker that had handed in no state, as many as worker 0 has."""
+    return [steps if worker in held.workers else held.steps[0] for worker, steps in enumerate(held.steps)]
+
+
+def steps_of_servers(held: Held) -> list[int]:
+    """Count those that the server knows of that knows of most; for servers that count steps by worker."""
+    return [max(known) for known in steps_known(held.servers)]
+
+
+def steps_known(servers: Sequence[State]) -> list[tuple[int, ...]]:
+    """Return, for each worker, how many of its steps every server knows of."""
+    return list(zip(*(facts["steps"] for _, facts in servers), strict=True))
+
+
+WorkerStates = Callable[[Held, int], dict[int, State]]
+"""Return the states of the workers that there are now, by index, from what a checkpoint held and their first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resharding:
+    """A strategy's way from a checkpoint to another number of workers.
+
+    Attributes:
+        after: how many workers there are now.
+        text: what was merged and left out, for people, with `{states}` that workers had handed in and `{kept}` that
+            they go on with.
+        newcomers: of `{new}` workers that begin without a state, if there are any.
+        remark: more of it, of what the checkpoint held.
+        workers: fields of a worker's state, of which the first that covers an entry counts; an entry that none covers
+            begins as at a run's start. Or a function.
+        servers: the same of a server's.
+        count: how many steps of each worker count; what they did beyond is done again by others.
+        fits: whose states fit what servers know: they keep them, and all of their steps count.
+        pushers: of each server; None: all workers.
+        weight: the fact by which a state counts in a mean; empty: all count the same.
+        parameters: the tensor of worker 0's state that is the run's parameters; empty: they stay.
+    """
+
+    after: int
+    text: str
+    newcomers: str = ""
+    remark: Callable[[Held], str] = lambda held: ""
+    workers: tuple[StateField, ...] | WorkerStates = ()
+    servers: tuple[StateField, ...] = ()
+    count: Callable[[Held], list[int]] = lockstep
+    fits: Callable[[Held], Collection[int]] | None = None
+    pushers: Callable[[int], int] | None = None
+    weight: str = ""
+    parameters: str = ""
 
     def counted(self, held: Held) -> list[int]:
-        """Gives how many steps of each worker count; what they did beyond is done again by others.
+        """Return how many steps of each worker count.
 
         Args:
             held: by the checkpoint.
         """
+        found = self.count(held)
+        if self.fits is not None:
+            for worker in self._staying(held):
+                found[worker] = held.steps[worker]
+        return found
 
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Gives what another number of workers goes on with.
+    def merged(self, held: Held, step: int) -> Merged:
+        """Return what the workers go on with.
 
         Args:
             held: by the checkpoint.
-            workers: how many there are now.
             step: that all of them begin with, in the count of steps that they have from now on.
         """
+        workers = self.worker_states(held, step)
+        pushers = self.pushers or (lambda server: self.after)
+        servers = [
+            _kept(self.servers, state, Start(step, index, pushers(index))) if state[1] else state
+            for index, state in enumerate(held.servers)
+        ]
+        parameters = workers[0][0][self.parameters] if self.parameters else held.parameters
+        text = self.text.format(states=len(held.workers), kept=len(workers))
+        if len(workers) < self.after:
+            text += self.newcomers.format(new=self.after - len(workers))
+        found = replace(held, parameters=parameters, workers=workers, servers=servers)
+        return Merged(found, text + self.remark(held))
+
+    def worker_states(self, held: Held, step: int) -> dict[int, State]:
+        """Return the states of the workers, by index; see `merged`."""
+        if not isinstance(self.workers, tuple):
+            return self.workers(held, step)
+        if all(field.per != "run" for field in self.workers):
+            staying = self._staying(held) if self.workers else ()
+            return {index: _kept(self.workers, held.workers[index], Start(step, index)) for index in staying}
+        tensors, facts = self._common(held)
+        found: dict[int, State] = {}
+        for index in range(self.after):
+            _, own = _kept(self.workers, ({}, {}), Start(step, index))
+            found[index] = tensors, facts | own
+        return found
+
+    def _staying(self, held: Held) -> list[int]:
+        fits = held.workers if self.fits is None else self.fits(held)
+        return [worker for worker in fits if worker < self.after]
+
+    def _common(self, held: Held) -> State:
+        """Return what all workers get, of the fields per run."""
+        states = [held.workers[index] for index in sorted(held.workers)] or [({}, {})]
+        weights = [float(facts[self.weight]) if self.weight else 1.0 for _, facts in states]
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {}
+        assert isinstance(self.workers, tuple), "asked of fields"
+        for field in self.workers:
+            if isinstance(field.merge, str):
+                of_tensors, of_facts = _covered(self.workers, field, states[0])
+                if field.merge == "keep" and field.per == "run":
+                    tensors |= of_tensors
+                    facts |= of_facts
+                elif field.merge == "mean":
+                    for name, like in of_tensors.items():
+                        tensors[name] = weighted_mean([own[name] for own, _ in states], weights, like)
+            else:
+                made, noted = field.merge(field.name, states, weights)
+                tensors |= made
+                facts |= noted
+        return tensors, facts
 
 
-class SameForAll:
-    """Where workers go in step, hold the same, and there are no servers: all begin with what worker 0 had."""
+def same_for_all(after: int) -> Resharding:
+    """Where workers hold the same and there are no servers: all begin with what worker 0 had."""
+    text = "all go on from worker 0's parameters and optimiser"
+    return Resharding(after=after, text=text, workers=(StateField("*", "keep", "run"),))
 
-    def counted(self, held: Held) -> list[int]:
-        """All that worker 0 has done: it is what the others did."""
-        return [held.steps[0]] * len(held.steps)
 
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody gets worker 0's part."""
-        own = held.workers.get(0, ({}, {}))
-        every = dict.fromkeys(range(workers), own)
-        return Merged(replace(held, workers=every), "all go on from worker 0's parameters and optimiser")
+def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _first(fields: Iterable[StateField], entry: str) -> StateField | None:
+    return next((field for field in fields if field.covers(entry)), None)
+
+
+def _covered(fields: Sequence[StateField], field: StateField, state: State) -> State:
+    """Return those entries of a state of which this is the first field that covers them."""
+    tensors, facts = (
+        {name: value for name, value in entries.items() if _first(fields, name) is field} for entries in state
+    )
+    return tensors, facts
+
+
+def _kept(fields: Sequence[StateField], state: State, start: Start) -> State:
+    """Return a state with the entries that stay, and with the facts that are reset."""
+    kept: list[dict[str, Any]] = []
+    for entries in state:
+        found = {name: _first(fields, name) for name in entries}
+        kept.append(
+            {
+                name: entries[name]
+                for name, field in found.items()
+                if field is not None and field.stays(name, start)
+            }
+        )
+    tensors, facts = kept
+    return tensors, facts | {field.name: field.value(start) for field in fields if field.to is not None}

@@ -23,7 +23,7 @@ from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Resharding, SameForAll, State
+from polyrhythm.strategies.state import Resharding, State, same_for_all
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -155,7 +155,7 @@ class Strategy(Config):
         return list(states)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Gives how a checkpoint of `before` workers is converted for `after` workers.
+        """Return how a checkpoint of `before` workers is converted for `after` workers.
 
         Args:
             before: how many workers wrote it.
@@ -166,7 +166,7 @@ class Strategy(Config):
         """
         if self.server_count or not all(self.agrees(workers) for workers in (before, after)):
             raise self.needs_as_many(before)
-        return SameForAll()
+        return same_for_all(after)
 
     def needs_as_many(self, before: int) -> RequestError:
         """Makes the error that refuses another number of workers."""

@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from polyrhythm.strategies.allreduce.hybrid import OfSlices
-from polyrhythm.strategies.averaging.rounds.averaging import OfRounds, OfRoundsOverBase
-from polyrhythm.strategies.gossip.mixing.replica import OfReplicas
+from polyrhythm.specs import build
+from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
-from polyrhythm.strategies.parameter_server.downpour import OfSums
-from polyrhythm.strategies.parameter_server.elastic.averaging import OfCentre
-from polyrhythm.strategies.parameter_server.gaia import OfSites
-from polyrhythm.strategies.parameter_server.groups.mixed_worker import OfGroupsOfRounds
-from polyrhythm.strategies.parameter_server.hogwild import OfSharedVector
-from polyrhythm.strategies.parameter_server.sandblaster import OfBatches
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.state import Held, SameForAll, State
+from polyrhythm.strategies.state import Held, Resharding, State
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.optimizer_state import mean_optimizer
 
 VECTOR = torch.tensor([1.0, 2.0])
@@ -31,6 +24,12 @@ SGD = {"optimizer": "SGD", "state": {}, "groups": [{}], "shapes": [[[2]]]}
 
 def held(steps: tuple[int, ...], workers: dict[int, State], servers: list[State] | None = None) -> Held:
     return Held(VECTOR, steps, workers, servers or [])
+
+
+def rule(strategy: str, before: int, after: int) -> Resharding:
+    found = build("strategy", strategy, *FAMILIES)
+    assert isinstance(found, Strategy)
+    return found.resharding(before, after)
 
 
 def server(steps: list[int], **facts: Any) -> State:
@@ -47,18 +46,19 @@ def server(steps: list[int], **facts: Any) -> State:
 
 def test_where_all_hold_the_same_everybody_gets_it() -> None:
     own = ({"m": VECTOR}, {"k": 1})
-    found = SameForAll().merged(held((4, 4), {0: own}), 3, 2)
+    same = rule("synchronous", 2, 3)
+    found = same.merged(held((4, 4), {0: own}), 2)
     assert found.held.workers == {0: own, 1: own, 2: own}
-    assert SameForAll().counted(held((4, 0), {0: own})) == [4, 4]
+    assert same.counted(held((4, 0), {0: own})) == [4, 4]
 
 
 def test_servers_forget_who_is_gone_and_what_they_held() -> None:
     entries = [[2, 8, 4, 1.0, 0.1], [0, 8, 6, 1.0, 0.1]]  # a gradient of worker 2, and one of worker 0
     states = [server([7, 5, 5], held=entries), server([6, 5, 5], held=[], left_out={"1": [[2, 3]]})]
-    rule = OfServers(Asynchronous(), [(0,), (1,), (2,)], 2)
+    others = rule("parameter_server(servers=2)", 3, 2)
     known = held((7, 5, 5), {0: ({"o": VECTOR}, {}), 2: ({"o": VECTOR}, {})}, states)
-    assert rule.counted(known) == [6, 5, 5]
-    found = rule.merged(known, 2, 3)
+    assert others.counted(known) == [6, 5, 5]
+    found = others.merged(known, 3)
     tensors, facts = found.held.servers[0]
     assert set(tensors) == {"values", "merge.0", "optimizer.x"}
     assert (facts["steps"], facts["held"], facts["left_out"], facts["version"]) == ([3, 3], [], {}, 9)
@@ -69,9 +69,9 @@ def test_servers_forget_who_is_gone_and_what_they_held() -> None:
 
 def test_a_groups_members_count_as_their_group() -> None:
     known = held((7, 7, 5), {}, [server([6, 5]), ({}, {})])
-    rule = OfServers(Asynchronous(), [(0, 1), (2,)], 3)
-    assert rule.counted(known) == [6, 6, 5]
-    found = rule.merged(known, 6, 4).held.servers
+    others = rule("mixed(replicas=2, servers=2)", 3, 6)
+    assert others.counted(known) == [6, 6, 5]
+    found = others.merged(known, 4).held.servers
     assert found[0][1]["steps"] == [4, 4, 4]
     assert found[1] == ({}, {})
 
@@ -110,9 +110,9 @@ def test_groups_in_rounds_begin_with_what_servers_have() -> None:
         ({"values": VECTOR[1:] * 10}, server([3, 2])[1]),
     ]
     known = held((8, 8, 5), parts, shards)
-    rule = OfGroupsOfRounds(OfServers(Asynchronous(), [(0, 1), (2,)], 2), OfRounds(), 2)
-    assert rule.counted(known) == [6, 6, 4]
-    found = rule.merged(known, 4, 5).held
+    others = rule("mixed(replicas=2, servers=2, inside=local_sgd(steps=2))", 3, 4)
+    assert others.counted(known) == [6, 6, 4]
+    found = others.merged(known, 5).held
     assert [facts["steps"] for _, facts in found.servers] == [[2, 2]] * 2  # rounds of two steps
     for worker in range(4):
         tensors, told = found.workers[worker]
@@ -128,24 +128,25 @@ def test_slices_are_handed_on_with_their_places() -> None:
         return tensors, {"pieces": pieces, **{str(number): {"n": value} for number in range(len(pieces))}}
 
     known = held((4, 4), {0: part([[0, 4], [4, 6]], 1.0), 1: part([[0, 4], [6, 8]], 2.0)})
-    assert OfSlices().counted(known) == [4, 4]
-    tensors, facts = OfSlices().merged(known, 3, 2).held.workers[2]
+    others = rule("hybrid", 2, 3)
+    assert others.counted(known) == [4, 4]
+    tensors, facts = others.merged(known, 2).held.workers[2]
     assert facts == {"slices": [[0, 4, {"n": 1.0}], [4, 6, {"n": 1.0}], [6, 8, {"n": 2.0}]]}
     assert torch.equal(tensors["2.state.0.momentum_buffer"], VECTOR * 2)
     assert set(tensors) == {f"{number}.state.0.momentum_buffer" for number in range(3)}
 
 
 def test_at_the_centre_who_is_new_or_out_of_date_begins_anew() -> None:
-    rule = OfCentre(4)
+    others = rule("easgd", 4, 4)
     known = held((6, 3, 5, 0), {0: ({"own": VECTOR}, {}), 1: ({"own": VECTOR}, {})}, [server([4, 4, 4, 2])])
-    assert rule.counted(known) == [6, 4, 4, 2]  # the second is older than its last exchange
-    found = rule.merged(known, 4, 7)
+    assert others.counted(known) == [6, 4, 4, 2]  # the second is older than its last exchange
+    found = others.merged(known, 7)
     assert set(found.held.workers) == {0}
     assert found.held.servers[0][1]["steps"] == [7] * 4
     assert found.text.endswith(
         "1 workers keep their own parameters and optimisers; 3 begin at the centre, without momentum"
     )
-    assert OfCentre(1).counted(held((6, 6), known.workers, [server([4, 4])])) == [6, 4]
+    assert rule("easgd", 2, 1).counted(held((6, 6), known.workers, [server([4, 4])])) == [6, 4]
 
 
 def test_sums_that_fit_what_servers_have_are_kept() -> None:
@@ -153,8 +154,9 @@ def test_sums_that_fit_what_servers_have_are_kept() -> None:
         worker: ({"sum": VECTOR}, {"pushed": pushed, "summed": 2}) for worker, pushed in enumerate((4, 3, 4))
     }
     known = held((6, 5, 6), parts, [server([4, 4, 4]), server([4, 5, 4])])
-    assert OfSums(2).counted(known) == [6, 5, 4]
-    found = OfSums(2).merged(known, 2, 7)
+    others = rule("downpour(servers=2)", 3, 2)
+    assert others.counted(known) == [6, 5, 4]
+    found = others.merged(known, 7)
     assert found.held.workers == {0: ({"sum": VECTOR}, {"pushed": 7, "summed": 2})}
     assert found.held.servers[1][1]["steps"] == [7, 7]
 
@@ -168,7 +170,7 @@ def test_rounds_go_on_from_the_mean_by_weight() -> None:
         return tensors, facts | {"optimizer": SGD}
 
     known = held((4, 4, 4), {0: part(1.0, None, 1.0), 1: part(4.0, 6.0, 1.0), 2: part(9.0, 8.0, 0.0)})
-    found = OfRounds().merged(known, 2, 3)
+    found = rule("bmuf", 3, 2).merged(known, 3)
     assert torch.equal(found.held.parameters, VECTOR * 2.5)
     for worker in range(2):
         tensors, facts = found.held.workers[worker]
@@ -185,7 +187,7 @@ def test_gossip_begins_anew_at_the_mean_by_mass() -> None:
     first = {"numerator": VECTOR, "arrived.0": VECTOR * 2, "optimizer.state.0.momentum_buffer": VECTOR}
     second = {"numerator": VECTOR * 7, "optimizer.state.0.momentum_buffer": VECTOR * 3}
     known = held((4, 4), {0: (first, facts), 1: (second, facts | {"mass": 1.25, "arrived": []})})
-    found = OfReplicas("numerator", together=True).merged(known, 3, 2)
+    found = rule("sgp", 2, 3).merged(known, 2)
     tensors, noted = found.held.workers[2]
     assert torch.equal(tensors["numerator"], VECTOR * 5)  # (1 + 2 + 7) / (0.5 + 0.25 + 1.25)
     assert torch.equal(tensors["optimizer.state.0.momentum_buffer"], VECTOR * 2)
@@ -195,11 +197,7 @@ def test_gossip_begins_anew_at_the_mean_by_mass() -> None:
         worker: (tensors | {"outer.u": VECTOR}, {"base": told, "outer": {}, "apart": True, "rate": 0.1})
         for worker, (tensors, told) in known.workers.items()
     }
-    over = (
-        OfRoundsOverBase(OfReplicas("numerator", together=True))
-        .merged(held((4, 4), outer), 1, 2)
-        .held.workers[0]
-    )
+    over = rule("slowmo(steps=3, base=sgp)", 2, 1).merged(held((4, 4), outer), 2).held.workers[0]
     assert torch.equal(over[0]["numerator"], VECTOR * 5)
     assert torch.equal(over[0]["outer.u"], VECTOR)
     assert (over[1]["apart"], over[1]["base"]["mass"]) == (True, 1.0)
@@ -208,9 +206,9 @@ def test_gossip_begins_anew_at_the_mean_by_mass() -> None:
 def test_pairs_count_who_told_nothing_as_far_as_worker_0() -> None:
     parts = {worker: ({"parameters": VECTOR * worker}, {"optimizer": SGD}) for worker in (0, 2)}
     known = held((5, 0, 4), parts)
-    rule = OfReplicas("parameters", together=False)
-    assert rule.counted(known) == [5, 5, 4]
-    found = rule.merged(known, 1, 2)
+    others = rule("ad_psgd", 3, 1)
+    assert others.counted(known) == [5, 5, 4]
+    found = others.merged(known, 2)
     assert torch.equal(found.held.parameters, VECTOR)
     assert "; 1 had handed in none" in found.text
 
@@ -218,24 +216,26 @@ def test_pairs_count_who_told_nothing_as_far_as_worker_0() -> None:
 def test_the_shared_vector_is_worker_0s_copy_with_its_counts() -> None:
     parts = {worker: ({}, {"worker": worker, "counts": [4, 5 + worker]}) for worker in range(2)}
     known = held((4, 6), parts)
-    assert OfSharedVector().counted(known) == [4, 5]
-    found = OfSharedVector().merged(known, 3, 2).held.workers
+    others = rule("hogwild", 2, 3)
+    assert others.counted(known) == [4, 5]
+    found = others.merged(known, 2).held.workers
     assert {worker: facts["counts"] for worker, (_, facts) in found.items()} == {0: [2] * 3, 1: [2] * 3}
 
 
 def test_a_batch_under_way_is_dealt_out_again() -> None:
     known = held((5, 5), {0: ({"sum": VECTOR}, {"pushed": 4})}, [server([4, 4], curvature={"k": 1})])
-    assert OfBatches().counted(known) == [4, 4]
-    found = OfBatches().merged(known, 3, 2).held
+    others = rule("sandblaster", 2, 3)
+    assert others.counted(known) == [4, 4]
+    found = others.merged(known, 2).held
     assert found.workers == {}
     assert (found.servers[0][1]["steps"], found.servers[0][1]["curvature"]) == ([2] * 3, {"k": 1})
 
 
 def test_sites_count_their_own_workers() -> None:
-    known = held((5, 4, 5), {}, [server([5, 3]), server([5, 4]), server([4]), server([5])])
-    rule = OfSites([(0, 1), (2,)], [(0, 1), (2, 3)], 2)
-    assert rule.counted(known) == [5, 4, 5]
-    assert [facts["steps"] for _, facts in rule.merged(known, 4, 2).held.servers] == [[2, 2]] * 4
+    known = held((5, 5, 4), {}, [server([4]), server([5]), server([5, 3]), server([5, 4])])
+    others = rule("gaia(sites=2, servers=2)", 3, 4)  # workers 0 and 1, 2 before; 0, 1 and 2, 3 now
+    assert others.counted(known) == [5, 5, 4]
+    assert [facts["steps"] for _, facts in others.merged(known, 2).held.servers] == [[2, 2]] * 4
 
 
 def test_the_mean_of_optimisers_leaves_counters_and_bases_alone() -> None:

@@ -354,7 +354,7 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
     new = job.going_on(begun)
     first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
     step = new.calendar.start(first)
-    merged = rule.merged(held, job.workers, step)
+    merged = rule.merged(held, step)
     found = replace(
         snapshot,
         epoch=new.calendar.epoch_of(step),

@@ -31,7 +31,6 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -46,7 +45,7 @@ from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.hybrid_pass import Activations, HeadSizes, HybridPass, Loss, RehearsedPass, Scheme
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import Held, Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
@@ -99,7 +98,8 @@ class Hybrid(Strategy):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Layers are cut anew."""
-        return OfSlices()
+        text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
+        return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def slices(self, workers: int) -> int:
         """One a worker."""
@@ -302,29 +302,15 @@ def _pair(like: Tensor, first: float, second: float) -> Tensor:
     return torch.tensor([first, second], dtype=like.dtype, device=like.device)
 
 
-class OfSlices:
-    """Of workers that share the last layers of a network; see `Resharding`."""
-
-    def counted(self, held: Held) -> list[int]:
-        """All go in step."""
-        return [held.steps[0]] * len(held.steps)
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody gets worker 0's parameters, which are whole, and all optimisers' states."""
-        tensors: dict[str, Tensor] = {}
-        slices: list[list[Any]] = []
-        for worker in sorted(held.workers):
-            own, facts = held.workers[worker]
-            for number, (start, stop) in enumerate(facts["pieces"]):
-                if start == stop or (number == 0 and worker > 0):  # the trunk is everybody's
-                    continue
-                prefix = f"{number}."
-                tensors |= {
-                    f"{len(slices)}.{name.removeprefix(prefix)}": value
-                    for name, value in own.items()
-                    if name.startswith(prefix)
-                }
-                slices.append([start, stop, facts[str(number)]])
-        every = dict.fromkeys(range(workers), (tensors, {"slices": slices}))
-        text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
-        return Merged(replace(held, workers=every), text)
+def _joined(held: Held, workers: int) -> dict[int, State]:
+    """Return the optimizer states of all slices of the last layers, for every worker to cut its own out of."""
+    tensors: dict[str, Tensor] = {}
+    slices: list[list[Any]] = []
+    for worker in sorted(held.workers):
+        own, facts = held.workers[worker]
+        for number, (start, stop) in enumerate(facts["pieces"]):
+            if start == stop or (number == 0 and worker > 0):  # the trunk is everybody's
+                continue
+            tensors |= {f"{len(slices)}.{name}": value for name, value in _below(f"{number}.", own).items()}
+            slices.append([start, stop, facts[str(number)]])
+    return dict.fromkeys(range(workers), (tensors, {"slices": slices}))

@@ -34,7 +34,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging, OfRoundsOverBase
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging, over_base
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.state import Resharding, State
@@ -106,7 +106,7 @@ class SlowMo(Averaging):
         """Over local steps, or as the base does."""
         if self.base is None:
             return super().resharding(before, after)
-        return OfRoundsOverBase(self.base.resharding(before, after))
+        return over_base(self.base.resharding(before, after))
 
     def round_steps(self, workers: int) -> int:
         """As asked."""

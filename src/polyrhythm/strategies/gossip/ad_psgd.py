@@ -28,7 +28,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
@@ -93,7 +93,7 @@ class ADPSGD(Strategy):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
-        return OfReplicas("parameters", together=False)
+        return of_replicas(after, "parameters", together=False)
 
     def updates_per_step(self, workers: int) -> int:
         """One: a worker's update moves the mean by its share of one."""

@@ -27,7 +27,7 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -74,7 +74,7 @@ class DPSGD(InTurns):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
-        return OfReplicas("parameters", together=True)
+        return of_replicas(after, "parameters", together=True)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

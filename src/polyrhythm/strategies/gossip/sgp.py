@@ -29,9 +29,15 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.gossip.mixing.replica import OfReplicas, mean_of_all, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.replica import (
+    mean_by_mass,
+    mean_of_all,
+    of_replicas,
+    packed,
+    unpacked,
+)
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.state import Resharding, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
@@ -65,7 +71,14 @@ class SGP(InTurns):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
-        return OfReplicas("numerator", together=True)
+        return of_replicas(
+            after,
+            "numerator",
+            mean_by_mass,
+            StateField("mass", "reset", "run", lambda start: 1.0),
+            StateField("arrived", "reset", "run", lambda start: []),
+            together=True,
+        )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -43,10 +43,17 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence
-from polyrhythm.strategies.parameter_server.serving.resharding import all_at, steps_known
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import (
+    STEPS,
+    Held,
+    Resharding,
+    State,
+    StateField,
+    steps_known,
+    steps_of_servers,
+)
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
@@ -96,7 +103,21 @@ class Downpour(WithServers):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The servers' parameters stay."""
-        return OfSums(after)
+        return Resharding(
+            after=after,
+            text=(
+                "the servers go on with their parameters and optimisers, and {kept} workers with their own parameters "
+                "and sums"
+            ),
+            newcomers="; {new} begin with the servers' parameters",
+            workers=(
+                StateField("pushed", "reset", "worker", lambda start: start.step),
+                StateField("*", "keep", "worker"),
+            ),
+            servers=(STEPS, StateField("*", "keep", "server")),
+            count=steps_of_servers,
+            fits=_sum_fits,
+        )
 
     def round_steps(self, workers: int) -> int:
         """The longer of the two."""
@@ -467,42 +488,8 @@ class SumServer:
         return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
 
 
-class OfSums:
-    """See `Resharding`.
-
-    Args:
-        after: how many workers there are.
-    """
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def counted(self, held: Held) -> list[int]:
-        """All of who stays and has what it had not pushed; of others, those that servers have."""
-        stay = self._staying(held)
-        return [
-            held.steps[worker] if worker in stay else max(known)
-            for worker, known in enumerate(steps_known(held.servers))
-        ]
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Who stays keeps its parameters and its sum, which servers have up to the step that all begin with."""
-        servers = all_at(held.servers, workers, step)
-        own = {
-            worker: (tensors, facts | {"pushed": step})
-            for worker, (tensors, facts) in held.workers.items()
-            if worker in self._staying(held)
-        }
-        text = (
-            "the servers go on with their parameters and optimisers, and "
-            f"{len(own)} workers with their own parameters and sums"
-        )
-        if workers > len(own):
-            text += f"; {workers - len(own)} begin with the servers' parameters"
-        return Merged(replace(held, workers=own, servers=servers), text)
-
-    def _staying(self, held: Held) -> list[int]:
-        """What a worker had not pushed fits what servers have, or is of no use, as at any resumption."""
-        known = steps_known(held.servers)[: self._after]
-        pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
-        return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]
+def _sum_fits(held: Held) -> list[int]:
+    """Return the workers whose sum holds exactly what no server has, as at any resumption."""
+    pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
+    known = steps_known(held.servers)
+    return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]

@@ -35,7 +35,7 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorke
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Merged, Resharding
+from polyrhythm.strategies.state import STEPS, Held, Resharding, StateField
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
@@ -94,7 +94,22 @@ class Gaia(WithServers):
             SiteMap.of(cast_in_order(workers, self.server_count), self.sites).members
             for workers in (before, after)
         )
-        return OfSites(old, new, self.servers)
+        return Resharding(
+            after=after,
+            text="the sites go on with their parameters, optimisers, and what they owe each other",
+            servers=(STEPS, StateField("*", "keep", "server")),
+            count=lambda held: self._taken(old, held),
+            pushers=lambda server: len(new[server // self.servers]),
+        )
+
+    def _taken(self, sites: Sequence[tuple[int, ...]], held: Held) -> list[int]:
+        """Return how many gradients of each worker its site has."""
+        found = list(held.steps)
+        for site, members in enumerate(sites):
+            states = held.servers[site * self.servers : (site + 1) * self.servers]
+            for number, worker in enumerate(members):
+                found[worker] = max(facts["steps"][number] for _, facts in states)
+        return found
 
     def goes_on(self, workers: int) -> bool:
         """Always; a site whose workers are all lost is not waited for."""
@@ -138,41 +153,3 @@ class Gaia(WithServers):
 
     def _busy(self, workers: int) -> int:
         return min(self.sites, workers)
-
-
-class OfSites:
-    """See `Resharding`.
-
-    Args:
-        before: the indices of each site's workers.
-        after: the same, of those that there are now; as many sites have workers.
-        servers: of each site.
-    """
-
-    def __init__(
-        self, before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]], servers: int
-    ) -> None:
-        self._before = before
-        self._after = after
-        self._servers = servers
-
-    def counted(self, held: Held) -> list[int]:
-        """Those whose gradients their site has."""
-        found = list(held.steps)
-        for site, members in enumerate(self._before):
-            states = held.servers[site * self._servers : (site + 1) * self._servers]
-            for number, worker in enumerate(members):
-                found[worker] = max(facts["steps"][number] for _, facts in states)
-        return found
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Sites go on as they are, with other workers."""
-        servers = [
-            (
-                tensors,
-                facts | {"steps": [step] * len(self._after[number // self._servers])} if facts else facts,
-            )
-            for number, (tensors, facts) in enumerate(held.servers)
-        ]
-        text = "the sites go on with their parameters, optimisers, and what they owe each other"
-        return Merged(replace(held, workers={}, servers=servers), text)

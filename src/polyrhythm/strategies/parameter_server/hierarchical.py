@@ -26,7 +26,7 @@ from polyrhythm.strategies.parameter_server.consistency.synchronous import Synch
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
+from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -91,7 +91,7 @@ class Hierarchical(WithServers):
     def resharding(self, before: int, after: int) -> Resharding:
         """The roots count other leaves."""
         groups = [*self.contributors(cast_in_order(before, self.server_count)).values()]
-        return OfServers(self.consistency, groups, self._busy(after))
+        return of_servers(self.consistency, groups, after, self._busy(after))
 
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it, of groups."""

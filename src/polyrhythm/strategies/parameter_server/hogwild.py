@@ -17,7 +17,6 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import Resharding, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
@@ -74,31 +73,21 @@ class Hogwild(Strategy):
         return 1
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The shared vector stays."""
-        return OfSharedVector()
+        """The shared vector stays as worker 0 has read it; newcomers begin without momentum."""
+        return Resharding(
+            after=after,
+            text="the shared vector stays, and {kept} workers keep their optimisers",
+            newcomers="; {new} begin without momentum",
+            workers=(
+                StateField("counts", "reset", "worker", lambda start: [start.step] * after),
+                StateField("*", "keep", "worker"),
+            ),
+            count=lambda held: list(held.workers[0][1]["counts"]),
+        )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         return HogwildWorker(setting)
-
-
-class OfSharedVector:
-    """The vector as worker 0 has read it goes on with another number of workers; see `Resharding`."""
-
-    def counted(self, held: Held) -> list[int]:
-        """Those that it holds."""
-        return list(held.workers[0][1]["counts"])
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Who was there keeps its optimiser, and others begin without momentum; all begin with the same step."""
-        own = {
-            worker: (tensors, facts | {"counts": [step] * workers})
-            for worker, (tensors, facts) in held.workers.items()
-            if worker < workers
-        }
-        text = f"the shared vector stays, and {len(own)} workers keep their optimisers"
-        more = f"; {workers - len(own)} begin without momentum" if workers > len(own) else ""
-        return Merged(replace(held, workers=own), text + more)
 
 
 class HogwildWorker(WorkerPart):

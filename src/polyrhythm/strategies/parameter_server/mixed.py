@@ -38,12 +38,12 @@ from polyrhythm.strategies.parameter_server.groups.mixed_worker import (
     Gradients,
     MixedWorker,
     Models,
-    OfGroupsOfRounds,
+    groups_of_rounds,
 )
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
+from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -112,13 +112,14 @@ class Mixed(WithServers):
     def resharding(self, before: int, after: int) -> Resharding:
         """The servers count other groups, whose gradients they get or whose rounds."""
         groups = [*self.contributors(cast_in_order(before, self.servers)).values()]
-        servers = OfServers(self.consistency, groups, self.groups(after))
+        servers = of_servers(
+            self.consistency, groups, after, self.groups(after), round_steps=self.round_steps(after)
+        )
         if self.inside.offers is GroupOutput.GRADIENTS:
             return servers
         if self.round_steps(before) != self.round_steps(after):
             raise self.needs_as_many(before)
-        inside = self.inside.resharding(before, after)
-        return OfGroupsOfRounds(servers, inside, self.round_steps(after))
+        return groups_of_rounds(servers, self.inside.resharding(before, after))
 
     def updates_per_step(self, workers: int) -> int:
         """As the consistency has it, of groups."""

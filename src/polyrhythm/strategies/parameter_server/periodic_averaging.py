@@ -28,8 +28,8 @@ from polyrhythm.strategies.parameter_server.elastic.averaging import (
     CentreServer,
     ElasticRule,
     ElasticWorker,
-    OfCentre,
     PlainStep,
+    of_centre,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
@@ -89,7 +89,7 @@ class PeriodicAveraging(WithServers):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The mean stays."""
-        return OfCentre(after)
+        return of_centre(after)
 
     def gradients_per_step(self, workers: int) -> int:
         """All: the mean hears of each once, in the model that it first went into."""

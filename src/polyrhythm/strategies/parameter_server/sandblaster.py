@@ -58,10 +58,9 @@ from polyrhythm.strategies.parameter_server.serving.admission import admit_bare,
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import Parts, summed
 from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.parameter_server.serving.resharding import all_at, steps_known
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import STEPS, Resharding, State, StateField, steps_of_servers
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -114,7 +113,15 @@ class Sandblaster(WithServers):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Batches that are whole count."""
-        return OfBatches()
+        return Resharding(
+            after=after,
+            text=(
+                "the servers go on with their parameters and what they know of the curvature; a batch under way is "
+                "left out"
+            ),
+            servers=(STEPS, StateField("*", "keep", "server")),
+            count=steps_of_servers,
+        )
 
     def updates_per_step(self, workers: int) -> int:
         """One, at most."""
@@ -488,17 +495,3 @@ class BatchServer:
 
 def _names(workers: Iterable[int]) -> Tensor:
     return torch.tensor(list(workers), dtype=torch.int64)
-
-
-class OfBatches:
-    """See `Resharding`."""
-
-    def counted(self, held: Held) -> list[int]:
-        """Those of the batches that the servers have."""
-        return [max(known) for known in steps_known(held.servers)]
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody begins with the servers' parameters."""
-        servers = all_at(held.servers, workers, step)
-        text = "the servers go on with their parameters and what they know of the curvature"
-        return Merged(replace(held, workers={}, servers=servers), f"{text}; a batch under way is left out")

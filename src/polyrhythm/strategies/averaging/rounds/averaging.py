@@ -12,14 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import Held, Resharding, State, StateField, mean_of_optimizers
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.training.optimizer_state import mean_optimizer, weighted_mean
 
 MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
 """What happens when a worker dies."""
@@ -55,7 +52,7 @@ class Averaging(Strategy):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All go on from the mean of all models."""
-        return OfRounds()
+        return of_rounds(after)
 
     def updates_per_step(self, workers: int) -> int:
         """One: each model gets its own worker's."""
@@ -68,69 +65,55 @@ class Averaging(Strategy):
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 _NEVER = -1
+_OUTER_TEXT = ", in the same round, with what the outer rule remembers"
 
 
-class OfRounds:
-    """Of rounds of local steps; see `Resharding`."""
-
-    def counted(self, held: Held) -> list[int]:
-        """All go in step."""
-        return [held.steps[0]] * len(held.steps)
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody gets the mean, by how much each model would have counted at the end of the round."""
-        states = [held.workers[index] for index in sorted(held.workers)]
-        weights = [float(facts["weight"]) for _, facts in states]
-        tensors, facts = states[0]
-        model = weighted_mean([own["vector"] for own, _ in states], weights, tensors["vector"])
-        momenta, optimizer = mean_optimizer(
-            [(below(_OPTIMIZER, own), facts["optimizer"]) for own, facts in states], weights
-        )
-        rest = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
-        common = rest | {"vector": model} | {_OPTIMIZER + name: value for name, value in momenta.items()}
-        noted = facts | {"optimizer": optimizer, "weight": 1.0, "updated": _NEVER}
-        every = {worker: (common, noted | {"worker": worker}) for worker in range(workers)}
-        text = f"all go on from the mean of {len(states)} models and of their optimisers' momenta"
-        if _OUTER in facts:
-            text += ", in the same round, with what the outer rule remembers"
-        return Merged(replace(held, parameters=model, workers=every), text)
-
-
-class OfRoundsOverBase:
-    """Of rounds of another strategy's steps; see `Resharding`.
+def of_rounds(after: int) -> Resharding:
+    """Return how rounds of local steps are resharded: all get the mean of all models.
 
     Args:
-        base: of that one.
+        after: how many workers there are.
+    """
+    fields = (
+        StateField("vector", "mean", "run"),
+        StateField("optimizer", mean_of_optimizers, "run"),
+        StateField("optimizer.*", "reset", "run"),
+        StateField("weight", "reset", "run", lambda start: 1.0),
+        StateField("updated", "reset", "run", lambda start: _NEVER),
+        StateField("worker", "reset", "worker", lambda start: start.index),
+        StateField("*", "keep", "run"),
+    )
+    return Resharding(
+        after=after,
+        text="all go on from the mean of {states} models and of their optimisers' momenta",
+        remark=lambda held: _OUTER_TEXT if _OUTER in held.workers[0][1] else "",
+        workers=fields,
+        weight="weight",
+        parameters="vector",
+    )
+
+
+def over_base(base: Resharding) -> Resharding:
+    """Return how rounds of another strategy's steps are resharded: as these, with what the outer rule remembers.
+
+    Args:
+        base: how the state of the other strategy is.
     """
 
-    def __init__(self, base: Resharding) -> None:
-        self._base = base
+    def bare(held: Held) -> Held:
+        return replace(held, workers={index: inner(state) for index, state in held.workers.items()})
 
-    def counted(self, held: Held) -> list[int]:
-        """As the base."""
-        return self._base.counted(held)
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """The base's, with what the outer rule remembers, which all have."""
-        outer = {name: value for name, value in held.workers[0][0].items() if name.startswith(_OUTER)}
-        bare = {index: self._without_outer(state) for index, state in held.workers.items()}
-        found = self._base.merged(replace(held, workers=bare), workers, step)
-        noted = {name: held.workers[0][1][name] for name in ("outer", "apart", "rate")}
-        every = {
-            worker: (tensors | outer, noted | {"base": facts})
-            for worker, (tensors, facts) in found.held.workers.items()
-        }
-        return Merged(
-            replace(found.held, workers=every),
-            f"{found.text}, in the same round, with what the outer rule remembers",
-        )
-
-    @staticmethod
-    def _without_outer(state: State) -> State:
+    def inner(state: State) -> State:
         tensors, facts = state
         return {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}, facts["base"]
 
+    def workers(held: Held, step: int) -> dict[int, State]:
+        tensors, facts = held.workers[0]
+        outer = {name: value for name, value in tensors.items() if name.startswith(_OUTER)}
+        noted = {name: facts[name] for name in ("outer", "apart", "rate")}
+        return {
+            worker: (own | outer, noted | {"base": told})
+            for worker, (own, told) in base.worker_states(bare(held), step).items()
+        }
 
-def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gives the tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return replace(base, workers=workers, remark=lambda held: base.remark(bare(held)) + _OUTER_TEXT)

@@ -6,71 +6,81 @@ mean of their optimisers' momenta.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.state import Held, Merged, State
+from polyrhythm.strategies.state import (
+    Held,
+    Merge,
+    MergeFunction,
+    Resharding,
+    State,
+    StateField,
+    below,
+    lockstep,
+    mean_of_optimizers,
+    own_steps,
+)
 from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_state import mean_optimizer, weighted_mean
+from polyrhythm.training.optimizer_state import weighted_mean
 
 _OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
 
 
-class OfReplicas:
-    """See `Resharding`; of states that `packed` has made.
+def of_replicas(
+    after: int, name: str, merge: Merge | MergeFunction = "mean", *more: StateField, together: bool
+) -> Resharding:
+    """Return how states that `packed` has made are resharded.
 
     Args:
-        name: of what a worker brings in its state: its parameters, multiplied by its mass if it has one.
+        after: how many workers there are.
+        name: of a worker's parameters in its state.
+        merge: what makes the point of them at which all begin.
+        more: other fields.
         together: whether all have done equally many steps.
     """
 
-    def __init__(self, name: str, *, together: bool) -> None:
-        self._name = name
-        self._together = together
-
-    def counted(self, held: Held) -> list[int]:
-        """All that each has done; of who had handed in no state, as many as worker 0 has."""
-        known = {0} if self._together else set(held.workers)
-        return [steps if worker in known else held.steps[0] for worker, steps in enumerate(held.steps)]
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody gets the point at which those who are left would begin anew, with the mean of their momenta."""
-        states = [held.workers[index] for index in sorted(held.workers)]
-        brought = [self._brought(tensors) for tensors, _ in states]
-        mass = sum(_mass(facts) for _, facts in states)
-        point = weighted_mean(brought, [1.0] * len(states), brought[0]).mul_(len(states) / mass)
-        momenta, optimizer = mean_optimizer(
-            [(_below(_OPTIMIZER, tensors), facts["optimizer"]) for tensors, facts in states],
-            [1.0] * len(states),
+    def remark(held: Held) -> str:
+        missing = 0 if together else len(held.steps) - len(held.workers)
+        return (
+            f"; {missing} had handed in none, and count as having come as far as worker 0" if missing else ""
         )
-        common = {self._name: point} | {_OPTIMIZER + name: value for name, value in momenta.items()}
-        noted = {**states[0][1], "optimizer": optimizer}
-        if "mass" in noted:
-            noted |= {"mass": 1.0, "arrived": []}
-        every: dict[int, State] = dict.fromkeys(range(workers), (common, noted))
-        text = f"all begin anew at the mean of {len(states)} models, with that of their optimisers' momenta"
-        missing = len(held.steps) - len(states)
-        if missing and not self._together:
-            text += f"; {missing} had handed in none, and count as having come as far as worker 0"
-        return Merged(replace(held, parameters=point, workers=every), text)
 
-    def _brought(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Gives what a worker holds, with what has been sent to it and does not count yet."""
-        total = tensors[self._name].clone()
-        for value in _below(_ARRIVED, tensors).values():
+    fields = (
+        StateField(name, merge, "run"),
+        StateField("optimizer", mean_of_optimizers, "run"),
+        *more,
+    )
+    return Resharding(
+        after=after,
+        text="all begin anew at the mean of {states} models, with that of their optimisers' momenta",
+        remark=remark,
+        workers=fields,
+        count=lockstep if together else own_steps,
+        parameters=name,
+    )
+
+
+def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return the sum of what workers hold and of what has arrived and does not count yet, by the sum of their masses.
+
+    Args:
+        name: of the parameters, times their mass.
+        states: of all workers.
+        weights: of which each is 1: masses take their place.
+    """
+    brought = []
+    for tensors, _ in states:
+        total = tensors[name].clone()
+        for value in below(_ARRIVED, tensors).values():
             total.add_(value)
-        return total
-
-
-def _mass(facts: dict[str, Any]) -> float:
-    return float(facts.get("mass", 1.0)) + sum(map(float, facts.get("arrived", ())))
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        brought.append(total)
+    mass = sum(float(facts["mass"]) + sum(map(float, facts["arrived"])) for _, facts in states)
+    point = weighted_mean(brought, weights, brought[0]).mul_(len(states) / mass)
+    return {name: point}, {}
 
 
 def mean_of_all(workers: Communicator, vector: Tensor) -> Tensor:

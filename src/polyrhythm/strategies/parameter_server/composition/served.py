@@ -20,7 +20,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_push_pull imp
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers, recut
+from polyrhythm.strategies.parameter_server.serving.resharding import of_servers, recut
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
 from polyrhythm.strategies.placements.shared import Shared
@@ -91,7 +91,7 @@ class Served(WithServers):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The servers count other pushers."""
-        return OfServers(self.rules()[0], [(worker,) for worker in range(before)], after)
+        return of_servers(self.rules()[0], [(worker,) for worker in range(before)], after, after)
 
     def holders(self, shard: int) -> tuple[int, ...]:
         """Its own server, and with two replicas the one after it."""

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, Self
 
 import torch
@@ -49,9 +49,16 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
-from polyrhythm.strategies.parameter_server.serving.resharding import all_at, steps_known
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import (
+    STEPS,
+    Held,
+    Resharding,
+    State,
+    StateField,
+    steps_known,
+    steps_of_servers,
+)
 from polyrhythm.strategies.strategy import Paper
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import FlatOptimizer
@@ -169,7 +176,7 @@ class ElasticAveraging(WithServers):
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The centre stays."""
-        return OfCentre(after)
+        return of_centre(after)
 
     def updates_per_step(self, workers: int) -> int:
         """One: every worker makes its own step on its own parameters."""
@@ -712,37 +719,26 @@ class CentreServer:
         return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
 
 
-class OfCentre:
-    """See `Resharding`.
+def of_centre(after: int) -> Resharding:
+    """Return how a centre and its workers are resharded: who stays keeps its own model.
 
     Args:
         after: how many workers there are.
     """
+    return Resharding(
+        after=after,
+        text="the centre stays, and {kept} workers keep their own parameters and optimisers",
+        newcomers="; {new} begin at the centre, without momentum",
+        workers=(StateField("*", "keep", "worker"),),
+        servers=(STEPS, StateField("*", "keep", "server")),
+        count=steps_of_servers,
+        fits=_not_older_than_last_exchange,
+    )
 
-    def __init__(self, after: int) -> None:
-        self._after = after
 
-    def counted(self, held: Held) -> list[int]:
-        """All of who stays and has its parameters; of others, those that the centre has heard of."""
-        stay = self._staying(held)
-        return [
-            held.steps[worker] if worker in stay else max(heard)
-            for worker, heard in enumerate(steps_known(held.servers))
-        ]
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Who stays keeps its parameters and its optimiser."""
-        servers = all_at(held.servers, workers, step)
-        own = {worker: held.workers[worker] for worker in self._staying(held)}
-        text = f"the centre stays, and {len(own)} workers keep their own parameters and optimisers"
-        if workers > len(own):
-            text += f"; {workers - len(own)} begin at the centre, without momentum"
-        return Merged(replace(held, workers=own, servers=servers), text)
-
-    def _staying(self, held: Held) -> list[int]:
-        """A state that is older than its worker's last exchange is of no use, as at any resumption."""
-        return [
-            worker
-            for worker, heard in enumerate(steps_known(held.servers)[: self._after])
-            if worker in held.workers and held.steps[worker] >= max(heard)
-        ]
+def _not_older_than_last_exchange(held: Held) -> list[int]:
+    return [
+        worker
+        for worker, heard in enumerate(steps_known(held.servers))
+        if worker in held.workers and held.steps[worker] >= max(heard)
+    ]

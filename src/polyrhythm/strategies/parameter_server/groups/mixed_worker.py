@@ -40,8 +40,7 @@ from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.parameter_server.serving.resharding import OfServers
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import Held, Resharding, State
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Reassembled, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import Span
@@ -535,42 +534,28 @@ class MixedWorker(WorkerPart):
         return found
 
 
-class OfGroupsOfRounds:
-    """See `Resharding`.
+def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
+    """Return how groups in rounds are resharded: all get the servers' parameters, and the mean of the momenta.
 
     Args:
-        servers: of the servers, which count rounds.
-        inside: of the strategy inside.
-        steps: of a round.
+        servers: how servers are, which count rounds.
+        inside: how the strategy inside is.
     """
 
-    def __init__(self, servers: OfServers, inside: Resharding, steps: int) -> None:
-        self._servers = servers
-        self._inside = inside
-        self._steps = steps
-
-    def counted(self, held: Held) -> list[int]:
-        """Those of the rounds that servers have."""
-        return [rounds * self._steps for rounds in self._servers.counted(held)]
-
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Everybody gets the servers' parameters."""
-        found = self._servers.merged(held, workers, step // self._steps)
+    def workers(held: Held, step: int) -> dict[int, State]:
         whole = torch.cat([tensors["values"] for tensors, _ in held.servers])
-        bare = {index: _inner(state) for index, state in held.workers.items()}
-        inside = self._inside.merged(replace(held, workers=bare), workers, step).held.workers
+        bare = replace(held, workers={index: _inner(state) for index, state in held.workers.items()})
         begun = {"vector": whole, "read": whole}
-        every = {
+        return {
             worker: (
                 {_PART + name: value for name, value in (tensors | {"vector": whole}).items()} | begun,
                 {"part": facts | {"apart": False}, "apart": True},
             )
-            for worker, (tensors, facts) in inside.items()
+            for worker, (tensors, facts) in inside.worker_states(bare, step).items()
         }
-        text = (
-            f"{found.text}; momenta inside groups become the mean of all, and rounds under way are left out"
-        )
-        return Merged(replace(found.held, workers=every), text)
+
+    more = "; momenta inside groups become the mean of all, and rounds under way are left out"
+    return replace(servers, workers=workers, newcomers="", remark=lambda held: servers.remark(held) + more)
 
 
 def _inner(state: State) -> State:

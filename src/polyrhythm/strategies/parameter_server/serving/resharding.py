@@ -1,11 +1,9 @@
-"""States of servers, for another number of workers (`OfServers`) or another number of servers (`recut`).
+"""States of servers, for another number of workers (`of_servers`) or another number of servers (`recut`).
 
 With another number of pushers, the counts of each begin anew, and all else stays:
 
     applied ─▶ counts         held, or dropped with its pusher ─▶ its images are dealt out again
     optimiser, version, staleness ─▶ stay        clocks ─▶ all at the step that everybody begins with
-
-`steps_known` and `all_at` are for servers that count steps by worker.
 
 With another number of servers, what there is for every number (parameters, momenta, gradients that are held)
 is cut anew with it, bit for bit. What a server counts (versions, steps, clocks) is the same on all, where
@@ -16,7 +14,6 @@ new shards that have most of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,68 +21,74 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.state import Held, Merged, State
+from polyrhythm.strategies.state import Held, Resharding, State, StateField, below
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import recut_optimizer
 
-_HELD, _MERGER = ("held.", "seen."), "merge."
 
-
-class OfServers:
-    """See `Resharding`.
+def of_servers(
+    consistency: Consistency,
+    before: Sequence[tuple[int, ...]],
+    workers: int,
+    pushers: int,
+    *,
+    round_steps: int = 1,
+) -> Resharding:
+    """Return how servers that own the optimizer are resharded: they count other pushers.
 
     Args:
         consistency: of the servers' gates.
         before: the indices of the workers whose mean each pusher pushed.
-        after: how many pushers there are.
+        workers: how many there are.
+        pushers: how many of them push.
+        round_steps: steps of a worker that servers count as one.
     """
 
-    def __init__(self, consistency: Consistency, before: Sequence[tuple[int, ...]], after: int) -> None:
-        self._consistency = consistency
-        self._before = before
-        self._after = after
-
-    def counted(self, held: Held) -> list[int]:
-        """Those whose gradients a server has applied, or that are over; on whichever server most are."""
+    def applied(held: Held) -> list[int]:
+        """Count those whose gradients a server has applied, or that are over; on whichever server most are."""
         found = [0] * len(held.steps)
-        for pusher, members in enumerate(self._before):
-            applied = max(_applied(facts)[pusher] for _, facts in _serving(held))
+        for pusher, members in enumerate(before):
+            steps = max(_applied(facts)[pusher] for _, facts in _serving(held))
             for worker in members:
-                found[worker] = applied
+                found[worker] = steps * round_steps
         return found
 
-    def merged(self, held: Held, workers: int, step: int) -> Merged:
-        """Who was there keeps what servers know of it beside its steps; who is new begins with their parameters."""
-        servers = [self._server(state, step) for state in held.servers]
-        own = {index: state for index, state in held.workers.items() if index < workers}
-        return Merged(replace(held, workers=own, servers=servers), self._text(held))
+    servers = (
+        StateField("held.*", "reset", "server"),
+        StateField("seen.*", "reset", "server"),
+        StateField("merge.*", "keep", "pusher"),
+        StateField("steps", "reset", "pusher", lambda start: start.step // round_steps),
+        StateField("held", "reset", "server", lambda start: []),
+        StateField("left_out", "reset", "server", lambda start: {}),
+        StateField(
+            "gate",
+            "reset",
+            "server",
+            lambda start: consistency.all_at(pushers, start.step // round_steps),
+        ),
+        StateField("*", "keep", "server"),
+    )
+    return Resharding(
+        after=workers,
+        text="the servers go on with their parameters and optimisers, and count everybody's steps anew",
+        remark=_left_out,
+        workers=(StateField("*", "keep", "worker"),),
+        servers=servers,
+        count=applied,
+        pushers=lambda server: pushers,
+    )
 
-    def _server(self, state: State, step: int) -> State:
-        tensors, facts = state
-        if not facts:  # it holds nothing between steps
-            return state
-        kept = {name: value for name, value in tensors.items() if not self._is_gone(name)}
-        return kept, facts | {
-            "steps": [step] * self._after,
-            "held": [],
-            "left_out": {},
-            "gate": self._consistency.all_at(self._after, step),
-        }
 
-    def _is_gone(self, name: str) -> bool:
-        number = name.removeprefix(_MERGER)
-        return name.startswith(_HELD) or (name != number and number.isdigit() and int(number) >= self._after)
-
-    def _text(self, held: Held) -> str:
-        serving = _serving(held)
-        again = round(sum(len(facts["held"]) for _, facts in serving) / len(serving))
-        columns = zip(*(_applied(facts) for _, facts in serving), strict=True)
-        apart = sum(max(steps) - min(steps) for steps in columns)
-        text = "the servers go on with their parameters and optimisers, and count everybody's steps anew"
-        if again:
-            text += f"; {again} gradients that they held, of no update yet, are left out and computed again"
-        return text + (f"; {apart} gradients that not all servers had yet count as applied" if apart else "")
+def _left_out(held: Held) -> str:
+    serving = _serving(held)
+    again = round(sum(len(facts["held"]) for _, facts in serving) / len(serving))
+    columns = zip(*(_applied(facts) for _, facts in serving), strict=True)
+    apart = sum(max(steps) - min(steps) for steps in columns)
+    text = ""
+    if again:
+        text += f"; {again} gradients that they held, of no update yet, are left out and computed again"
+    return text + (f"; {apart} gradients that not all servers had yet count as applied" if apart else "")
 
 
 def _serving(held: Held) -> list[State]:
@@ -98,16 +101,6 @@ def _applied(facts: dict[str, Any]) -> list[int]:
     for pusher, *_ in facts["held"]:
         found[pusher] -= 1
     return found
-
-
-def steps_known(servers: Sequence[State]) -> list[tuple[int, ...]]:
-    """Gives, for each worker, how many of its steps every server knows of."""
-    return list(zip(*(facts["steps"] for _, facts in servers), strict=True))
-
-
-def all_at(servers: Sequence[State], workers: int, step: int) -> list[State]:
-    """Gives the states of servers that know of so many workers, all of them at one step."""
-    return [(tensors, facts | {"steps": [step] * workers}) for tensors, facts in servers]
 
 
 _OPTIMIZER = "optimizer."
@@ -127,7 +120,7 @@ def recut(states: Sequence[State], plan: OptimizerPlan, servers: int) -> list[St
     _check_held(states)
     sizes = [len(tensors["values"]) for tensors, _ in states]
     before = shards(sum(sizes), len(states))
-    packed = [(_below(_OPTIMIZER, tensors), facts["optimizer"]) for tensors, facts in states]
+    packed = [(below(_OPTIMIZER, tensors), facts["optimizer"]) for tensors, facts in states]
     wholes = _wholes(states, sizes)
     newest = max((facts for _, facts in states), key=lambda facts: int(facts["version"]))
     found: list[State] = []
@@ -183,7 +176,3 @@ def _check_held(states: Sequence[State]) -> None:
             f"the {len(states)} servers of the checkpoint hold gradients of different steps, of which no whole one "
             "can be made: resume with as many servers"
         )
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
