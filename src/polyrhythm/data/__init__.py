@@ -1,4 +1,4 @@
-"""Data: where images and labels come from, and how every worker gets its own share of them, batch by batch.
+"""Data: sources of labelled images, and the division of every epoch among the workers, batch by batch.
 
-`open.open_data` gives a `dataset.Dataset`; a `loader.Loader` turns its training split into batches.
+`open.open_data` returns a `dataset.Dataset`; a `loader.Loader` makes batches of its training split.
 """

@@ -7,18 +7,18 @@ data that fit into the memory of the devices are read once.
     room   [ 0   1   2   3   4 ]                  image, in another order every time, so any five serve equally well,
     kept     1   0   1   1   0                    and none is ever evicted for another
 
-Which images are kept changes no number: an image is the same from memory as from its file. Ranks that were
-forked after a cache was made fill it together: each image has a place of its own, and every rank that decodes
-it puts the same bytes there.
+Which images are kept does not change any result: an image from memory equals the one from its file. Ranks that were
+forked after a cache was made fill it together: each image has a fixed position, and every rank that decodes it writes
+the same bytes there.
 
-What is kept of an image is its decoded bytes, which become numbers a batch at a time:
+What is kept of an image is its decoded bytes, which are normalised a batch at a time:
 
     file ── decode, scale ──▶ bytes ── normalise ──▶ numbers
                                │
                      kept here: on disk (`decoded_files`), in memory or on the GPU (`cached_split`)
 
-Bytes are a quarter of the numbers, and normalising them takes a hundredth of the time that decoding takes.
-How much memory a cache may take is a size, or a share of what is free.
+Bytes take a quarter of the memory of float32, and normalising them takes a hundredth of the time of decoding. The
+limit of a cache is a size, or a share of the free memory.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Decoding(Protocol):
-    """A split whose images are decoded first, always to the same, and made numbers of afterwards."""
+    """A split whose images are decoded first, always to the same bytes, and normalised afterwards."""
 
     def __len__(self) -> int:
-        """Gives the number of images."""
+        """Return the number of images."""
 
     @property
     def labels(self) -> Tensor:
         """The classes of all images, (n,) int64."""
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Gives what `indices`, (B,) int64, are decoded to: (B, …), all of one shape and dtype."""
+        """Return the decoded images of `indices`, (B,) int64: (B, …), all of one shape and dtype."""
 
     def normalised(self, decoded: Tensor) -> Tensor:
-        """Gives (B, C, H, W) float32 in new memory, on the device of what was decoded."""
+        """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
 
 
 AUTO, NONE = "auto", "none"
 FREE_SHARE = 0.5
-"""Of the memory that is free when a run starts, this much may be taken by what `auto` keeps."""
+"""Share of the memory free at the start of a run that `auto` may take."""
 
 _UNITS = {
     "": 1,
@@ -78,17 +78,17 @@ _CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """What all caches of one host, or of one GPU, may take together.
+    """Limit of all caches of one host, or of one GPU, together.
 
     Attributes:
-        size_bytes: so much; None: a share of what is free when the cache is made.
+        size_bytes: the limit; None: a share of what is free when the cache is made.
     """
 
     size_bytes: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads `auto`, `none`, or a size such as `4GB`, `500 MB` or `1.5GiB`.
+        """Parse `auto`, `none`, or a size such as `4GB`, `500 MB` or `1.5GiB`.
 
         Raises:
             RequestError: it is none of these.
@@ -102,7 +102,7 @@ class CacheLimit:
         return cls(int(float(found[1]) * _UNITS[found[2]]))
 
     def on(self, device: torch.device) -> int:
-        """Gives the bytes for a device's memory."""
+        """Return the limit in bytes for a device's memory."""
         if self.size_bytes is not None:
             return self.size_bytes
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes()
@@ -110,10 +110,10 @@ class CacheLimit:
 
 
 def free_bytes(system: Path = Path("/")) -> int:
-    """Gives the memory that this process could still take: what the host has, or its control group, if less.
+    """Return the bytes of memory still available to this process: on the host, or in its control group, if less.
 
     Args:
-        system: the root of the file system, whose `proc` and `sys` say so. 0 where nobody does.
+        system: root of the file system with `proc` and `sys`. The result is 0 where neither exists.
     """
     available = [left for names in _CGROUPS if (left := _left(system / "sys/fs/cgroup", *names)) is not None]
     try:
@@ -125,7 +125,7 @@ def free_bytes(system: Path = Path("/")) -> int:
 
 
 def _left(folder: Path, limit: str, used: str) -> int | None:
-    """Gives what is left of a control group's limit; None where there is none."""
+    """Return what is left of a control group's limit; None if it has none."""
     try:
         return int((folder / limit).read_text()) - int((folder / used).read_text())
     except (OSError, ValueError):  # no such file, or `max`
@@ -138,12 +138,12 @@ _KEPT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """What a cache may take.
+    """Configuration of a cache.
 
     Attributes:
         limit: of all processes that train on this host, together.
-        processes: how many these are.
-        shared: whether processes that are forked from this one fill one cache together.
+        processes: number of these processes.
+        shared: whether processes that are forked from this one share one cache.
     """
 
     limit: CacheLimit
@@ -153,12 +153,12 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What a cache did since it was last asked.
+    """Use of a cache since the last query.
 
     Attributes:
-        images: that were asked for.
-        hits: of these, how many were there.
-        kept_bytes: that it holds now.
+        images: number of images requested.
+        hits: how many of these were in the cache.
+        kept_bytes: bytes that it holds now.
     """
 
     images: int
@@ -167,12 +167,12 @@ class CacheUse:
 
 
 class CachedSplit:
-    """Remembers what another split decodes; see `Split`.
+    """A cache of what another split decodes; see `Split`.
 
     Args:
-        split: gives what is not there yet.
+        split: decodes images that are not in the cache yet.
         plan: how much may be kept.
-        device: where.
+        device: where it is kept.
     """
 
     def __init__(self, split: Decoding, plan: CachePlan, device: torch.device = _CPU) -> None:
@@ -194,21 +194,21 @@ class CachedSplit:
         return self._split.labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised, where they are kept."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised, on the cache's device."""
         return self._split.normalised(self._decoded(indices))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives the whole images of `indices`, which are not kept; see `whole_pictures`."""
+        """Return the whole images of `indices`, which are not cached; see `whole_pictures`."""
         return whole_pictures(self._split, indices, shorter_side)  # type: ignore[arg-type]
 
     def on(self, device: torch.device) -> CachedSplit:
-        """Gives the same split with its cache on a device: this one, if that is where it is."""
+        """Return the same split with its cache on `device`: this one, if its cache is there already."""
         if device == self._device:
             return self
         return CachedSplit(self._split, replace(self._plan, shared=False), device)
 
     def use(self) -> CacheUse:
-        """Says what was asked for since the last call."""
+        """Return the use since the last call."""
         images, self._images = self._images, 0
         hits, self._hits = self._hits, 0
         row_bytes = self._rows[0].nbytes if self._rows is not None and len(self._rows) else 0
@@ -220,7 +220,7 @@ class CachedSplit:
         return self.__dict__ | alone | {"_images": 0, "_hits": 0}
 
     def _decoded(self, indices: Tensor) -> Tensor:
-        """Gives what `indices` are decoded to, on the cache's device."""
+        """Return the decoded images of `indices`, on the cache's device."""
         device = self._device
         if self._rows is None:
             self._make(
@@ -254,7 +254,7 @@ class CachedSplit:
         self._kept[places] = _KEPT  # only now: another process may look at any time
 
     def _make(self, example: Tensor) -> None:
-        """Makes room for images like an example, (1, …)."""
+        """Allocate memory for images like `example`, (1, …)."""
         plan = self._plan
         limit = plan.limit.on(self._device) // (1 if plan.shared else plan.processes)
         room = min(len(self._split), limit // max(1, example.nbytes))
@@ -268,20 +268,20 @@ class CachedSplit:
 
 
 def _common(numbers: int, dtype: torch.dtype) -> Tensor:
-    """Gives zeros that this process and those forked from it share; pages are taken when they are first written."""
+    """Return zeros shared with forked processes; pages are allocated when they are first written."""
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return torch.frombuffer(mmap.mmap(-1, numbers * dtype.itemsize, flags=flags), dtype=dtype)
 
 
 def placed(split: Split, device: torch.device) -> Split:
-    """Gives a split whose cache, if it has one, is on a device."""
+    """Return a split with its cache, if it has one, on `device`."""
     if isinstance(split, WindowSplit):
         return split.over(placed(split.larger, device))
     return split.on(device) if isinstance(split, CachedSplit) else split
 
 
 def use_of(split: Split) -> CacheUse | None:
-    """Says what a split's cache was asked for since the last call; None where it has none."""
+    """Return the use of a split's cache since the last call; None if it has no cache."""
     if isinstance(split, WindowSplit):
         return use_of(split.larger)
     return split.use() if isinstance(split, CachedSplit) else None

@@ -1,4 +1,4 @@
-"""What a data set is: two splits of labelled images, and what a model must know about them."""
+"""Data sets: two splits of labelled images, and what a model must know about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyrhythm.errors import RequestError
 
 OWN_EPOCHS = 10
 _LOOKED_AT = 256
-"""Images of a user's own data whose darkest and lightest numbers count as black and white."""
+"""Images of a user's own data whose minimum and maximum are taken as black and white."""
 
 _WANTED = (
     "give a (train, test) pair, each a map-style torch Dataset of (image tensor, label) "
@@ -28,18 +28,18 @@ class Split(Protocol):
     """One part of a data set; its images are numbered from 0."""
 
     def __len__(self) -> int:
-        """Gives the number of images."""
+        """Return the number of images."""
 
     @property
     def labels(self) -> Tensor:
         """The classes of all images, (n,) int64."""
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
 
 
 _NAMED = 3
-"""Files that were left out that a remark names."""
+"""Skipped files that a remark names."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Dataset:
     """A data set.
 
     Attributes:
-        name: what the user calls it.
-        train: the images to learn from.
-        test: the images to test with.
+        name: as the user gave it.
+        train: the training images.
+        test: the test images.
         classes: the name of every class, in the order of the labels.
         image_shape: C, H, W of every image.
         default_epochs: passes over `train` after which a small model has learned most of it.
         skipped: files that were left out because they could not be read.
-        black: the number of a black pixel, one for all channels or one for each.
-        white: the same of a white one.
-        shown: the share of a picture's shorter side that the square in its middle has, of which images are made.
+        black: value of a black pixel, one for all channels or one per channel.
+        white: value of a white pixel, likewise.
+        shown: side of the centre square that images are made of, as a share of a picture's shorter side.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Dataset:
 
     @property
     def remark(self) -> str:
-        """What is to be said of files that were left out; nothing if there are none."""
+        """A sentence about files that were left out; empty if there are none."""
         if not self.skipped:
             return ""
         named, more = ", ".join(self.skipped[:_NAMED]), len(self.skipped) - _NAMED
@@ -81,18 +81,18 @@ class Dataset:
 
 
 class TensorSplit:
-    """Images and labels that are in memory.
+    """Images and labels in memory.
 
     Args:
-        images: (n, C, H, W), float32 or uint8. Pixels of uint8 stay so, and become numbers a batch at a time:
-            a quarter of the memory, and no slower.
+        images: (n, C, H, W), float32 or uint8. Pixels of uint8 stay bytes and are normalised a batch at a time, which
+            takes a quarter of the memory and no more time.
         labels: (n,) integers.
-        mean: taken from every pixel, in the unit of `images`.
-        std: what is left is divided by it.
+        mean: subtracted from every pixel, in the unit of `images`.
+        std: the difference is divided by it.
 
     Attributes:
         labels: the classes of all images, (n,) int64.
-        is_finished: whether images are kept as the numbers that they are given as.
+        is_finished: whether images are stored as normalised float32.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
@@ -107,27 +107,27 @@ class TensorSplit:
 
     @property
     def kept_bytes(self) -> int:
-        """What one image takes as it is kept."""
+        """Memory of one stored image, in bytes."""
         return self._images[0].nbytes if len(self) else 0
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32 in new memory."""
         chosen = self._images.index_select(0, indices)
         return chosen if self.is_finished else self.normalised(chosen)
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as they are kept: (B, C, H, W)."""
+        """Return the images of `indices`, (B,) int64, as they are stored: (B, C, H, W)."""
         return self._images.index_select(0, indices)
 
     def normalised(self, decoded: Tensor) -> Tensor:
-        """Gives (B, C, H, W) float32 in new memory, on the device of what was decoded."""
+        """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
         return torch.add(self._shift, decoded, alpha=self._scale)  # one pass instead of three
 
 
 class TorchSplit:
     """A map-style `torch.utils.data.Dataset` whose items are (image tensor, label).
 
-    Labels come from its attribute `targets` where it has one; otherwise every item is read once to see them.
+    Labels come from its attribute `targets` if it has one; otherwise every item is read once.
 
     Raises:
         RequestError: at construction: no items, or items that are not an image tensor (C, H, W) and a label.
@@ -147,7 +147,7 @@ class TorchSplit:
         return self._labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, C, H, W) float32.
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32.
 
         Raises:
             RequestError: the images differ in shape.
@@ -165,12 +165,12 @@ class TorchSplit:
 
 
 def from_objects(data: Any) -> Dataset:
-    """Makes a data set of a user's own objects.
+    """Return a data set made of a user's own objects.
 
     Args:
-        data: a `Dataset` already, or a pair (train, test). Each is a map-style torch `Dataset` of (image
-            tensor, label), a pair (images (n, C, H, W) float, labels (n,) integers), or a `Split`. Classes
-            are named by the attribute `classes` of train where it has one, else by their numbers.
+        data: a `Dataset`, which is returned unchanged, or a pair (train, test). Each is a map-style torch `Dataset` of
+            (image tensor, label), a pair (images (n, C, H, W) float, labels (n,) integers), or a `Split`. Classes
+            are named by the attribute `classes` of train if it has one, otherwise by their numbers.
 
     Raises:
         RequestError: it is none of these, or train and test do not fit each other.

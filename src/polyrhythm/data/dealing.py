@@ -1,4 +1,4 @@
-"""Which worker sees which image when: every epoch is one seeded shuffle, dealt out to the workers like cards.
+"""Division of every epoch among the workers: one seeded shuffle, dealt out like cards.
 
 Step k of N workers with batch size b takes order[k N b : (k + 1) N b], and worker i every N-th of them:
 
@@ -7,19 +7,18 @@ Step k of N workers with batch size b takes order[k N b : (k + 1) N b], and work
     worker 1     b     e   |   h     k   |   m
     worker 2       c     f |     i     A |            an empty batch
 
-So all workers together see every image once an epoch, the union of their batches is the batch of one worker
+So all workers together see every image once per epoch, the union of their batches is the batch of one worker
 of size N b, and in a ragged last step their sizes differ by at most one.
 
-An epoch that another number of workers has begun and not finished is continued: what is left of it is dealt
-out anew.
+An epoch that was begun with another number of workers is continued: its remaining images are dealt out again.
 
     order       a b c d e f g h i j k l m     2 workers, b = 2: worker 0 did two steps, worker 1 one
     worker 0    a   c   e   g
     worker 1      b   d
-    left                  f   h i j k l m     is what 3 workers, or however many, share as if it were the epoch's order
+    left                  f   h i j k l m     is shared by 3 workers, or any number, as if it were the epoch's order
 
-An epoch that was dealt out several times is described by several stretches, one after another; each says how
-many steps each of its workers did.
+An epoch that was dealt out several times is described by several stretches, one after another; each contains the
+number of steps that each of its workers did.
 
 A fixed part of labelled images is held out for testing, with the same share of every class.
 """
@@ -37,24 +36,24 @@ from polyrhythm.data.seeding import generator_for
 
 
 def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
-    """Gives an epoch's order: a permutation of 0 … n - 1, (n,) int64; a pure function of its arguments."""
+    """Return an epoch's order: a permutation of 0 … n - 1, (n,) int64; a pure function of its arguments."""
     return torch.randperm(n, generator=generator_for("epoch order", seed, epoch))
 
 
 def steps_per_epoch(n: int, workers: int, batch_size: int) -> int:
-    """Gives the steps that every worker takes in an epoch of `n` images, the last one ragged or not."""
+    """Return the number of steps of every worker in an epoch of `n` images, a ragged last one included."""
     return -(-n // (workers * batch_size))
 
 
 def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_size: int) -> Tensor:
-    """Gives the images of one worker's batch.
+    """Return the images of one worker's batch.
 
     Args:
         order: of the epoch, (n,) int64.
         step: within the epoch, from 0.
-        worker: its index among the workers, from 0.
-        workers: how many there are.
-        batch_size: of each.
+        worker: index of the worker, from 0.
+        workers: number of workers.
+        batch_size: of each worker.
 
     Returns:
         (B,) int64, a view of `order`; B is `batch_size`, or less (even 0) in a ragged last step.
@@ -63,21 +62,21 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
 
 
 def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) -> Tensor:
-    """Gives the images of one worker's batch where a step has `together` images, however many workers share them.
+    """Return the images of one worker's batch if a step has `together` images, however many workers share them.
 
-    So a step stays what it is when a worker is lost, and no image is left out. See `batch_indices`.
+    A step thus keeps its images when a worker is lost, and no image is left out. See `batch_indices`.
     """
     return order[step * together : (step + 1) * together][worker::workers]
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """Whose images a worker sees beside its own, since they are not there: a part of them, as others see the rest.
+    """A share of the images of absent workers, which the present workers see besides their own.
 
     Attributes:
-        absent: indices of these workers among all.
-        place: of this worker among those who share them out, from 0.
-        present: how many do.
+        absent: indices of the absent workers among all.
+        place: position of this worker among those who divide these images, from 0.
+        present: number of workers who divide them.
     """
 
     absent: tuple[int, ...]
@@ -85,48 +84,48 @@ class StandIn:
     present: int
 
     def dealt(self, order: Tensor, step: int, workers: int, together: int) -> Tensor:
-        """Gives the images that it sees for them; see `dealt`."""
+        """Return this worker's part of the absent workers' images; see `dealt`."""
         theirs = [dealt(order, step, worker, workers, together) for worker in self.absent]
         return torch.cat([order[:0], *theirs])[self.place :: self.present]
 
 
 def dealt_in_steps(order: Tensor, steps: range, worker: int, workers: int, together: int) -> Tensor:
-    """Gives the images of one worker's batches of full steps on end, one batch after another; see `dealt`.
+    """Return the images of one worker's batches in consecutive full steps, one batch after another; see `dealt`.
 
     Args:
         order: of the epoch, (n,) int64.
-        steps: one after another; none of them the ragged last one.
-        worker: its index among the workers, from 0.
-        workers: how many there are.
+        steps: consecutive steps, without a ragged last one.
+        worker: index of the worker, from 0.
+        workers: number of workers.
         together: images of a step; a multiple of `workers`, so that every step begins with the first worker.
     """
     return order[steps.start * together : steps.stop * together][worker::workers]
 
 
 def batch_images(n: int, step: int, worker: int, workers: int, batch_size: int) -> int:
-    """Gives how many images `batch_indices` would give, of an epoch of `n`."""
+    """Return the number of images in `batch_indices` for an epoch of `n` images."""
     left = n - step * workers * batch_size - worker
     return max(0, min(batch_size, -(-left // workers)))
 
 
 Stretch = tuple[int, ...]
-"""Steps that each of so many workers did."""
+"""Number of steps that each worker did."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The epochs that others began.
+    """Epochs that were begun with other workers.
 
     Attributes:
-        epochs: their stretches, oldest first, by the epoch's number. Whatever comes before the first of them is over.
-        left_out: images, over all earlier epochs, of steps that count as done and that servers left out.
+        epochs: their stretches, oldest first, by the epoch's number. All epochs before the first of them are complete.
+        left_out: images of steps that count as done but were left out by servers, over all earlier epochs.
     """
 
     epochs: Mapping[int, tuple[Stretch, ...]] = field(default_factory=dict)
     left_out: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Gives a JSON-able dict; empty where nothing was begun by others."""
+        """Return a JSON-able dict; empty if no epoch was begun with other workers."""
         if not self.epochs and not self.left_out:
             return {}
         told = {str(epoch): [list(steps) for steps in stretches] for epoch, stretches in self.epochs.items()}
@@ -134,7 +133,7 @@ class Begun:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Begun:
-        """Reads what `to_json` gave."""
+        """Inverse of `to_json`."""
         epochs = {
             int(epoch): tuple(tuple(map(int, steps)) for steps in stretches)
             for epoch, stretches in told.get("epochs", {}).items()
@@ -143,7 +142,7 @@ class Begun:
 
 
 def left_of(order: Tensor, stretches: Sequence[Stretch], batch_size: int) -> Tensor:
-    """Gives what nobody has taken of an epoch, in its order.
+    """Return the images of an epoch that no worker has taken, in its order.
 
     Args:
         order: of the epoch, `(n,)` int64.
@@ -162,7 +161,7 @@ def left_of(order: Tensor, stretches: Sequence[Stretch], batch_size: int) -> Ten
 
 
 def images_left(n: int, stretches: Sequence[Stretch], batch_size: int) -> int:
-    """Gives how many images `left_of` would give, of an epoch of `n`."""
+    """Return the number of images in `left_of` for an epoch of `n` images."""
     return len(left_of(torch.arange(n), stretches, batch_size)) if stretches else n
 
 
@@ -170,15 +169,15 @@ FRACTION = 0.2
 
 
 def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits images in two, always the same way: a fifth of every class, and at least one image, is held out.
+    """Split images in two, deterministically: a fifth of every class, at least one image, is held out.
 
-    A class of one image stays whole.
+    A class with one image is not split.
 
     Args:
         labels: (n,) int64.
 
     Returns:
-        The indices to train and to test with, each ascending int64; together all of them, once.
+        The indices of training and test images, each ascending int64; together each index once.
     """
     tested = torch.zeros(len(labels), dtype=torch.bool)
     for label in sorted(set(labels.tolist())):

@@ -1,11 +1,11 @@
-"""Image files that were decoded and scaled once, kept as bytes on disk for this run and later ones.
+"""Image files that were decoded and scaled once, stored as bytes on disk for this run and later ones.
 
     FOLDER/<key>/checksums          a CRC-32 of each image, 4 bytes each
                  00000.pixels …     the images' bytes, one after the other, up to 256 MiB a file
 
-The key stands for every file's path, size and time of change, for the size that images are scaled to, and for
-the decoder; so any change makes a new one. A folder appears whole or not at all. An image whose bytes do not
-match its checksum is decoded anew.
+The key is a hash of every file's path, size and modification time, of the image size, and of the decoder; any change
+makes a new one. A folder appears complete or not at all. An image whose bytes do not match its checksum is decoded
+again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class DecodedFiles:
-    """Labelled image files, read from what was kept of them; see `Decoding`.
+    """Labelled image files, read from their stored bytes; see `Decoding`.
 
     Args:
-        files: decodes what is damaged, and whole pictures.
+        files: decodes damaged images, and whole pictures.
         folder: of this key, as `keep_decoded` makes it.
     """
 
@@ -65,14 +65,14 @@ class DecodedFiles:
         return self._files.labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised."""
+        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Gives the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
+        """Return the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
 
         Raises:
-            RequestError: what was kept of an image is damaged, and its file cannot be read.
+            RequestError: the stored bytes of an image are damaged, and its file cannot be read.
         """
         side = self._files.image_size
         found = np.empty((len(indices), side, side, 3), dtype=np.uint8)
@@ -82,18 +82,18 @@ class DecodedFiles:
         return torch.from_numpy(found)
 
     def normalised(self, decoded: Tensor) -> Tensor:
-        """Gives (B, 3, size, size) float32 in new memory."""
+        """Return (B, 3, size, size) float32 in new memory."""
         return self._files.normalised(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives the whole images of `indices`, decoded from their files."""
+        """Return the whole images of `indices`, decoded from their files."""
         return self._files.whole(indices, shorter_side)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
 
     def _read(self, index: int, row: NDArray[np.uint8]) -> bool:
-        """Reads an image; gives whether it is sound, which is looked at once in a process."""
+        """Read an image into `row`; return whether it is undamaged, which each process checks once."""
         number, place = divmod(index, _images_a_file(self._files.image_size))
         try:
             got = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
@@ -110,11 +110,11 @@ class DecodedFiles:
 
 
 def keep_decoded(split: ImageFileSplit, folder: str | Path) -> DecodedFiles:
-    """Gives a split that reads decoded images from a folder; decodes them all into it, where they are not there.
+    """Return a split that reads decoded images from a folder, after decoding all of them into it if they are missing.
 
     Args:
         split: of image files.
-        folder: holds a folder for each key, and is made if need be.
+        folder: holds a folder per key; created if necessary.
 
     Raises:
         RequestError: an image cannot be read, or the folder cannot be written or has too little room.
@@ -172,7 +172,7 @@ def _pixels(split: ImageFileSplit, piece: Sequence[int]) -> NDArray[np.uint8]:
 
 
 def _is_whole(folder: Path, split: ImageFileSplit) -> bool:
-    """Whether all files are there and as long as they must be."""
+    """Whether all files exist with their full length."""
     a_file, image_bytes = _images_a_file(split.image_size), _image_bytes(split.image_size)
     sizes = {_CHECKSUMS: 4 * len(split)}
     for number, start in enumerate(range(0, len(split), a_file)):
@@ -199,7 +199,7 @@ def _key(split: ImageFileSplit) -> str:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Lets one process at a time make what is missing; the others find it."""
+    """Hold a lock, so that one process makes what is missing and the others find it."""
     with open(root / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

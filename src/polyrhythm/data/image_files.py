@@ -1,7 +1,6 @@
-"""Folders of image files: which files there are, of which class, and a split that decodes them when asked.
+"""Folders of image files: their classes and files, and a split that decodes them on demand.
 
-Images that cannot be read are found before a run starts on them; the outcomes of long checks are kept in the
-user's cache.
+Unreadable images are found before a run starts; the results of long checks are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class ImageFileSplit:
     Args:
         files: paths.
         labels: (n,) int64.
-        image_size: in pixels, of the square that is made of each.
-        pixels: how they are normalised.
-        shown: the share of the shorter side that this square has in a picture.
+        image_size: side of the square that is made of each image, in pixels.
+        pixels: their normalisation.
+        shown: side of this square in a picture, as a share of its shorter side.
 
     Attributes:
         files: as given.
@@ -77,7 +76,7 @@ class ImageFileSplit:
         return self._labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
+        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
 
         Raises:
             RequestError: a file cannot be read.
@@ -85,7 +84,7 @@ class ImageFileSplit:
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Gives the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
+        """Return the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
 
         Raises:
             RequestError: a file cannot be read.
@@ -97,11 +96,11 @@ class ImageFileSplit:
         )
 
     def normalised(self, decoded: Tensor) -> Tensor:
-        """Gives (B, 3, size, size) float32 in new memory."""
+        """Return (B, 3, size, size) float32 in new memory."""
         return self._normalization(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives the whole images of `indices`, each (3, H, W) float32 with a shorter side of so many pixels.
+        """Return the whole images of `indices`, each (3, H, W) float32 with `shorter_side` pixels on its shorter side.
 
         Raises:
             RequestError: a file cannot be read.
@@ -123,7 +122,7 @@ def _pixels(path: str, decode: Decoder) -> NDArray[np.uint8]:
 
 
 def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
-    """Makes the error for an image that cannot be read, and for `others` more."""
+    """Return the error for an unreadable image, and `others` more."""
     more = f", and {others} more cannot" if others else ""
     return RequestError(
         f"{path} cannot be read ({reason}){more}: mend or remove it, "
@@ -132,9 +131,9 @@ def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
 
 
 def list_images(folder: Path) -> dict[str, list[str]]:
-    """Lists `folder/<class>/**/*`: the image files of every class, sorted by name.
+    """Return the image files `folder/<class>/**/*` of every class, sorted by name.
 
-    What is hidden (`.name`) and what has no ending of an image is left aside. Links are followed, except to
+    Hidden files and folders (`.name`) and files without an image suffix are ignored. Links are followed, except to
     folders inside a class.
 
     Raises:
@@ -150,7 +149,7 @@ def list_images(folder: Path) -> dict[str, list[str]]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """Lists `folder/**/*`: all image files, sorted by name; see `list_images` for what is left aside."""
+    """Return all image files `folder/**/*`, sorted by name; see `list_images` for what is ignored."""
     found = []
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not _hidden(name)]
@@ -175,18 +174,18 @@ REMEMBER_AFTER_S = 2.0
 
 
 def find_unreadable(files: Sequence[str], remember_after_s: float = REMEMBER_AFTER_S) -> dict[str, str]:
-    """Checks images in parallel threads.
+    """Check images in parallel threads.
 
-    Up to 20,000 files are decoded whole, so that one that is cut short is found; beyond, only headers are
-    read, and such an image is found when its batch is made. A check that took long is remembered in the
-    user's cache, by the paths, sizes and times of the files: every rank of a run need not do it again.
+    Up to 20,000 files are decoded completely, which detects truncated ones; of more files only headers are read, and a
+    truncated image is found when its batch is made. The result of a long check is kept in the user's cache, keyed by
+    paths, sizes and times of the files, so that not every rank of a run must repeat it.
 
     Args:
         files: paths.
-        remember_after_s: seconds above which the outcome is remembered.
+        remember_after_s: duration of a check, in seconds, above which its result is kept.
 
     Returns:
-        Why each unreadable file is so, by path, in the order of `files`.
+        The reason why each unreadable file cannot be read, by path, in the order of `files`.
     """
     memory = cache_folder() / "checked" / f"{_fingerprint(files)}.json"
     known = _recalled(memory)

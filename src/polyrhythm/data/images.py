@@ -1,7 +1,7 @@
-"""Image files become pixels, and pixels numbers.
+"""Decoding of image files to pixels, and normalisation of pixels to numbers.
 
-Images are decoded, turned upright, made RGB, scaled and cropped to a square. Bytes of photographs become
-numbers by what is subtracted from a pixel, and what it is divided by:
+Images are decoded, turned upright, converted to RGB, scaled and cropped to a square. Bytes of photographs are
+normalised in one of two ways:
 
     imagenet    (x - mean) / std of ImageNet, by channel      torchvision's and most of timm's networks
     centred     (x - 127) / 128                               Google's TFLite models, EfficientNet-Lite among them
@@ -34,12 +34,12 @@ CENTRAL_SHARE = CENTRE / SHORTER_SIDE
 
 
 class UnreadableImage(Exception):
-    """A file is no image that can be decoded; the text is the reason."""
+    """A file is not an image that can be decoded; the message is the reason."""
 
 
 @cache
 def suffixes() -> frozenset[str]:
-    """Gives the endings, lower-case with the dot, of all files that count as images here."""
+    """Return the suffixes, lower-case with the dot, of all files that count as images here."""
     return frozenset(name for name, format_ in Image.registered_extensions().items() if format_ in _formats())
 
 
@@ -52,15 +52,16 @@ def _formats() -> tuple[str, ...]:
 def read_pixels(
     path: str | Path | IO[bytes], image_size: int, share: float = CENTRAL_SHARE
 ) -> NDArray[np.uint8]:
-    """Reads an image, upright as its EXIF orientation says, and cuts out and scales its centre.
+    """Read an image, upright according to its EXIF orientation, and cut out and scale its centre.
 
-    The square in the centre that is a share of the shorter side is scaled to `image_size` (bilinear,
-    antialiased). That is scaling the shorter side to image_size / share and cropping the centre, but for
-    rounding at the edges, and without making the pixels that are cropped away.
-    The first frame counts; transparency is dropped.
+    The square in the centre whose side is `share` of the shorter side is scaled to `image_size` (bilinear,
+    antialiased). This equals scaling the shorter side to image_size / share and cropping the centre, up to rounding at
+    the edges, without computing the pixels that are cropped away.
+
+    The first frame is used; transparency is dropped.
 
     Args:
-        path: of the file, or one that is open.
+        path: of the file, or an open file.
         image_size: in pixels.
         share: of the shorter side, above 0 and at most 1.
 
@@ -68,7 +69,7 @@ def read_pixels(
         (image_size, image_size, 3) uint8, RGB.
 
     Raises:
-        UnreadableImage: it cannot be decoded, is cut short, or is too large to be true.
+        UnreadableImage: it cannot be decoded, is truncated, or has implausibly many pixels.
     """
     upright = _upright(path, round(image_size / share))
     size = (image_size, image_size)
@@ -76,10 +77,10 @@ def read_pixels(
 
 
 def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.uint8]:
-    """Reads an image like `read_pixels`, but all of it, scaled to a length of its shorter side.
+    """Read a whole image, otherwise like `read_pixels`, scaled to a length of its shorter side.
 
     Args:
-        path: of the file, or one that is open.
+        path: of the file, or an open file.
         shorter_side: in pixels.
 
     Returns:
@@ -96,7 +97,7 @@ def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.ui
 
 
 def _upright(path: str | Path | IO[bytes], shorter_side: int) -> Image.Image:
-    """Opens an image, upright and RGB, of at least twice the pixels a side that will be needed, if it has them."""
+    """Open an image upright and in RGB, with at least twice the needed pixels a side, if it has as many."""
     try:
         with Image.open(path, formats=_formats()) as image:
             _refuse_bomb(image)
@@ -125,11 +126,11 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def check(path: str | Path, *, whole: bool) -> str | None:
-    """Says why an image cannot be read, or None if it can.
+    """Return why an image cannot be read, or None if it can.
 
     Args:
         path: of the file.
-        whole: decode all of it; otherwise only what Pillow's `verify` looks at, mostly the header.
+        whole: decode all of it; otherwise only what Pillow's `verify` reads, mostly the header.
     """
     try:
         with Image.open(path, formats=_formats()) as image:
@@ -153,7 +154,7 @@ def _refuse_bomb(image: Image.Image) -> None:
 
 
 def bomb_warnings_are_errors() -> None:
-    """Silences Pillow's own warning about huge images by making it an error; call inside `catch_warnings`."""
+    """Turn Pillow's own warning about huge images into an error; call inside `catch_warnings`."""
     warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
@@ -171,24 +172,24 @@ Pixels = Literal["imagenet", "centred"]
 
 @dataclass(frozen=True)
 class Normalization:
-    """What bytes become.
+    """Normalisation of bytes.
 
     Attributes:
-        mean: taken from every pixel, by channel, in bytes.
-        std: what is left is divided by it.
+        mean: subtracted from every pixel, per channel, in bytes.
+        std: the difference is divided by it.
     """
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Gives bytes (B, H, W, 3) as (B, 3, H, W) float32 in new memory."""
+        """Return bytes (B, H, W, 3) as (B, 3, H, W) float32 in new memory."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         mean, std = (self._channels(numbers).to(images.device) for numbers in (self.mean, self.std))
         return images.sub_(mean).div_(std)
 
     def of_tone(self, tone: float) -> tuple[float, ...]:
-        """Gives what a grey of `tone`, in bytes, becomes, by channel."""
+        """Return the normalised values of a grey of `tone`, in bytes, per channel."""
         number = torch.full((1, 1, 1, 3), tone)
         return tuple(self(number).flatten().tolist())
 

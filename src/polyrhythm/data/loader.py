@@ -1,4 +1,4 @@
-"""Batches of one worker's share of a split, made in line or a few ahead by a background thread."""
+"""Batches of one worker's share of a split, made on demand or a few ahead by a background thread."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
 
 BLOCK_BYTES = 1 << 21
-"""Images in memory are gathered for so many bytes' batches at once: the rows' ways from memory overlap then."""
+"""Bytes of images in memory that are gathered at once for several batches, so that the reads of their rows overlap."""
 BLOCKS_BYTES = 1 << 26
-"""All workers' blocks take no more: a simulated run holds those of thousands in one process."""
+"""Limit for the blocks of all workers together: a simulated run holds those of thousands in one process."""
 
 Transform = Callable[[Tensor, Tensor], Tensor]
-"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
+"""Maps images (B, C, H, W) and the samples' keys (B,) int64 to images."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of every step is a worker's.
+    """A worker's share of every step.
 
     Attributes:
-        worker: its index among the workers, from 0.
-        workers: how many there are.
-        batch_size: images a worker and step.
+        worker: index of the worker, from 0.
+        workers: number of workers.
+        batch_size: images per worker and step.
         seed: of the shuffles and of the transform.
         together: images of all workers' batches of a step; 0: a full batch each.
-        begun: stretches in which others began the epoch; see `begun`.
-        stand_in: whose images it sees beside its own; None: nobody's.
+        begun: stretches in which the epoch was begun with other workers; see `data.dealing.Begun`.
+        stand_in: absent workers of whose images it sees a part; None if there are none.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -83,7 +83,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one worker learns from in one step.
+    """One worker's batch of one step.
 
     Attributes:
         epoch: from 0.
@@ -99,16 +99,16 @@ class Batch:
 
 
 class Loader:
-    """Makes a worker's batches, each a pure function of the split, the share, the transform, epoch and step.
+    """Source of a worker's batches, each a pure function of split, share, transform, epoch and step.
 
     Args:
-        split: where images come from; of one that shows windows, a transform cuts them.
+        split: the images; a split of windows leaves cutting them to the transform.
         share: which of them are this worker's.
         transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
         ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
 
     Attributes:
-        side: pixels that pictures are scaled to at last; None: as they are.
+        side: pixels a side that pictures are scaled to after all else; None: not scaled.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch; the same for every worker."""
+        """Number of batches in an epoch; the same for every worker."""
         share = self.share
         left = images_left(len(self.split), share.begun, share.batch_size)
         return steps_per_epoch(left, 1, share.together)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Gives the batches of an epoch, from step `start` on.
+        """Yield the batches of an epoch, from step `start` on.
 
-        What goes wrong in the background surfaces here; its thread ends with the iterator.
+        Errors of the background thread are raised here; it ends with the iterator.
 
         Raises:
             RequestError: an image cannot be read.

@@ -1,4 +1,4 @@
-"""Opens data by what the user wrote: a name, a folder, or objects of their own."""
+"""Data sets opened by name, by folder, or from a user's own objects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OF_YOUR_OWN = (
 
 @runtime_checkable
 class Source(Protocol):
-    """Where data come from: a choice of the folder `sources`."""
+    """A source of data: a choice of the folder `sources`."""
 
     def load(self) -> Dataset:
-        """Gives the data, fetched if need be."""
+        """Return the data, downloaded first if necessary."""
 
 
 def open_data(
@@ -36,22 +36,21 @@ def open_data(
     skip_unreadable: bool = False,
     pixels: str | None = None,
 ) -> Dataset:
-    """Opens data.
+    """Open a data set.
 
     Args:
         source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
-            the path of a folder of images, as a text with a `/` or that names a folder which exists; the path
+            the path of a folder of images, as a text with a `/` or the name of an existing folder; the path
             of a manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a `Source`; or objects, see
-            `dataset.from_objects`. A known name wins over a folder of that name: write `./digits`.
-        image_size: pixels a side that images are to have; None: as they are (folders of images: 224).
-        scale: pixels a side that pictures are scaled to, the whole square in their middle, for windows of `image_size`
-            (None: 224/256 of the scale) to be cut out of; None: images show 224/256 of that square.
-        skip_unreadable: leave out images that cannot be read (`Dataset.skipped`), instead of refusing them.
-            Only image files can be such.
-        pixels: how image files are normalised; None: as ImageNet's. Other data are as they are.
+            `dataset.from_objects`. A known name takes precedence over a folder of that name: write `./digits`.
+        image_size: pixels a side of the images; None: as stored (folders of images: 224).
+        scale: pixels a side to which the whole centre square of a picture is scaled, for windows of `image_size`
+            (None: 224/256 of the scale) to be cut out; None: images are the centre 224/256 of that square.
+        skip_unreadable: leave out image files that cannot be read (`Dataset.skipped`) instead of refusing the data.
+        pixels: normalisation of image files; None: that of ImageNet. Other data are not affected.
 
     Raises:
-        RequestError: unknown data, or data that cannot be used; says why and what to do.
+        RequestError: unknown or unusable data, with the reason and what to do.
     """
     found = _source(source) if isinstance(source, str | Path) else source
     if scale is not None:
@@ -89,7 +88,7 @@ def _source(given: str | Path) -> Source:
 
 
 def _name(text: str) -> str:
-    """Gives what stands before the first `(` or `=`, as the module of a source is called."""
+    """Return the module name of a source: the text before the first `(` or `=`."""
     return text.partition("(")[0].partition("=")[0].strip().replace("-", "_")
 
 

@@ -1,12 +1,12 @@
-"""Pictures at other sizes: a data set whose images are scaled, and windows that are cut out of larger ones.
+"""Pictures at other sizes: images that are scaled, and windows that are cut out of larger ones.
 
-Training sees a window at random, everything else the one in the middle.
+Training uses a random window, everything else the one in the centre.
 
     picture ─ decode once, centre square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
 
 R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, sections 3.2 and 3.3: pictures of 256 and of 512
 pixels, and windows of 224 inside. The square is decoded to the same bytes in every epoch, so a cache may hold
-it; where the window lies is a random change like others (`augmentation.transforms.window`).
+it; the position of the window is an augmentation like others (`augmentation.transforms.window`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class HasWhole(Protocol):
-    """A split that can read its images at other sizes, and beyond the square that it shows."""
+    """A split that can read its images at other sizes, beyond the square that `images` returns."""
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives whole images; see `whole_pictures`."""
+        """Return whole images; see `whole_pictures`."""
 
 
 class ResizedSplit:
@@ -49,16 +49,16 @@ class ResizedSplit:
         return self._split.labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, C, size, size) float32."""
+        """Return the images of `indices`, (B,) int64, as (B, C, size, size) float32."""
         return scaled(self._split.images(indices), self._size)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives the whole images of `indices`; see `whole_pictures`."""
+        """Return the whole images of `indices`; see `whole_pictures`."""
         return whole_pictures(self._split, indices, shorter_side)
 
 
 def scaled(images: Tensor, side: int) -> Tensor:
-    """Gives images (B, C, H, W) as (B, C, side, side), bilinear and antialiased; as they are if they are so already."""
+    """Scale images (B, C, H, W) to (B, C, side, side), bilinear and antialiased; unchanged if they have that size."""
     if images.shape[2:] == (side, side):
         return images
     if len(images) == 0:
@@ -67,10 +67,10 @@ def scaled(images: Tensor, side: int) -> Tensor:
 
 
 def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Tensor]:
-    """Gives whole images, each scaled so that its shorter side has so many pixels (bilinear, antialiased).
+    """Return whole images, each scaled to `shorter_side` pixels on its shorter side (bilinear, antialiased).
 
     Args:
-        split: one that knows more of an image than it shows has `whole(indices, shorter_side)`.
+        split: read by its own `whole(indices, shorter_side)` if it has one, otherwise its images are scaled.
         indices: (B,) int64.
         shorter_side: in pixels.
 
@@ -89,7 +89,7 @@ def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Ten
 
 
 def resized(dataset: Dataset, image_size: int) -> Dataset:
-    """Gives the same data set with images of `image_size` by `image_size` pixels.
+    """Return the same data set with images of `image_size` by `image_size` pixels.
 
     Raises:
         RequestError: a size below one.
@@ -105,18 +105,18 @@ def resized(dataset: Dataset, image_size: int) -> Dataset:
 
 @runtime_checkable
 class Uncut(Protocol):
-    """A split that shows windows of larger images, and can give these whole for a transform to cut."""
+    """A split of windows that can also return the larger images, for a transform to cut."""
 
     def uncut(self, indices: Tensor) -> Tensor:
-        """Gives the larger images of `indices`, (B,) int64, as (B, C, scale, scale) float32, normalised."""
+        """Return the larger images of `indices`, (B,) int64, as (B, C, scale, scale) float32, normalised."""
 
 
 class WindowSplit:
-    """A split that shows the middle of another one's images.
+    """A split of the centres of another split's images.
 
     Args:
-        split: of images that are larger.
-        image_size: pixels a side of what is shown.
+        split: of larger images.
+        image_size: pixels a side of the centre.
     """
 
     def __init__(self, split: Split, image_size: int) -> None:
@@ -132,15 +132,15 @@ class WindowSplit:
         return self._split.labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the middles of the images of `indices`, (B,) int64, as (B, C, size, size) float32, normalised."""
+        """Return the centres of the images of `indices`, (B,) int64, as (B, C, size, size) float32, normalised."""
         return middle(self.uncut(indices), self._size)
 
     def uncut(self, indices: Tensor) -> Tensor:
-        """Gives the larger images of `indices`; see `Uncut.uncut`."""
+        """Return the larger images of `indices`; see `Uncut.uncut`."""
         return self._split.images(indices)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Gives the whole images of `indices`; see `whole_pictures`."""
+        """Return the whole images of `indices`; see `whole_pictures`."""
         return whole_pictures(self._split, indices, shorter_side)
 
     @property
@@ -149,33 +149,33 @@ class WindowSplit:
         return self._split
 
     def over(self, larger: Split) -> WindowSplit:
-        """Gives the same windows of another split, such as a cache of the larger images."""
+        """Return the same windows of another split, such as a cache of the larger images."""
         return _windows(larger, self._size)
 
 
 class StreamedWindowSplit(WindowSplit):
-    """The same over a split that says in which order it is best read; see `Streamed`."""
+    """The same over a split with a preferred order of reading; see `Streamed`."""
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
-        """Gives an epoch's order; see `Streamed.order`."""
+        """Return an epoch's order; see `Streamed.order`."""
         assert isinstance(self._split, Streamed)
         return self._split.order(epoch, seed, workers)
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives those of `indices` that can be read, and their images uncut."""
+        """Return those of `indices` that can be read, and their larger images."""
         assert isinstance(self._split, Streamed)
         return self._split.read(indices)
 
 
 def middle(images: Tensor, image_size: int) -> Tensor:
-    """Gives the middle (…, size, size) of images (…, H, W), which are not smaller; a view."""
+    """Return the centre (…, size, size) of images (…, H, W), which are not smaller; a view."""
     height, width = images.shape[-2:]
     top, left = (height - image_size) // 2, (width - image_size) // 2
     return images[..., top : top + image_size, left : left + image_size]
 
 
 def windowed(dataset: Dataset, image_size: int) -> Dataset:
-    """Gives a data set of square images as one of windows of them.
+    """Return a data set of windows of square images.
 
     Raises:
         RequestError: windows are larger than the images, or less than a pixel.

@@ -1,4 +1,4 @@
-"""Random generators as pure functions of their purpose, so that timing and resuming change nothing."""
+"""Random generators as pure functions of their purpose, independent of timing and of resuming."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _STRIDE = 0x5851F42D4C957F2D
 
 
 def seed_for(purpose: str, *numbers: int) -> int:
-    """Gives a seed, of the 32 bits that torch's CPU generator uses, from a purpose and numbers such as the epoch."""
+    """Return a seed, of the 32 bits that torch's CPU generator uses, for a purpose and numbers such as the epoch."""
     digest = sha256(repr((purpose, *map(int, numbers))).encode()).digest()
     return int.from_bytes(digest[:4], "little")
 
 
 def generator_for(purpose: str, *numbers: int) -> torch.Generator:
-    """Gives a CPU generator whose stream depends on its purpose and numbers alone."""
+    """Return a CPU generator whose stream depends only on its purpose and numbers."""
     return torch.Generator().manual_seed(seed_for(purpose, *numbers))
 
 
 def sample_keys(purpose: str, seed: int, epoch: int, indices: torch.Tensor) -> torch.Tensor:
-    """Gives every sample a key of its own, (B,) int64: the same in every batch, on every worker.
+    """Return a key for every sample, (B,) int64: the same in every batch, on every worker.
 
     Args:
-        purpose: what the keys are for.
+        purpose: of the keys.
         seed: of the run.
         epoch: in which the sample is seen.
         indices: (B,) int64, the samples' numbers in their data set.

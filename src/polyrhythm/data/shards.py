@@ -1,19 +1,17 @@
-"""Pictures inside tar files that are read as a stream: their index, the order of reading, and their split.
+"""Pictures in tar files that are read as a stream: their index, the order of reading, and their split.
 
 Pictures are decoded a batch at a time; those that cannot be decoded are counted and skipped.
 
-The index: what lies where in tar shards, as WebDataset has them: `key.jpg` beside `key.cls`, one record a
-key. The headers of every shard are read once; what was found is kept in the user's cache, by the files' sizes
-and times. So records can be read at any place, and a shard is still read from front to back where the order
-says so.
+The index holds the position of every record in tar shards in the form of WebDataset: `key.jpg` beside `key.cls`, one
+record per key. The headers of every shard are read once; the result is kept in the user's cache, keyed by the files'
+sizes and times. So records can be read at any position, and a shard is still read from front to back.
 
 The order: each worker reads its own shards, front to back, through a shuffle buffer.
 
     worker 0   shard 3 ────▶ shard 0 ────▶ …  ─▶ ┌ buffer ┐ ─▶ a random one leaves, the next record takes its place
     worker 1   shard 1 ────▶ shard 4 ────▶ …  ─▶ └ buffer ┘ ─▶
 
-It is a pure function of seed and epoch: a resumed worker continues where it was, and nothing needs to be
-saved.
+It is a pure function of seed and epoch: a resumed worker continues where it was, and nothing needs to be saved.
 """
 
 from __future__ import annotations
@@ -53,25 +51,25 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Streamed(Protocol):
-    """A split that says in which order it is best read, and may leave out what it cannot read."""
+    """A split with a preferred order of reading, which may leave out what it cannot read."""
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
-        """Gives an epoch's order, (n,) int64; place p is read by worker p mod `workers`."""
+        """Return an epoch's order, (n,) int64; worker p mod `workers` reads position p."""
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives those of `indices` (B,) that can be read, and their images (B', C, H, W)."""
+        """Return those of `indices` (B,) that can be read, and their images (B', C, H, W)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How records become pictures.
+    """Parameters for reading records as pictures.
 
     Attributes:
-        image_size: in pixels, of the square that is made of each.
-        pixels: how they are normalised.
-        buffer: of the shuffle, in records.
+        image_size: side of the square that is made of each, in pixels.
+        pixels: normalisation.
+        buffer: size of the shuffle buffer, in records.
         bad_records: how many may be skipped in training; None: any number.
-        shown: the share of the shorter side that the square has in a picture.
+        shown: side of the square in a picture, as a share of its shorter side.
     """
 
     image_size: int
@@ -86,12 +84,12 @@ class ShardSplit:
 
     Args:
         shards: the files.
-        records: where each picture lies, in the order of the shards.
+        records: positions of the pictures, in the order of the shards.
         labels: (n,) int64.
-        reading: how.
+        reading: parameters.
 
     Attributes:
-        skipped: records that were bad so far, by name, with the reason.
+        skipped: bad records met so far, by name, with the reason.
     """
 
     def __init__(
@@ -112,14 +110,14 @@ class ShardSplit:
         return self._labels
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
-        """Gives an epoch's order; see `stream_order`."""
+        """Return an epoch's order; see `stream_order`."""
         counts = torch.bincount(
             torch.tensor([record.shard for record in self._records]), minlength=len(self._shards)
         )
         return stream_order(counts.tolist(), epoch, seed, workers, self._reading.buffer)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Gives the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
+        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
 
         Raises:
             RequestError: one cannot be read.
@@ -131,10 +129,10 @@ class ShardSplit:
         return images
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Gives what can be read of `indices`; see `Streamed.read`.
+        """Return those of `indices` that can be read, and their images; see `Streamed.read`.
 
         Raises:
-            RequestError: more records were bad than may be.
+            RequestError: more records were bad than allowed.
         """
         numbers = indices.tolist()
         with ThreadPoolExecutor(max(1, min(len(numbers), torch.get_num_threads()))) as threads:
@@ -149,7 +147,7 @@ class ShardSplit:
         return indices[good], NORMALIZATIONS[self._reading.pixels](torch.from_numpy(pixels))
 
     def whole_only(self) -> ShardSplit:
-        """Gives the split of those records that can be read; each is decoded once."""
+        """Return the split of those records that can be read; each is decoded once."""
         unlimited = ShardSplit(
             self._shards, self._records, self._labels, replace(self._reading, bad_records=None)
         )
@@ -192,15 +190,15 @@ def _too_many(count: int, name: str, reason: str) -> RequestError:
 
 
 def stream_order(sizes: Sequence[int], epoch: int, seed: int, workers: int, buffer: int) -> Tensor:
-    """Gives an epoch's order, a permutation of all records; place p is read by worker p mod `workers`.
+    """Return an epoch's order, a permutation of all records; worker p mod `workers` reads position p.
 
-    A worker whose shards are read up takes over from the one that has most left, so that all are read once.
+    A worker that has finished its shards takes over from the one with most records left, so that all are read once.
 
     Args:
-        sizes: records of each shard; they are numbered through in this order.
-        epoch: from 0; every epoch deals the shards anew.
+        sizes: records of each shard; they are numbered consecutively in this order.
+        epoch: from 0; every epoch deals the shards again.
         seed: of the run.
-        workers: how many read.
+        workers: number of readers.
         buffer: records that a worker holds back to draw from; 1 keeps the order of the shards.
 
     Returns:
@@ -235,7 +233,7 @@ def _through_buffer(stream: list[int], buffer: int, generator: torch.Generator) 
 
 
 def _interleaved(streams: list[list[int]]) -> list[int]:
-    """Takes from the streams in turn; for one that is empty, from the end of the longest."""
+    """Take from the streams in turn; instead of an empty one, from the end of the longest."""
     total = sum(map(len, streams))
     ahead = [stream[::-1] for stream in streams]
     order = []
@@ -256,9 +254,9 @@ class Record:
     Attributes:
         shard: number of the file.
         name: of the image inside it.
-        offset: where its bytes begin.
-        size: how many there are.
-        label: as it is written there.
+        offset: of its first byte.
+        size: in bytes.
+        label: as written there.
     """
 
     shard: int
@@ -270,11 +268,11 @@ class Record:
 
 @dataclass(frozen=True)
 class TarIndex:
-    """What shards hold.
+    """Contents of shards.
 
     Attributes:
-        records: in the order of the shards, and inside each as they lie.
-        faults: what could not be made sense of, one line each.
+        records: in the order of the shards, and inside each in the order of the file.
+        faults: entries that make no sense, one line each.
     """
 
     records: tuple[Record, ...]
@@ -282,7 +280,7 @@ class TarIndex:
 
 
 def index_shards(shards: Sequence[Path]) -> TarIndex:
-    """Lists the records of shards.
+    """Return the records of shards.
 
     Raises:
         RequestError: a file cannot be read, or is no tar file.
@@ -356,7 +354,7 @@ def _members(file: IO[bytes], shard: Path, faults: list[str]) -> Iterator[tarfil
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Splits `folder/key.suffix` at the first point of its last part, as WebDataset does."""
+    """Split `folder/key.suffix` at the first dot of its last part, as WebDataset does."""
     folder, slash, last = name.rpartition("/")
     key, _, suffix = last.partition(".")
     return f"{folder}{slash}{key}", f".{suffix.lower()}"

@@ -1,4 +1,4 @@
-"""The user's cache folder for what can be obtained again: fetched data sets, outcomes of long checks."""
+"""The user's cache folder for what can be obtained again: downloaded data sets, results of long checks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tempfile import NamedTemporaryFile
 
 
 def cache_folder() -> Path:
-    """Gives `polyrhythm` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
+    """Return `polyrhythm` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "polyrhythm"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file, and its folders, so that a reader sees all of it or nothing.
+    """Write a file, and its folders, atomically: a reader sees all of it or nothing.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.

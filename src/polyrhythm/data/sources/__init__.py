@@ -1,1 +1,1 @@
-"""The data sets, one a file: each has `load() -> Dataset`."""
+"""The data sets, one per module: each has `load() -> Dataset`."""

@@ -1,4 +1,4 @@
-"""Digits: 1,797 handwritten digits of 8 by 8 grey pixels, which scikit-learn brings along.
+"""Digits: 1,797 handwritten digits of 8 by 8 grey pixels, which scikit-learn contains.
 
 Paper: E. Alpaydin, C. Kaynak, "Cascading Classifiers", Kybernetika 34(4), 1998 (the UCI set "Optical
 Recognition of Handwritten Digits", of which this is the test part).
@@ -24,7 +24,7 @@ class Digits(Config):
     """Handwritten digits; a fixed fifth of every class is held out for testing."""
 
     def load(self) -> Dataset:
-        """Reads it; pixels become about zero in the mean, and span one."""
+        """Return the data; pixels have a mean near zero and a range of one."""
         table = np.loadtxt(_file(), delimiter=",", dtype=np.float32)
         images = torch.from_numpy(table[:, :-1]).reshape(-1, 1, 8, 8) / LARGEST - MEAN
         labels = torch.from_numpy(table[:, -1].astype(np.int64))
@@ -34,7 +34,7 @@ class Digits(Config):
 
 
 def _file() -> Path:
-    """Gives where scikit-learn keeps the table: importing it takes longer than all else before the first step."""
+    """Return the file of the table; importing scikit-learn takes longer than all else before the first step."""
     found = find_spec("sklearn")
     assert found is not None
     assert found.origin is not None, "scikit-learn is required, so it is here"

@@ -3,9 +3,8 @@
 Paper: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
 Algorithms", 2017, arXiv:1708.07747.
 
-The files are fetched from a web address, or out of a Debian package without root; whole or not at all. Their
-content is known beforehand by its sha256; they lie in a folder as they are, or gzipped. They have the idx
-format of the MNIST family:
+The files are downloaded from a URL, or taken out of a Debian package without root; completely or not at all. They are
+verified by sha256, and lie in a folder uncompressed or gzipped. They have the idx format of the MNIST family:
 
     0 0 type dimensions | size of each dimension, 4 bytes, big-endian | the numbers, last dimension fastest
 """
@@ -37,7 +36,7 @@ GZIP = 16 + zlib.MAX_WBITS
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file that must be exactly one content.
+    """A file with known content.
 
     Attributes:
         name: of the file, without `.gz`.
@@ -50,10 +49,10 @@ class VerifiedFile:
     sha256: str
 
     def unpack(self, packed: bytes, origin: str) -> bytes:
-        """Uncompresses and verifies.
+        """Uncompress and verify.
 
         Raises:
-            RequestError: `packed` is not gzip, or not of this content; `origin` says where it came from.
+            RequestError: `packed` is not gzip, or has other content; `origin` is named as its source.
         """
         try:
             # Bounded, so that a hostile file cannot fill the memory.
@@ -63,10 +62,10 @@ class VerifiedFile:
         return self.verify(content, origin)
 
     def verify(self, content: bytes, origin: str) -> bytes:
-        """Gives `content` back if it is what it must be.
+        """Return `content` if it is the expected one.
 
         Raises:
-            RequestError: it is not; `origin` says where it came from.
+            RequestError: it is not; `origin` is named as its source.
         """
         found = sha256(content).hexdigest()
         if found != self.sha256:
@@ -76,10 +75,10 @@ class VerifiedFile:
         return content
 
     def read(self, folder: Path) -> bytes:
-        """Reads it from a folder, as it is or gzipped.
+        """Read the file from a folder, uncompressed or gzipped.
 
         Raises:
-            RequestError: it is not there, cannot be read or is not of this content.
+            RequestError: it is missing, cannot be read or has other content.
         """
         plain, packed = folder / self.name, folder / f"{self.name}.gz"
         try:
@@ -92,10 +91,10 @@ class VerifiedFile:
 
 
 def read_all(folder: Path, files: Sequence[VerifiedFile]) -> list[bytes]:
-    """Reads all of `files` from a folder, in their order, uncompressed and verified.
+    """Return the contents of all `files` in a folder, in their order, uncompressed and verified.
 
     Raises:
-        RequestError: one is not there, cannot be read or is not what it must be.
+        RequestError: one is missing, cannot be read or has other content.
     """
     return [file.read(folder) for file in files]
 
@@ -109,15 +108,15 @@ _log = logging.getLogger(__name__)
 
 
 def download(address: str, files: Sequence[VerifiedFile], into: Path) -> None:
-    """Downloads files, gzipped, from below a web address, verifies them and puts them into a folder.
+    """Download gzipped files from a URL, verify them and write them to a folder.
 
     Args:
-        address: of the folder on the web, ending in `/`.
-        files: `NAME.gz` of each is fetched.
-        into: the folder; made if need be.
+        address: URL of the folder, ending in `/`.
+        files: `NAME.gz` of each is downloaded.
+        into: the folder; created if necessary.
 
     Raises:
-        RequestError: no connection, too slow, not what it must be, or `into` cannot be written.
+        RequestError: no connection, too slow, other content, or `into` cannot be written.
     """
     # A warning, because it can take minutes and should not look like a hang.
     _log.warning("fetching %d files from %s", len(files), address)
@@ -144,17 +143,17 @@ def _get(address: str, most_bytes: int) -> bytes:
 
 
 def unpack_debian(package: str, files: Sequence[VerifiedFile], into: Path) -> None:
-    """Fetches a Debian package with apt-get, takes verified files out of it and puts them into a folder.
+    """Download a Debian package with apt-get, and write verified files of it to a folder.
 
-    Nothing is installed. Where the system has no package lists, they are fetched into a temporary folder.
+    Nothing is installed. If the system has no package lists, they are downloaded to a temporary folder.
 
     Args:
         package: its name.
         files: gzipped in any one folder of the package.
-        into: the folder; made if need be.
+        into: the folder; created if necessary.
 
     Raises:
-        RequestError: no apt-get, no such package, no connection, too slow, or not what it must be.
+        RequestError: no apt-get, no such package, no connection, too slow, or other content.
     """
     _log.warning("fetching the Debian package %s", package)
     with TemporaryDirectory(prefix="polyrhythm-") as scratch:
@@ -209,10 +208,10 @@ def _command(words: list[str], folder: Path) -> None:
 
 
 def parse_idx(content: bytes) -> torch.Tensor:
-    """Reads an idx file of unsigned bytes, as uint8 of the file's shape, in new memory.
+    """Return the content of an idx file of unsigned bytes, as uint8 of the file's shape, in new memory.
 
     Raises:
-        ValueError: it is not such a file, or its length is not what its head says.
+        ValueError: it is not such a file, or its length does not match its header.
     """
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError("not an idx file of unsigned bytes")
@@ -274,17 +273,17 @@ class FashionMNIST(Config):
     """Fashion-MNIST.
 
     Attributes:
-        folder: holds its four idx files, gzipped or not; None: look in the system's folder, in the cache, on
-            the web, in the Debian package, in this order.
+        folder: holds its four idx files, gzipped or not; None: search the system's folder, the cache, the
+            web and the Debian package, in this order.
     """
 
     folder: str | None = None
 
     def load(self) -> Dataset:
-        """Reads it, fetching it first where need be; pixels are normalised by mean and deviation.
+        """Return the data, downloaded first if necessary; pixels are normalised by mean and standard deviation.
 
         Raises:
-            RequestError: the given folder lacks a file or holds a damaged one; or it is nowhere to be had.
+            RequestError: the given folder lacks a file or holds a damaged one; or no source has the data.
         """
         if self.folder is None:
             contents = find_or_fetch(SYSTEM_FOLDER, cache_folder() / "fashion-mnist", ADDRESS)
@@ -298,15 +297,15 @@ class FashionMNIST(Config):
 
 
 def find_or_fetch(system: Path, cache: Path, address: str) -> list[bytes]:
-    """Gives the contents of `FILES` from the first place that has them all.
+    """Return the contents of `FILES` from the first source that has them all.
 
     Args:
         system: the folder of the system's data sets.
-        cache: where earlier fetches lie, and this one is put.
-        address: of the folder on the web.
+        cache: folder of earlier downloads, and of this one.
+        address: URL of the folder on the web.
 
     Raises:
-        RequestError: no place has them; it says why, and what to do.
+        RequestError: no source has them; with the reasons and what to do.
     """
     for folder in (system, cache):
         # A damaged or half-filled folder is no reason to stop: the next place may be right.

@@ -23,12 +23,12 @@ class ImageFolder(Config):
     """A folder of images.
 
     Attributes:
-        folder: holds `train`, and `test` or else `val`; or the classes themselves. Without test images a fixed fifth
+        folder: contains `train`, and `test` or else `val`; or the classes themselves. Without test images a fixed fifth
             of every class is held out for testing.
-        image_size: in pixels, of the square that every image becomes.
+        image_size: side of the square that every image becomes, in pixels.
         skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
-        pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: the share of a picture's shorter side that this square has in its middle.
+        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: side of this square, in the centre, as a share of a picture's shorter side.
     """
 
     folder: str
@@ -38,9 +38,9 @@ class ImageFolder(Config):
     shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
-        """Lists and checks the images; they are decoded later, batch by batch.
+        """List and check the images; they are decoded later, batch by batch.
 
-        Up to 20,000 images are decoded once to see that they are whole; of more, only the headers are read.
+        Up to 20,000 images are decoded once to check that they are complete; of more, only the headers are read.
 
         Raises:
             RequestError: no `train`, no images, a class without any, one class only, a class that only the
@@ -84,7 +84,7 @@ class ImageFolder(Config):
 
 
 def _train_folder(root: Path) -> Path:
-    """Gives where the classes are: in `train`, or in the folder itself where it holds nothing but classes."""
+    """Return the folder of the classes: `train`, or the folder itself if it contains nothing but classes."""
     train_folder = root / "train"
     if train_folder.is_dir():
         return train_folder
@@ -99,7 +99,7 @@ def _train_folder(root: Path) -> Path:
 
 
 def _holds_classes(root: Path) -> bool:
-    """Says whether a folder's own folders hold images, none of them in folders of their own, which may be parts."""
+    """Whether the subfolders of a folder are classes: they hold images, none of them in subfolders of their own."""
     if not root.is_dir() or any((root / part).is_dir() for part in _TEST_PARTS):
         return False
     classes = list_images(root)

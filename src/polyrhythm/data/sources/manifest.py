@@ -1,6 +1,6 @@
 """A manifest: image files anywhere, with weak labels in a table.
 
-The table says, image by image, which tags it has, how sure that is, and where it belongs.
+The table lists, image by image, its labels, their confidence, and the subsets and split that it belongs to.
 
 B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, whose
 adjective-noun pairs come with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos
@@ -11,10 +11,10 @@ and others, ICCS 2017.
     photos/2.jpg,old house,,tag_restricted,test
 
 Only `image` and `labels` (or `label`) are needed. Paths are relative to the table. Several labels,
-confidences and subsets stand with `|` between; one confidence alone is that of all labels, none is certainty.
+confidences and subsets are separated by `|`; a single confidence applies to all labels, and none means 1.
 A `split` is train, or test (or val).
 
-Files of the same content are found, whatever they are called; most are told apart by their size alone.
+Files with the same content are found, whatever their names; most are distinguished by their size alone.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _SPLITS = {"train": "train", "test": "test", "val": "test", "validation": "test"
 
 @dataclass(frozen=True)
 class Row:
-    """What a manifest says of one image.
+    """A manifest's entry for one image.
 
     Attributes:
         image: path of the file.
         labels: with their confidences, from 0 to 1, in the table's order.
         subsets: that it belongs to.
-        split: `train`, `test`, or empty where the table does not say.
+        split: `train`, `test`, or empty if the table does not name one.
     """
 
     image: str
@@ -61,18 +61,18 @@ class Row:
 
     @property
     def best(self) -> str:
-        """The label of the highest confidence; of equals the first."""
+        """The label with the highest confidence; of equals the first."""
         return max(self.labels, key=lambda entry: entry[1])[0]
 
 
 def read_manifest(path: Path) -> list[Row]:
-    """Reads a manifest.
+    """Read a manifest.
 
     Args:
-        path: ending in .csv, .tsv (tabs) or .parquet (which takes the package pyarrow).
+        path: ending in .csv, .tsv (tabs) or .parquet (which needs the package pyarrow).
 
     Raises:
-        RequestError: it cannot be read, or a line of it says nothing that makes sense.
+        RequestError: it cannot be read, or a line of it is invalid.
     """
     rows = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
     found = [_row(path, number, entry) for number, entry in enumerate(rows, start=1)]
@@ -127,7 +127,7 @@ def _row(path: Path, number: int, entry: Mapping[str, Any]) -> Row:
 
 
 def _parts(value: Any) -> list[str]:
-    """Splits `a|b`; a list, as Parquet has them, is taken as it is."""
+    """Split `a|b`; a list, as in Parquet, is taken as it is."""
     given = value if isinstance(value, list | tuple) else str("" if value is None else value).split(_BETWEEN)
     return [text for part in given if (text := str(part).strip())]
 
@@ -146,14 +146,14 @@ def _confidences(where: str, value: Any, labels: int) -> list[float]:
 
 
 def duplicates(files: Sequence[str], among: Sequence[str]) -> dict[str, str]:
-    """Finds the files that are among others too.
+    """Find the files that are among others too.
 
     Args:
         files: paths.
         among: paths that they are compared with.
 
     Returns:
-        For each of `files` that has the bytes of one of `among`, the first such; in the order of `files`.
+        For each of `files` that has the same bytes as one of `among`, the first such; in the order of `files`.
     """
     others = _by_size(among)
     suspects = [path for path in dict.fromkeys(files) if (size := _size(path)) is not None and size in others]
@@ -194,19 +194,15 @@ _log = logging.getLogger(__name__)
 class Manifest(Config):
     """A table of image files and their labels.
 
-    Attributes:
-        file: the table, ending in .csv, .tsv or .parquet.
-        subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
-            that a network trained on one subset can be tested on another.
-        labels: `best` learns an image's most confident label, `every` each of them, as often as there are. Test images
-            have their best.
-        min_confidence: labels below it are left out.
-        duplicates: what becomes of a training image whose very bytes are a test image too: `drop` it, `keep` it, or
-            `refuse` the data. It is reported in any case.
-        image_size: in pixels, of the square that every image becomes.
-        skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
-        pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: the share of a picture's shorter side that this square has in its middle.
+    Attributes: file: the table, ending in .csv, .tsv or .parquet. subset: only images of this subset, in training and
+        test; empty: all. Classes are those of the whole table, so that a network trained on one subset can be tested on
+        another. labels: `best` uses an image's most confident label, `every` each of them, with one sample per label.
+        Test images have their best. min_confidence: labels below it are left out. duplicates: treatment of a training
+        image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data. It is reported in any
+        case. image_size: side of the square that every image becomes, in pixels. skip_unreadable: leave out images that
+        are missing or broken, and test images of classes that training lacks. pixels: their normalisation: `imagenet`,
+        or `centred`, (x - 127) / 128. shown: side of this square, in the centre, as a share of a picture's shorter
+        side.
     """
 
     file: str
@@ -220,11 +216,11 @@ class Manifest(Config):
     shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
-        """Reads the table and checks its images.
+        """Read the table and check its images.
 
         Raises:
             RequestError: no such table or subset, images that are missing or broken, labels that only test images have,
-                or duplicates, where they are refused.
+                or duplicates, if they are refused.
         """
         rows = self._confident(read_manifest(Path(self.file).expanduser()))
         classes = tuple(

@@ -1,4 +1,4 @@
-"""Tar shards in the form of WebDataset, for data of more files than a file system likes: `key.jpg` beside `key.cls`.
+"""Tar shards in the form of WebDataset, for more files than a file system handles well: `key.jpg` beside `key.cls`.
 
 A. Aizman, G. Maltby, T. Breuel, "High performance I/O for large scale deep learning", IEEE Big Data 2019,
 arXiv:2001.01858.
@@ -31,13 +31,13 @@ class TarShards(Config):
 
     Attributes:
         files: their paths, with `*` for any text, such as `photos/train-*.tar`.
-        test: the same of the test pictures; empty: a fixed fifth of every class is held out.
-        buffer: records that each worker holds back to draw from. Its memory is their places, not their pictures.
+        test: likewise for the test pictures; empty: a fixed fifth of every class is held out.
+        buffer: records that each worker holds back to draw from. It holds their positions, not their pictures.
         bad_records: how many may be skipped, in each process, before the run ends.
-        image_size: in pixels, of the square that every picture becomes.
-        skip_unreadable: skip bad records without end.
-        pixels: how they are normalised: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: the share of a picture's shorter side that this square has in its middle.
+        image_size: side of the square that every picture becomes, in pixels.
+        skip_unreadable: skip any number of bad records.
+        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: side of this square, in the centre, as a share of a picture's shorter side.
     """
 
     files: str
@@ -50,11 +50,10 @@ class TarShards(Config):
     shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
-        """Lists the records, which are decoded later, batch by batch, and leaves out broken test pictures.
+        """List the records, which are decoded later, batch by batch, and leave out broken test pictures.
 
         Raises:
-            RequestError: no such files, too many records without sense, one class only, or test classes that training
-                lacks.
+            RequestError: no such files, too many invalid records, one class only, or test classes that training lacks.
         """
         shards, test_shards = _found(self.files), _found(self.test) if self.test else []
         train, test = index_shards(shards), index_shards(test_shards)
@@ -115,5 +114,5 @@ def _found(pattern: str) -> list[Path]:
 
 
 def _classes(names: set[str]) -> tuple[str, ...]:
-    """Sorts class names; numbers by their size."""
+    """Return class names sorted; numbers by their value."""
     return tuple(sorted(names, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name)))
