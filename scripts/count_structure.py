@@ -47,7 +47,7 @@ from typing import Any
 PACKAGE = "polyrhythm"
 STRATEGY = "Strategy"
 """The class that every strategy's configuration derives from."""
-CONTRACT = (STRATEGY, "WorkerPart", "ServerPart")
+CONTRACT = (STRATEGY, "Traits", "FaultPolicy", "WorkerPart", "ServerPart")
 """Who writes a strategy has these before them; add the classes that take their place or hold their declarations."""
 SETTINGS = ("WorkerSetting", "ServerSetting")
 """What the parts are given."""

@@ -61,7 +61,9 @@ def job_of(options: dict[str, Any], train: int = 0, test: int = 0) -> Job:
 def run(job: Job, cluster: Cluster, target: float = 0.0) -> Outcome | None:
     """Trains; None if the loss stopped being finite."""
     strategy = job.strategy
-    layout = lay_out(cluster, job.workers, strategy.server_count, strategy.server_placement)
+    layout = lay_out(
+        cluster, job.workers, strategy.traits(job.workers).servers, strategy.traits(job.workers).placement
+    )
     losses: deque[float] = deque(maxlen=WINDOW)
     found: dict[str, Any] = {"target_s": None}
 

@@ -85,7 +85,7 @@ def train(nodes: int, rate: float, loss: float, seed: int) -> Reached | None:
         "seed": seed,
     }
     job = assemble(configure(options), Keeping(checkpoints=0))
-    layout = lay_out(open_cluster("bsc"), nodes, SERVERS[nodes], job.strategy.server_placement)
+    layout = lay_out(open_cluster("bsc"), nodes, SERVERS[nodes], job.strategy.traits(nodes).placement)
     watch = Watch(loss)
     simulate_on(layout, job, watch.on_event, stop=watch.stop)
     return watch.reached

@@ -89,7 +89,12 @@ class Simulation:
             seed=seed,
         )
         strategy = rehearsal.strategy
-        layout = lay_out(cluster, setup.workers, strategy.server_count, strategy.server_placement)
+        layout = lay_out(
+            cluster,
+            setup.workers,
+            strategy.traits(setup.workers).servers,
+            strategy.traits(setup.workers).placement,
+        )
         return BATCH * steps_per_s(simulated_times(layout, rehearsal, self.seconds), windows=1)
 
 

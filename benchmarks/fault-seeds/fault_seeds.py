@@ -23,7 +23,6 @@ import torch
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
 from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.roles.world import goes_on_without
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
@@ -78,12 +77,12 @@ def trial_of(strategy: Strategy) -> Trial:
     """Gives what is tried: a model of 400 kB takes a third of a mean step on the wire."""
     nic = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1.2e8}
     kind = {"name": "host", "count": WORKERS + 4, "cores": 8}
-    if strategy.one_host:
+    if strategy.traits(WORKERS).one_host:
         kind |= {"count": 1, "workers": WORKERS}
     where = Cluster(name="small", hosts=[kind], nic=nic, inside=nic, step_time=f"exponential(mean={STEP_S})")
-    layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
+    layout = lay_out(where, WORKERS, strategy.traits(WORKERS).servers, strategy.traits(WORKERS).placement)
     sizes = ModelSizes((100_000,), (1.0,))
-    if strategy.begins_again:  # what may be half made has layers
+    if strategy.faults(WORKERS).may_repeat:  # what may be half made has layers
         sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
     rehearsal = Rehearsal(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
     return Trial(layout=layout, rehearsal=rehearsal)
@@ -111,7 +110,7 @@ def try_seed(trial: Trial, seed: int, row: Row) -> None:
     faults = faults_of(trial, seed)
     fatal = seed % ONE_IN == 0
     if fatal:
-        needed = [rank for rank in range(cast.size) if not goes_on_without(rank, cast, strategy)]
+        needed = [rank for rank in range(cast.size) if not strategy.faults(WORKERS).survives(rank, cast)]
         faults = (*faults, drawn_death(needed, seed, STEPS * STEP_S))
     seen: Counter[type[Event]] = Counter()
 

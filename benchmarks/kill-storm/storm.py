@@ -91,8 +91,8 @@ def torment(
     attempt: Attempt, strategy: Strategy, chosen: argparse.Namespace, draw: random.Random
 ) -> list[Kill]:
     """Kills a random worker every few seconds; the one that leads only where the others go on without it."""
-    attempt.wait_for_ranks(WORKERS + strategy.server_count)
-    first = 0 if strategy.spares_leader(WORKERS) else 1
+    attempt.wait_for_ranks(WORKERS + strategy.traits(WORKERS).servers)
+    first = 0 if strategy.faults(WORKERS).leader else 1
     place = dict(enumerate(attempt.ranks()))
     kills: list[Kill] = []
     due_s = time.monotonic() + FIRST_KILL_S

@@ -98,7 +98,7 @@ def try_moment(row: Row, whole: dict[str, Any], seed: int, folder: Path) -> None
     """Kills a run once or twice, and resumes it to its end."""
     draw = random.Random(f"{row.strategy} {seed}")
     options = OPTIONS | {"strategy": row.strategy}
-    servers = strategy_from(row.strategy).server_count
+    servers = strategy_from(row.strategy).traits(WORKERS).servers
     names = ["worker 0"] + ["worker"] * (WORKERS - 1) + ["server"] * servers
     attempt, killed = Attempt(folder, options), 0
     row.moments += 1
@@ -142,12 +142,12 @@ def row_of(strategy: str, moments: int, folder: Path) -> Row:
     lengths_s = []
     for number in range(2):  # the second is warm
         attempt = Attempt(folder / f"whole{number}", options)
-        attempt.wait_for_ranks(WORKERS + strategy_from(strategy).server_count)
+        attempt.wait_for_ranks(WORKERS + strategy_from(strategy).traits(WORKERS).servers)
         began_s = time.monotonic()
         how, whole = attempt.end()
         assert how == "done", whole
         lengths_s.append(time.monotonic() - began_s)
-    row = Row(strategy, strategy_from(strategy).in_step(WORKERS), lengths_s[-1])
+    row = Row(strategy, strategy_from(strategy).traits(WORKERS).lockstep, lengths_s[-1])
     for seed in range(moments):
         run = folder / f"run{seed}"
         try_moment(row, whole, seed, run)

@@ -113,7 +113,7 @@ def trial(row: Row, seed: int, whole_s: float, folder: Path) -> None:
     """Runs to the end with three changes on the way."""
     draw = random.Random(f"{row.strategy} {seed}")
     options = OPTIONS | {"strategy": row.strategy}
-    servers = strategy_from(row.strategy).server_count
+    servers = strategy_from(row.strategy).traits(1).servers
     attempt, workers, how, told = Attempt(folder, options), [WORKERS], "", None
     for _ in range(CHANGES):
         kill = draw.random() < 0.5

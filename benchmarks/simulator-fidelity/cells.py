@@ -106,7 +106,12 @@ class Cell:
         cluster = Cluster(name="namespaces", hosts=(host,), nic=between, inside=inside, step_time=step_time)
         rehearsal = self.rehearsal
         strategy = rehearsal.strategy
-        return lay_out(cluster, rehearsal.workers, strategy.server_count, strategy.server_placement)
+        return lay_out(
+            cluster,
+            rehearsal.workers,
+            strategy.traits(rehearsal.workers).servers,
+            strategy.traits(rehearsal.workers).placement,
+        )
 
     def simulated(self, calibration: Calibration) -> float:
         """Gives the steps a second of all workers together, in simulation."""
@@ -118,7 +123,7 @@ class Cell:
 
     def _seeded(self, seeds: int) -> list[Cell]:
         """Gives this cell with several seeds, or by itself where workers go in step."""
-        if self._strategy.in_step(self.hosts * self.workers_per_host):
+        if self._strategy.traits(self.hosts * self.workers_per_host).lockstep:
             return [self]
         return [replace(self, seed=self.seed + number) for number in range(seeds)]
 

@@ -63,7 +63,7 @@ def simulate_row(options: argparse.Namespace) -> dict[str, Any]:
     events: list[Event] = []
     before = time.process_time()
     cluster = cluster_of(workers, servers, options.per_host, options.per_rack)
-    layout = lay_out(cluster, workers, servers, strategy.server_placement)
+    layout = lay_out(cluster, workers, servers, strategy.traits(workers).placement)
     sizes = ModelSizes((PARAMETERS,), (1.0,))
     rehearsal = Rehearsal(strategy=strategy, workers=workers, sizes=sizes, steps=options.steps)
     rehearse_on(layout, rehearsal, events.append)

@@ -86,9 +86,7 @@ def measure(strategy: str, options: argparse.Namespace) -> Stopwatch:
     with mock.patch("polyrhythm.config.assemble.open_data", return_value=dataset):
         job = assemble(configure({}, given), Keeping())
     job = dataclasses.replace(job, dataset=dataset)
-    layout = lay_out(
-        open_cluster(options.cluster), job.workers, job.strategy.server_count, job.strategy.server_placement
-    )
+    layout = lay_out(open_cluster(options.cluster), job.workers, job.traits.servers, job.traits.placement)
     watch = Stopwatch()
     pace, optimizer = timed(watch)
     with (

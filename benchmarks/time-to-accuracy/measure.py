@@ -37,7 +37,7 @@ STEP_TIME = "log_normal(median=0.01, sigma=0.1)"
 def trial(data: Dataset, spec: str, network: str, straggler: bool, seed: int, target: float) -> Trial:
     job = job_of(data, spec, HOSTS, seed)
     cluster = cluster_of(network, HOSTS, STEP_TIME, SLOWER if straggler else 1.0)
-    layout = lay_out(cluster, HOSTS, job.strategy.server_count, job.strategy.server_placement)
+    layout = lay_out(cluster, HOSTS, job.strategy.traits(HOSTS).servers, job.strategy.traits(HOSTS).placement)
     watch = Watch(target)
     simulate_on(layout, job, watch.on_event, stop=watch.stop)
     return Trial(spec, network, straggler, seed, watch.seconds, watch.best)

@@ -62,7 +62,7 @@ def simulated(job: Job, network: str, straggler: bool, target: float) -> tuple[f
     slower = (SLOWER * STEP_S + COMPUTING_S) / whole_s if straggler else 1.0
     cluster = cluster_of(network, HOSTS, f"constant(seconds={whole_s})", slower)
     watch = Watch(target)
-    layout = lay_out(cluster, HOSTS, 0, job.strategy.server_placement)
+    layout = lay_out(cluster, HOSTS, 0, job.strategy.traits(HOSTS).placement)
     simulate_on(layout, job, watch.on_event, stop=watch.stop)
     return watch.seconds, watch.best
 

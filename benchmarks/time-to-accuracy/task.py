@@ -91,7 +91,7 @@ def job_of(data: Dataset, spec: str, workers: int, seed: int) -> Job:
         make_model=lambda: create_model("mlp", classes=10, image_shape=data.image_shape),
         model_name="mlp",
         learning=Learning(
-            optimizer=SGD(lr=RATE / strategy.updates_per_step(workers)),
+            optimizer=SGD(lr=RATE / strategy.traits(workers).updates),
             schedule=Constant(),
             epochs=EPOCHS,
             batch_size=BATCH,

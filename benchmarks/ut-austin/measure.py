@@ -71,7 +71,12 @@ def simulated(made: Job) -> dict[str, Any]:
     known = open_cluster("ut_austin")
     hosts = [host.model_copy(update={"count": host.count + 1}) for host in known.hosts]
     cluster = known.model_copy(update={"hosts": hosts})
-    layout = lay_out(cluster, made.workers, made.strategy.server_count, made.strategy.server_placement)
+    layout = lay_out(
+        cluster,
+        made.workers,
+        made.strategy.traits(made.workers).servers,
+        made.strategy.traits(made.workers).placement,
+    )
     return result_of(lambda hear: simulate_on(layout, made, hear))
 
 

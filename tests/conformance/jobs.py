@@ -61,17 +61,17 @@ def strategy(spec: str) -> Strategy:
 
 def in_step(workers: int) -> list[str]:
     """Gives the specs of those strategies in which so many workers go in step."""
-    return [spec for spec in strategies() if strategy(spec).in_step(workers)]
+    return [spec for spec in strategies() if strategy(spec).traits(workers).lockstep]
 
 
 def agreeing(workers: int) -> list[str]:
     """Gives the specs of those strategies whose replicas are equal after every step."""
-    return [spec for spec in strategies() if strategy(spec).agrees(workers)]
+    return [spec for spec in strategies() if strategy(spec).traits(workers).identical]
 
 
 def plain_alone() -> list[str]:
     """Gives the specs of those strategies of which one worker is plain training."""
-    return [spec for spec in strategies() if strategy(spec).plain_alone]
+    return [spec for spec in strategies() if strategy(spec).traits(1).plain_alone]
 
 
 def out_of_step(workers: int) -> list[str]:
@@ -81,7 +81,7 @@ def out_of_step(workers: int) -> list[str]:
 
 def cuts_layers(job: Job) -> bool:
     """Whether shards of several servers cut layers that the optimiser has to see whole: such a job is refused."""
-    return job.learning.optimizer.layerwise and job.strategy.shard_count > 1
+    return job.learning.optimizer.layerwise and job.traits.shards > 1
 
 
 def blobs(train: int = 53, test: int = 40) -> Dataset:

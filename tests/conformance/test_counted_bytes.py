@@ -45,12 +45,12 @@ def parameter_server(strategy, workers, size, buckets):
 def mixed(strategy, workers, size, buckets, steps):
     whole = (PARAMETERS + TAIL) * size
     groups = [min(strategy.replicas, workers - first) for first in range(0, workers, strategy.replicas)]
-    in_buckets = buckets if strategy.round_steps(workers) == 1 else 1
+    in_buckets = buckets if strategy.traits(workers).exchange_every == 1 else 1
     inside = sum(
         all_reduce(members, whole, in_buckets) + (members - 1) * (whole + HEADER) for members in groups
     )
     of_a_round = inside + len(groups) * 2 * (PARAMETERS * size + strategy.servers * HEADER)
-    return steps // strategy.round_steps(workers) * of_a_round
+    return steps // strategy.traits(workers).exchange_every * of_a_round
 
 
 def local_sgd(strategy, workers, size, buckets, steps):
@@ -196,7 +196,7 @@ def declared_per_step(spec, workers, size, buckets, steps):
 
 
 def assert_bytes(spec, workers, found, declared):
-    if strategy(spec).reads_every_step(workers):
+    if strategy(spec).traits(workers).reads_newest:
         assert found == pytest.approx(declared, rel=1e-12)
     else:  # half of it goes up, at every step
         assert declared / 2 < found <= declared
@@ -225,9 +225,9 @@ def test_bytes_sent_in_the_background_of_the_backward_pass_count(spec, monkeypat
     assert_bytes(spec, 3, result["bytes_sent_per_step"], declared)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in strategies() if strategy(spec).reads_every_step(3)])
+@pytest.mark.parametrize("spec", [spec for spec in strategies() if strategy(spec).traits(3).reads_newest])
 def test_the_length_of_the_run_does_not_change_the_bytes_of_a_step(spec):
-    rounds = max(1, strategy(spec).round_steps(3))
+    rounds = max(1, strategy(spec).traits(3).exchange_every)
     short, long = (
         simulated(make_job(spec, 3, epochs=epochs, dataset=blobs(train=24))).result["bytes_sent_per_step"]
         for epochs in (rounds, 4 * rounds)

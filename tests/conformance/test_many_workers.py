@@ -48,7 +48,9 @@ def test_replicas_agree_where_they_must(spec, workers):
 
 
 SERVED = [
-    spec for spec in out_of_step(3) if strategy(spec).server_count and strategy(spec).plain_alone
+    spec
+    for spec in out_of_step(3)
+    if strategy(spec).traits(1).servers and strategy(spec).traits(1).plain_alone
 ]  # whose workers have no parameters of their own
 
 
@@ -58,9 +60,9 @@ def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
     quickest, middle, slowest = (vector_of(model) for model in trained.models)
     assert trained.sha256 == sha256_of(quickest)
     built = strategy(spec)
-    if built.reads_every_step(3):
+    if built.traits(3).reads_newest:
         assert torch.equal(quickest, slowest)  # whose gradient was the last
-    assert built.gradients_per_step(3) < 3 or not torch.equal(quickest, middle)
+    assert built.traits(3).gradients < 3 or not torch.equal(quickest, middle)
 
 
 @pytest.mark.parametrize("spec", strategies())
@@ -92,10 +94,10 @@ def test_every_gradient_is_counted_once(spec):
     built = strategy(spec)
     histogram = simulated(job, UNEVEN).result["staleness"]["histogram"]
     steps = 2 * 5  # 53 images, 12 a step
-    applied = built.gradients_per_step(workers)
-    assert sum(histogram.values()) == steps * applied * max(1, built.shard_count)
-    if built.in_step(workers) or applied == built.updates_per_step(workers):
-        assert (set(histogram) == {"0"}) == built.in_step(workers)
+    applied = built.traits(workers).gradients
+    assert sum(histogram.values()) == steps * applied * max(1, built.traits(1).shards)
+    if built.traits(workers).lockstep or applied == built.traits(workers).updates:
+        assert (set(histogram) == {"0"}) == built.traits(workers).lockstep
 
 
 @pytest.mark.parametrize("spec", strategies())
@@ -114,7 +116,7 @@ def test_learns_with_the_defaults(spec, digits):
 
 @pytest.mark.parametrize("spec", strategies())
 def test_more_servers_than_parameters_are_refused(spec):
-    if not strategy(spec).server_count:
+    if not strategy(spec).traits(1).servers:
         with pytest.raises(RequestError, match=r"^unknown key of strategy|takes no keys"):
             strategy(f"{spec.partition('(')[0]}(servers=2)")
         return

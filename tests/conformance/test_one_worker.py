@@ -82,5 +82,5 @@ def test_one_worker_with_batch_norm_and_a_ragged_batch(spec):
 def test_steps_and_images_are_those_of_the_data(spec):
     result = simulated(make_job(spec)).result
     assert (result["steps"], result["epochs"], result["workers"]) == (28, 2.0, 1)  # 53 images, batches of 4
-    assert result["servers"] == strategy(spec).server_count
+    assert result["servers"] == strategy(spec).traits(1).servers
     assert set(result["staleness"]["histogram"]) == {"0"}

@@ -98,7 +98,7 @@ def test_a_run_goes_on_with_others_and_sees_what_is_left_once(
     assert all(math.isfinite(result[name]) for name in ("train_loss", "test_loss"))
     assert (result["epochs"], result["workers"]) == (EPOCHS, after)
     every = {key for epoch in range(EPOCHS) for key in keys_of(job, epoch, torch.arange(IMAGES))}
-    if strategy(spec).leaves_steps_out(WORKERS):  # whoever is late leaves batches out
+    if strategy(spec).traits(WORKERS).skips_steps:  # whoever is late leaves batches out
         assert second.keys <= expected
     else:
         assert second.keys == expected
@@ -124,7 +124,7 @@ def test_the_number_changes_twice_in_an_epoch(spec: str, tmp_path: Path) -> None
     assert math.isfinite(found.result["test_loss"])
     started = next(event for event in found.events if isinstance(event, RunStarted))
     assert started.steps == going.calendar.total_steps
-    if strategy(spec).leaves_steps_out(WORKERS):
+    if strategy(spec).traits(WORKERS).skips_steps:
         assert seen.keys <= expected
     else:
         assert seen.keys == expected
@@ -148,7 +148,7 @@ def test_out_of_step_others_go_on_from_a_checkpoint_that_a_killed_run_left(
     assert [event.epoch for event in found.events if isinstance(event, Evaluated)] == [
         epoch + 1 for epoch in range(snapshot.epoch, EPOCHS)
     ] or snapshot.epoch == EPOCHS
-    if strategy(spec).leaves_steps_out(WORKERS):
+    if strategy(spec).traits(WORKERS).skips_steps:
         assert second.keys <= expected
     else:
         assert second.keys == expected

@@ -54,7 +54,7 @@ def folders(tmp_path):
 
 def one_by_one(spec):
     """Tells whether every gradient is an update of its own."""
-    return strategy(spec).updates_per_step(WORKERS) == strategy(spec).gradients_per_step(WORKERS)
+    return strategy(spec).traits(WORKERS).updates == strategy(spec).traits(WORKERS).gradients
 
 
 def interrupted_and_resumed(job, folder, stop_s):
@@ -76,12 +76,12 @@ def test_in_step_a_resumed_run_has_the_same_bits_wherever_it_stopped(spec, folde
         assert second.events[-1].outcome == "done"
         assert second.sha256 == whole.sha256, stop_s
         stopped_at.add(first.checkpoint_steps[-1])
-        if strategy(spec).round_steps(WORKERS) == 1:
+        if strategy(spec).traits(WORKERS).exchange_every == 1:
             done = (
                 first.checkpoint_steps[-1] == 2 * STEPS_PER_EPOCH
             )  # gossip's word of the wish takes some steps
             assert first.events[-1].outcome == ("done" if done else "interrupted")
-    if strategy(spec).round_steps(WORKERS) == 1:
+    if strategy(spec).traits(WORKERS).exchange_every == 1:
         assert STEPS_PER_EPOCH in stopped_at
         assert len(stopped_at) > 6
     assert len(stopped_at) > 1
@@ -105,22 +105,25 @@ def test_out_of_step_every_gradient_is_applied_exactly_once(spec, stop_s, folder
     job = make_job(spec, WORKERS, dataset=blobs(train=48))  # 4 full steps an epoch
     first, second = interrupted_and_resumed(job, folders(), stop_s)
     built = strategy(spec)
-    if built.round_steps(WORKERS) == 1:  # else there may be no exchange left at which to hear of the wish
+    if (
+        built.traits(WORKERS).exchange_every == 1
+    ):  # else there may be no exchange left at which to hear of the wish
         assert first.events[-1].outcome == "interrupted"
     assert second.events[-1].outcome == "done"
     applied = sum(second.result["staleness"]["histogram"].values())
-    assert applied == 8 * built.gradients_per_step(WORKERS) * max(1, built.shard_count)
+    assert applied == 8 * built.traits(WORKERS).gradients * max(1, built.traits(WORKERS).shards)
     assert second.sha256 == sha256_of(vector_of(second.models[0]))
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for spec in out_of_step(WORKERS) if one_by_one(spec) and strategy(spec).server_count]
+    "spec",
+    [spec for spec in out_of_step(WORKERS) if one_by_one(spec) and strategy(spec).traits(WORKERS).servers],
 )
 def test_an_asynchronous_checkpoint_holds_all_state(spec, folders):
     folder = folders()
     simulated(make_job(spec, WORKERS, folder=folder, optimizer="adam"), stop_at(0.058))
     tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
-    servers = strategy(spec).server_count
+    servers = strategy(spec).traits(WORKERS).servers
     assert len(facts["servers"]) == servers
     assert sum(tensors[f"server.{index}.values"].numel() for index in range(servers)) == 103
     for index, server in enumerate(facts["servers"]):
@@ -161,7 +164,9 @@ def test_every_worker_gets_its_own_batch_norm_statistics_back(spec, stop_s, fold
     assert second.result["test_loss"] == whole.result["test_loss"]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in in_step(WORKERS) if not strategy(spec).cuts_network])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in in_step(WORKERS) if not strategy(spec).traits(WORKERS).cuts_network]
+)
 def test_the_weight_average_survives_a_resume(spec, folders):
     whole_folder, folder = folders(), folders()
     job = make_job(spec, WORKERS, weight_average=0.9)
@@ -179,8 +184,8 @@ def test_a_longer_run_goes_on_from_the_last_epoch_of_a_shorter_one(spec, folders
     simulated(make_job(spec, WORKERS, folder=folder, schedule="constant", epochs=1))
     second = simulated(resumed(make_job(spec, WORKERS, folder=folder, schedule="constant", epochs=2)))
     started = next(event for event in second.events if isinstance(event, RunStarted))
-    assert started.start_epoch in ((1,) if strategy(spec).in_step(WORKERS) else (0, 1))
-    if strategy(spec).in_step(WORKERS):
+    assert started.start_epoch in ((1,) if strategy(spec).traits(WORKERS).lockstep else (0, 1))
+    if strategy(spec).traits(WORKERS).lockstep:
         assert second.sha256 == simulated(make_job(spec, WORKERS, schedule="constant", epochs=2)).sha256
 
 

@@ -112,7 +112,7 @@ def _both(
         made = model()
         flat = flats(made)
         numbers = tuple(min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets)
-        head = cut(made, None).sizes if job.strategy.cuts_network else ()
+        head = cut(made, None).sizes if job.traits.cuts_network else ()
         sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE), head=head)
     optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
     assert isinstance(optimizer, OptimizerConfig)
@@ -125,7 +125,7 @@ def _both(
         epoch_images=IMAGES,
         optimizer=optimizer,
     )
-    servers = job.strategy.server_count
+    servers = job.traits.servers
     with mock.patch("polyrhythm.roles.replica.FlatParameters", flats):
         real = _sent(Piece(partial(_play, job)), 3, servers, ended)
     ended.clear()
@@ -139,14 +139,14 @@ def _assert_same(real: Sent, rehearsed: Sent) -> None:
 
 def _rehearsable() -> list[str]:
     """Gives the strategies whose messages do not depend on values, which a rehearsal without gradients lacks."""
-    return [spec for spec in strategies() if not strategy(spec).sends_by_value]
+    return [spec for spec in strategies() if not strategy(spec).traits(1).sends_by_value]
 
 
 @pytest.mark.parametrize("spec", _rehearsable())
 def test_a_small_model_is_rehearsed_to_the_byte_and_the_instant(spec: str) -> None:
     real, rehearsed = _both(spec, perceptron, bucket_bytes=16)
-    if not strategy(spec).one_host:  # whose workers share memory, and need no message
-        assert len(real) > (15 if strategy(spec).round_steps(3) == 1 else 1)
+    if not strategy(spec).traits(1).one_host:  # whose workers share memory, and need no message
+        assert len(real) > (15 if strategy(spec).traits(3).exchange_every == 1 else 1)
     _assert_same(real, rehearsed)
 
 

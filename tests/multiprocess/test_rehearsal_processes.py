@@ -25,7 +25,7 @@ def _perform(seat: Seat, spec: str) -> None:
     _home, network = seat.connect()
     rehearsal = _rehearsal(spec)
     events: list[Event] = []
-    cast = cast_in_order(WORKERS, rehearsal.strategy.server_count)
+    cast = cast_in_order(WORKERS, rehearsal.strategy.traits(WORKERS).servers)
     pace = DrawnPace(network.clock, lambda: STEP_S)
     perform(rehearsal, World(network, cast, pace, emit=events.append))
     if seat.rank == 0:
@@ -35,7 +35,7 @@ def _perform(seat: Seat, spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["synchronous(collective=direct)", "parameter_server", "mixed(servers=2)"])
 def test_the_bytes_and_steps_are_those_of_the_simulation(spec: str) -> None:
-    size = WORKERS + strategy(spec).server_count
+    size = WORKERS + strategy(spec).traits(WORKERS).servers
     with RankProcesses(_perform, size, spec) as ranks:
         real = ranks.hear(0)
         for rank in range(size):

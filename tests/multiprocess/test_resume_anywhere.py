@@ -16,7 +16,6 @@ from multiprocess.faults.play import process_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.launch.children.supervisor import run_local
-from polyrhythm.roles.world import goes_on_without
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.checkpoint import checkpoints
 
@@ -38,8 +37,9 @@ def resumed_at(folder: Path) -> int:
 def test_the_bits_are_those_of_a_run_that_was_never_killed(spec: str, tmp_path: Path) -> None:
     job = make_job(spec, WORKERS, dataset=blobs(train=120), folder=tmp_path, epochs=10)
     whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
-    cast = cast_in_order(WORKERS, strategy(spec).server_count)
-    needed = [rank for rank in reversed(range(cast.size)) if not goes_on_without(rank, cast, strategy(spec))]
+    cast = cast_in_order(WORKERS, strategy(spec).traits(WORKERS).servers)
+    faults = strategy(spec).faults(WORKERS)
+    needed = [rank for rank in reversed(range(cast.size)) if not faults.survives(rank, cast)]
     steps = []
     for number, rank in zip((1, 6, 11, 9), cycle(needed), strict=False):
         begun = resumed_at(tmp_path)

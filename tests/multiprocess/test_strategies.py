@@ -83,7 +83,7 @@ def of_epochs(job, epochs):
 
 @pytest.mark.parametrize(("spec", "workers"), BIT_EQUAL)
 def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
-    decay = 0.0 if strategy(spec).cuts_network else 0.9
+    decay = 0.0 if strategy(spec).traits(1).cuts_network else 0.9
     job = make_job(spec, workers, model=with_relu, weight_average=decay)
     virtual, real = (
         simulated(job).result,
@@ -118,7 +118,7 @@ def test_out_of_step_real_processes_apply_every_gradient_once(spec, tmp_path):
     result = result_of(run(job))
     built = strategy(spec)
     applied = sum(result["staleness"]["histogram"].values())
-    assert applied == 80 * built.updates_per_step(3) * built.server_count
+    assert applied == 80 * built.traits(3).updates * built.traits(1).servers
     assert result["steps"] == 80
     assert result["test_top1"] > 0.6  # three classes: a third by chance
     assert torch.isfinite(saved_vector(tmp_path)).all()

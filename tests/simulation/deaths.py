@@ -24,7 +24,7 @@ AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
 def events_of(job: Job, kills: Iterable[Moment] = (), successors: Iterable[Moment] = ()) -> list[Event]:
     """Runs a job in which ranks are killed, and others come after them, at given times."""
     events: list[Event] = []
-    cast = cast_in_order(job.workers, job.strategy.server_count)
+    cast = cast_in_order(job.workers, job.traits.servers)
     stage = plain_stage(cast, _piece(job), events.append, AROUND)
 
     def kill(rank: int) -> None:

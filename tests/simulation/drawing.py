@@ -14,7 +14,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.roles.job import Job, Losses
-from polyrhythm.roles.world import StopRequest, goes_on_without
+from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground
 from polyrhythm.simulation.layout import Layout, lay_out
@@ -142,7 +142,12 @@ class Drawn:
     @property
     def layout(self) -> Layout:
         """Where its ranks run."""
-        return lay_out(self.cluster, self.workers, self.strategy.server_count, self.strategy.server_placement)
+        return lay_out(
+            self.cluster,
+            self.workers,
+            self.strategy.traits(self.workers).servers,
+            self.strategy.traits(self.workers).placement,
+        )
 
     def _wishing(self, stop: StopRequest) -> tuple[Fault, ...]:
         return self.faults if self.stop_s is None else (*self.faults, wish(self.stop_s, stop))
@@ -205,10 +210,11 @@ def _spec(name: str, random: Random) -> str:
 def _run(seed: int, spec: str, workers: int, random: Random) -> Drawn:
     chosen, steps = strategy(spec), random.randint(4, 9)
     where = _cluster(chosen, workers, random)
-    layout = lay_out(where, workers, chosen.server_count, chosen.server_placement)
+    layout = lay_out(where, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
     rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
     faults = faults_of(Trial(layout=layout, rehearsal=rehearsal), seed) if random.random() < 0.8 else ()
-    needed = [rank for rank in range(layout.cast.size) if not goes_on_without(rank, layout.cast, chosen)]
+    policy = chosen.faults(workers)
+    needed = [rank for rank in range(layout.cast.size) if not policy.survives(rank, layout.cast)]
     fatal = bool(needed) and random.random() < 0.1
     if fatal:
         faults = (*faults, drawn_death(needed, seed, steps * STEP_S))
@@ -232,7 +238,7 @@ def _cluster(chosen: Strategy, workers: int, random: Random) -> Cluster:
         "bandwidth_bytes_per_s": random.choice([1e7, 1.2e8, 1e30]),
     }
     inside = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e9}
-    each = workers if chosen.one_host else random.choice([1, 1, 2])
+    each = workers if chosen.traits(1).one_host else random.choice([1, 1, 2])
     kind = {"name": "host", "count": workers + 4, "cores": 8, "workers": each}
     step_time = random.choice([f"constant(seconds={STEP_S})", f"exponential(mean={STEP_S})"])
     slow = {random.randrange(workers): random.choice([1.5, 4])} if random.random() < 0.3 else {}

@@ -31,9 +31,11 @@ def events_of(
     """Simulates a job while ranks are killed; what is said before it fails is heard as well."""
     nic = {"latency_s": latency_s, "bandwidth_bytes_per_s": 1e9}
     strategy, events = job.strategy, [] if heard is None else heard
-    hosts = {"count": 1, "workers": WORKERS} if strategy.one_host else {"count": 5, "cores": 4}
+    hosts = (
+        {"count": 1, "workers": WORKERS} if strategy.traits(WORKERS).one_host else {"count": 5, "cores": 4}
+    )
     where = cluster(hosts, nic=nic, faults=list(faults))
-    layout = lay_out(where, WORKERS, strategy.server_count, strategy.server_placement)
+    layout = lay_out(where, WORKERS, strategy.traits(WORKERS).servers, strategy.traits(WORKERS).placement)
     simulate_on(layout, job, events.append)
     return events
 

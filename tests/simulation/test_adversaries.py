@@ -48,7 +48,7 @@ def trained(aggregator: str, faults: Any = ()) -> float:
         model=lambda: create_model("mlp", classes=10, image_shape=data.image_shape),
     )
     where = cluster({"count": WORKERS + 2, "cores": 4}, faults=faults)
-    layout = lay_out(where, WORKERS, 2, job.strategy.server_placement)
+    layout = lay_out(where, WORKERS, 2, job.strategy.traits(WORKERS).placement)
     events: list[Event] = []
     simulate_on(layout, job, events.append)
     return float(result_of(events)["test_top1"])
@@ -126,9 +126,7 @@ def test_a_little_is_enough_stays_within_what_honest_gradients_differ_by() -> No
 )
 def test_who_cannot_be_an_adversary_is_told_in_one_line(spec: str, fault: str, complaint: str) -> None:
     job = make_job(spec, 3)
-    layout = lay_out(
-        cluster({"count": 4, "cores": 4}), 3, job.strategy.server_count, job.strategy.server_placement
-    )
+    layout = lay_out(cluster({"count": 4, "cores": 4}), 3, job.traits.servers, job.traits.placement)
     [made] = parse_faults(fault)
     with pytest.raises(RequestError, match=complaint):
         made.check(layout)
@@ -139,7 +137,7 @@ def test_asynchronous_servers_let_one_go_that_sends_no_numbers(servers: int) -> 
     spec = f"parameter_server(servers={servers}, consistency=asynchronous, eject_after=3)"
     job = make_job(spec, 3, epochs=6, batch_size=6, optimizer="sgd(lr=0.01)")
     where = cluster({"count": 3 + servers, "cores": 4}, faults="byzantine(rank=2, attack=nan)")
-    layout = lay_out(where, 3, servers, job.strategy.server_placement)
+    layout = lay_out(where, 3, servers, job.strategy.traits(3).placement)
     events: list[Event] = []
     simulate_on(layout, job, events.append)
     result = result_of(events)

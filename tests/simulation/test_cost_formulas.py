@@ -153,7 +153,9 @@ def test_a_step_of_the_synchronous_server_takes_the_formulas_time(workers, serve
         job = make_job(spec, workers, dataset=data, epochs=1, model=wide)
         where = cluster({"count": workers + servers}, nic=nic, step_time="constant(seconds=0.01)")
         events = []
-        simulate_on(lay_out(where, workers, servers, job.strategy.server_placement), job, events.append)
+        simulate_on(
+            lay_out(where, workers, servers, job.strategy.traits(workers).placement), job, events.append
+        )
         return result_of(events)
 
     told_s = synchronous_step_s(LINKS, workers, servers, Payload(WIDE, 4), compute_s=0.01)

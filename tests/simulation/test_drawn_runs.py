@@ -65,7 +65,7 @@ def test_the_draws_have_all_that_may_happen() -> None:
 def played(spec: str, paces: list[float], faults: str, stop_s: float | None = None) -> list[Event]:
     """Trains two epochs of three steps with steps that take these times; gives the events."""
     job = make_job(spec, len(paces), dataset=blobs(12 * len(paces), 6))
-    cast, events = cast_in_order(len(paces), job.strategy.server_count), list[Event]()
+    cast, events = cast_in_order(len(paces), job.strategy.traits(len(paces)).servers), list[Event]()
     around = Surroundings(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=stop_s)
     Scene(plain_stage(cast, _piece(job), events.append, around), job.strategy, parse_faults(faults)).play()
     return events

@@ -24,7 +24,7 @@ def _train(spec: str, faults: Any, workers: int = 3) -> list[Event]:
     where = cluster({"count": 4, "cores": 4}, faults=faults)
     strategy = job.strategy
     events: list[Event] = []
-    layout = lay_out(where, workers, strategy.server_count, strategy.server_placement)
+    layout = lay_out(where, workers, strategy.traits(workers).servers, strategy.traits(workers).placement)
     simulate_on(layout, job, events.append)
     return events
 

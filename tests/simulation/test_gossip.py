@@ -146,7 +146,7 @@ def _train(spec: str, faults: str, workers: int = 4) -> list[Event]:
     job = make_job(spec, workers, epochs=4, batch_size=4, dataset=blobs(train=16 * workers, test=6))
     where: Cluster = cluster({"count": workers, "cores": 4}, faults=[faults] if faults else [])
     events: list[Event] = []
-    simulate_on(lay_out(where, workers, 0, job.strategy.server_placement), job, events.append)
+    simulate_on(lay_out(where, workers, 0, job.strategy.traits(workers).placement), job, events.append)
     return events
 
 

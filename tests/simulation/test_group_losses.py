@@ -116,6 +116,6 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_groups_that_push_rounds_stop() -> None:
-    assert not strategy("mixed(inside=local_sgd)").goes_on(4)
-    assert all(strategy(spec).goes_on(4) and strategy(spec).spares_leader(4) for spec in FREE)
-    assert strategy(FREE[4]).spares(4) == 1
+    assert not strategy("mixed(inside=local_sgd)").faults(4).goes_on
+    assert all(strategy(spec).faults(4).goes_on and strategy(spec).faults(4).leader for spec in FREE)
+    assert strategy(FREE[4]).faults(4).spares == 1

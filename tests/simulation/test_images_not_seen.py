@@ -54,7 +54,7 @@ def not_seen(job: Job, applied: Applied, replicas: int = 1) -> float:
         for _, pusher, step in applied
         for worker in range(pusher * replicas, min((pusher + 1) * replicas, job.workers))
     )
-    return job.learning.epochs * len(job.dataset.train) - seen / job.strategy.shard_count
+    return job.learning.epochs * len(job.dataset.train) - seen / job.traits.shards
 
 
 def one_is_slow(worker: int) -> float:
@@ -91,7 +91,7 @@ def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Applied) 
     job = make_job("parameter_server(consistency=asynchronous, eject_after=50)", 3, optimizer="sgd(lr=0.01)")
     where = cluster({"count": 4, "cores": 4}, faults="byzantine(rank=2, attack=nan, from_s=1, to_s=4)")
     events: list[Any] = []
-    simulate_on(lay_out(where, 3, 1, job.strategy.server_placement), job, events.append)
+    simulate_on(lay_out(where, 3, 1, job.strategy.traits(3).placement), job, events.append)
     result = result_of(events)
     assert result["gradients_not_finite"] > 0
     assert result["images_not_seen"] == not_seen(job, applied) > 0

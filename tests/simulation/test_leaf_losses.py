@@ -82,7 +82,7 @@ def test_a_mean_without_what_a_lost_worker_had_pushed_is_found(monkeypatch: pyte
 
 def test_the_loss_of_a_leaf_ends_the_run() -> None:
     made = strategy("hierarchical(consistency=asynchronous)")
-    assert made.goes_on(4)
-    assert made.spares_leader(4)
-    assert [made.spares_servers([0]), made.goes_on(1), made.spares_leader(1)] == [False] * 3
-    assert strategy(SPECS[-1]).spares(6) == 1
+    assert made.faults(4).goes_on
+    assert made.faults(4).leader
+    assert [made.faults(4).keeps_shards([0]), made.faults(1).goes_on, made.faults(1).leader] == [False] * 3
+    assert strategy(SPECS[-1]).faults(6).spares == 1

@@ -71,8 +71,8 @@ def test_nothing_is_lost_or_said_twice_whenever_worker_0_dies(
         assert (found["workers_lost"], found["workers_joined"]) == (1, 1)
         assert found["steps"] == STEPS
         assert found["messages_refused"] == {}
-        if job.strategy.server_count:  # else a gradient is counted by its own worker, and lost with it
-            applied = sum(found["staleness"]["histogram"].values()) / job.strategy.shard_count
+        if job.traits.servers:  # else a gradient is counted by its own worker, and lost with it
+            applied = sum(found["staleness"]["histogram"].values()) / job.traits.shards
             assert 4 * applied + found["images_not_seen"] == EPOCHS * 48
         assert len(of(RunStarted, events)) == len(of(RunEnded, events)) == 1
         assert [event.epoch for event in of(Evaluated, events)] == list(range(1, EPOCHS + 1))

@@ -94,7 +94,9 @@ def test_a_successor_of_bounded_staleness_ends_beside_those_who_wait_for_it(spec
     """It comes when the others are nearly through; they stay at their last step until it has taken all of its own."""
     result = result_of(events_of(job_of(spec), [(0.03, 1)], [(0.15, 1)]))
     assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (1, 1, 0)
-    assert sum(result["staleness"]["histogram"].values()) == 3 * STEPS * strategy(spec).server_count
+    assert (
+        sum(result["staleness"]["histogram"].values()) == 3 * STEPS * strategy(spec).traits(WORKERS).servers
+    )
 
 
 def test_all_but_the_leader_may_be_lost_and_more_than_once():
@@ -195,7 +197,7 @@ def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_pat
 
 
 def _collect(job, events, *, successors=False):
-    cast = cast_in_order(job.workers, job.strategy.server_count)
+    cast = cast_in_order(job.workers, job.traits.servers)
     stage = plain_stage(cast, _piece(job), events.append, AROUND)
     stage.time.at(0.03, lambda: stage.cluster.kill(1))
     if successors:

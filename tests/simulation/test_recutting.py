@@ -62,7 +62,7 @@ def test_whoever_does_not_go_in_step_takes_all_steps_that_are_left(
     job = job_of(spec, folder=tmp_path)
     simulated(job, Surroundings(stop_at_s=0.035))
     result = simulated(going_on(job, others)).result
-    servers = strategy(others).server_count
+    servers = strategy(others).traits(WORKERS).servers
     assert sum(result["staleness"]["histogram"].values()) == servers * WORKERS * STEPS
 
 

@@ -96,7 +96,7 @@ def test_a_loss_changes_no_bit_of_what_goes_in_step(servers: int, at_s: float) -
 )
 def test_servers_lost_one_after_the_other_change_no_bit_of_what_goes_in_step(spec: str) -> None:
     optimizer = {"optimizer": "sgd(momentum=0.9)"}
-    servers = job_of(spec).strategy.server_count
+    servers = job_of(spec).strategy.traits(WORKERS).servers
     expected = result_of(events_of(job_of(spec, **optimizer)))["parameters_sha256"]
     deaths = [(0.04 + 0.03 * number, WORKERS + number) for number in range(servers)]
     births = [(at_s + 0.01, rank) for at_s, rank in deaths]

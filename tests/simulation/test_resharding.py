@@ -263,9 +263,9 @@ def test_servers_apply_each_image_once_or_say_how_many_they_left_out(tmp_path, s
             resumed(job) if workers != 3 else job, Surroundings(step_s=uneven, stop_at_s=until_s)
         )
     result = result_of(events)
-    applied = sum(result["staleness"]["histogram"].values()) / job.strategy.shard_count
+    applied = sum(result["staleness"]["histogram"].values()) / job.traits.shards
     assert applied + result["images_not_seen"] == 2 * IMAGES
-    assert (result["images_not_seen"] > 0) == job.strategy.leaves_steps_out(4)
+    assert (result["images_not_seen"] > 0) == job.strategy.traits(4).skips_steps
 
 
 def learning_of(job):
@@ -299,7 +299,7 @@ def test_successors_know_what_others_did_of_an_epoch(tmp_path, spec, lost):
         {"count": 3, "cores": 4}, nic=nic, faults=[f"kill(rank={lost}, at_s=1.5, restart_after_s=0.7)"]
     )
     events = []
-    layout = lay_out(where, 2, job.strategy.server_count, job.strategy.server_placement)
+    layout = lay_out(where, 2, job.strategy.traits(2).servers, job.strategy.traits(2).placement)
     simulate_on(layout, job, events.append)
     result = result_of(events)
     assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (1, 1, 0)

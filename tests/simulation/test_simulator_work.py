@@ -45,7 +45,7 @@ def _counted(steps: int) -> _Counted:
         }
     )
     strategy = ParameterServer(servers=1, placement="dedicated")
-    layout = lay_out(cluster, WORKERS, 1, strategy.server_placement)
+    layout = lay_out(cluster, WORKERS, 1, strategy.traits(WORKERS).placement)
     rehearsal = Rehearsal(
         strategy=strategy, workers=WORKERS, sizes=ModelSizes((1_000_000,), (1.0,)), steps=steps
     )

@@ -22,9 +22,11 @@ def trial(strategy: str | Strategy, *, workers: int = 4, steps: int = 20, **opti
     chosen = strategy_of(strategy) if isinstance(strategy, str) else strategy
     nic = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1.2e8}
     step_time = options.pop("step_time", f"exponential(mean={STEP_S})")
-    hosts = {"count": 1, "workers": workers} if chosen.one_host else {"count": workers + 2, "cores": 8}
+    hosts = (
+        {"count": 1, "workers": workers} if chosen.traits(1).one_host else {"count": workers + 2, "cores": 8}
+    )
     where = cluster(hosts, nic=nic, step_time=step_time)
-    layout = lay_out(where, workers, chosen.server_count, chosen.server_placement)
+    layout = lay_out(where, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
     sizes = ModelSizes((100_000,), (1.0,))
     rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=sizes)
     if isinstance(options.get("faults"), str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from polyrhythm.roles.world import LEADER, goes_on_without
+from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
 
@@ -64,21 +64,21 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
         strategy: of the run.
         workers: how many there are.
     """
-    cast = cast_in_order(workers, strategy.server_count)
+    traits, faults = strategy.traits(workers), strategy.faults(workers)
+    cast = cast_in_order(workers, traits.servers)
 
     def without(rank: int) -> Outcome:
-        if not goes_on_without(rank, cast, strategy, leader_returns=True):
+        if not faults.survives(rank, cast, leader_returns=True):
             return Outcome.STOPS
-        return Outcome.REGROUPS if strategy.regroups(workers) else Outcome.GOES_ON
+        return Outcome.REGROUPS if faults.regroups else Outcome.GOES_ON
 
-    left_out = strategy.leaves_out_not_finite(workers)
     return {
         Fault.WORKER_KILLED: without(cast.workers[-1]),
         Fault.LEADER_KILLED: without(LEADER),
         Fault.SERVER_KILLED: without(cast.servers[0]) if cast.servers else Outcome.NONE,
         Fault.STOPPED: Outcome.NAMED,
-        Fault.CUT_OFF: Outcome.NONE if strategy.one_host else without(cast.workers[-1]),
-        Fault.NOT_FINITE: Outcome.LEFT_OUT if left_out else Outcome.ENDS,
+        Fault.CUT_OFF: Outcome.NONE if traits.one_host else without(cast.workers[-1]),
+        Fault.NOT_FINITE: Outcome.LEFT_OUT if faults.skips_not_finite else Outcome.ENDS,
         Fault.DISK_FULL: Outcome.KEEPS,
         Fault.DAMAGED: Outcome.OLDER,
     }

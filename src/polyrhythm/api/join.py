@@ -165,7 +165,7 @@ class Group:
                 f"a group distributes one optimizer (given {type(optimizer).__name__}): give it param groups for what "
                 "differs"
             )
-        if self._strategy.cuts_network:
+        if self._strategy.traits(self.workers).cuts_network:
             raise RequestError(
                 f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
                 "polyrhythm.train, or join with synchronous"

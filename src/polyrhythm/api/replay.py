@@ -93,7 +93,7 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
 def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     """Makes the job that was recorded; its checkpoints are off."""
     job = assemble(config, Keeping(checkpoints=0))
-    if not job.strategy.replayable:
+    if not job.traits.replayable:
         raise RequestError(
             f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not "
             "recorded, so it cannot be replayed"

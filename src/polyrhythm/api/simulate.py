@@ -170,10 +170,10 @@ def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
     Raises:
         RequestError: it does not fit, or the cluster slows or loses what is not there.
     """
-    strategy = what.strategy
-    layout = lay_out(where, what.workers, strategy.server_count, strategy.server_placement)
+    strategy, traits = what.strategy, what.traits
+    layout = lay_out(where, what.workers, traits.servers, traits.placement)
     hosts = {layout.host_of[rank] for rank in layout.cast.workers}
-    if strategy.one_host and len(hosts) > 1:
+    if traits.one_host and len(hosts) > 1:
         raise RequestError(
             f"{strategy.name} needs memory that all workers share, and they are on {len(hosts)} hosts: take a cluster "
             "of one host, or take parameter_server or downpour"

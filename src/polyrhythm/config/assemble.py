@@ -135,12 +135,13 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
             if getattr(config, key):
                 raise RequestError(f"{key} is for those who join: say where they can, with listen")
         return
-    if strategy.one_host:
+    traits = strategy.traits(config.workers)
+    if traits.one_host:
         raise RequestError(
             f"nobody can join {strategy}, whose workers share the memory of one host: leave out listen, or choose "
             "another strategy, such as parameter_server"
         )
-    if not strategy.goes_on(config.workers):
+    if not strategy.faults(config.workers).goes_on:
         raise RequestError(
             f"nobody can join {strategy} with {config.workers} workers, which does not go on without one: leave out "
             "listen, or choose another strategy, such as parameter_server"
@@ -244,7 +245,7 @@ def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     rule of Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD", IJCAI 2016.
     """
     usual = SGD()
-    return SGD(lr=usual.lr / strategy.shares_rate(workers))
+    return SGD(lr=usual.lr / strategy.traits(workers).rate_divisor)
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:
@@ -435,11 +436,12 @@ def try_out(
         made = optimizer.create(trained)
     except ValueError as error:
         raise RequestError(f"optimizer {optimizer}: {error}") from None
-    if strategy.shard_count:
-        check_shards(made, model, strategy.shard_count)
+    traits = strategy.traits(workers)
+    if traits.shards:
+        check_shards(made, model, traits.shards)
     flat = FlatParameters(model)
     strategy.check_optimizer(OptimizerPlan.of(made, flat), workers)
-    if strategy.cuts_network:
+    if traits.cuts_network:
         with torch.random.fork_rng(devices=[]):
             Ownership.of(flat, cut(model, flat.vector.new_zeros(1, *image_shape)), workers)
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

@@ -121,7 +121,7 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
     rehearsal = Rehearsal(
         strategy=strategy,
         workers=config.workers,
-        sizes=_sizes_of(_shapes_of(config.model, dataset), dataset, strategy),
+        sizes=_sizes_of(_shapes_of(config.model, dataset), dataset, strategy, config.workers),
         steps=steps or epochs * steps_per_epoch(images, config.workers, config.batch_size),
         batch_size=config.batch_size,
         epoch_images=images if steps is None else 0,
@@ -133,14 +133,15 @@ def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Reh
     return rehearsal, images
 
 
-def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy) -> ModelSizes:
+def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy, workers: int) -> ModelSizes:
     """Return the sizes of the parts of a model that travel; raise if the servers cannot divide it among them."""
     asked = strategy.bucket_bytes_for(None, next(model.parameters()))
     sizes = sizes_of(model, dataset.image_shape, asked)
-    if strategy.cuts_network:
+    traits = strategy.traits(workers)
+    if traits.cuts_network:
         sizes = replace(sizes, head=cut(model, None).sizes)
-    if strategy.shard_count:
-        shards(sizes.parameters, strategy.shard_count)
+    if traits.shards:
+        shards(sizes.parameters, traits.shards)
     return sizes
 
 

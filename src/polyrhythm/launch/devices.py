@@ -36,8 +36,9 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: in
         strategy: knows its servers.
         servers: on the host; None: all.
     """
-    keeping = strategy.server_count if servers is None else servers
-    left = cores - keeping if strategy.server_placement.dedicated else cores
+    traits = strategy.traits(workers)
+    keeping = traits.servers if servers is None else servers
+    left = cores - keeping if traits.placement.dedicated else cores
     return max(1, left // workers)
 
 

@@ -20,7 +20,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import StopRequest, World, goes_on_without
+from polyrhythm.roles.world import StopRequest, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
@@ -94,7 +94,7 @@ def _setting(job: Job, cast: RoleAssignment, home: Rank, emit: Callable[[Event],
     folder = job.keeping.folder
 
     def what_then(rank: int) -> str:
-        if goes_on_without(rank, cast, job.strategy, leader_returns=job.losses.restarts > 0):
+        if job.faults.survives(rank, cast, leader_returns=job.losses.restarts > 0):
             return "the run goes on without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.data.dealing import batch_images, steps_per_epoch
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -170,12 +171,21 @@ class Rehearsal:
     model: str = ""
 
     @cached_property
+    def traits(self) -> Traits:
+        """What holds for runs of this strategy with so many workers."""
+        return self.strategy.traits(self.workers)
+
+    @cached_property
+    def faults(self) -> FaultPolicy:
+        """What such a run does when a rank is lost."""
+        return self.strategy.faults(self.workers)
+
+    @cached_property
     def stand_in(self) -> StandIn:
         """The numbers that stand for the model on every worker."""
         if self.exact:
             return StandIn.whole(self.sizes)
-        strategy = self.strategy
-        return StandIn.small(self.sizes, self.workers, strategy.server_count, strategy.slices(self.workers))
+        return StandIn.small(self.sizes, self.workers, self.traits.servers, self.traits.slices)
 
     @property
     def computes_nothing(self) -> bool:

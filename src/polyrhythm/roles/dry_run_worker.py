@@ -224,8 +224,7 @@ class _Rehearser:
         return progress
 
     def _tell_timings(self, progress: WorkerProgress) -> None:
-        in_step = self._rehearsal.strategy.in_step(self._rehearsal.workers)
-        if timings := self._world.timer.say(progress, in_step=in_step):
+        if timings := self._world.timer.say(progress, in_step=self._rehearsal.traits.lockstep):
             self._coordinator.progress(timings)
 
     def _account(self, step: int, stopped: bool) -> Account:
@@ -300,7 +299,7 @@ class RehearsalLeader:
         self._ledger = world.ledger or Ledger.of(len(world.cast.workers))
         self.attendance = self._ledger.attendance
         self._stragglers = Stragglers()
-        self._servers = ServerAttendance(world.cast.servers, rehearsal.strategy, self._ledger.servers)
+        self._servers = ServerAttendance(world.cast.servers, rehearsal.faults, self._ledger.servers)
         self._started_at = world.clock.now()
         self._assembly = Assembly(world, rehearsal.strategy, self)
         self._reform: Callable[[], None] | None = None
@@ -359,7 +358,7 @@ class RehearsalLeader:
                 epochs=rehearsal.epochs,
                 steps_per_epoch=rehearsal.steps_per_epoch,
                 parameters=rehearsal.sizes.parameters,
-                free_running=not rehearsal.strategy.waits_for_slower(rehearsal.workers),
+                free_running=not rehearsal.traits.waits_for_slower,
             )
         )
         if remark := rehearsal.strategy.remark(rehearsal.workers):
@@ -401,7 +400,7 @@ class RehearsalLeader:
         )
 
     def _let_leave(self) -> None:
-        if self._world.goes_on_without(LEADER, self._rehearsal.strategy):
+        if self._world.goes_on_without(LEADER, self._rehearsal.faults):
             for rank in self._accounts:
                 if rank != LEADER:
                     self.send_if_there(rank, Message(Kind.LEAVE, tag=TAG))
@@ -418,7 +417,7 @@ class RehearsalLeader:
             if loss.rank in self._accounts:
                 self._assembly.left.add(self._world.cast.workers.index(loss.rank))
             elif loss.rank not in self._reports:
-                if not self._world.goes_on_without(loss.rank, self._rehearsal.strategy):
+                if not self._world.goes_on_without(loss.rank, self._rehearsal.faults):
                     raise
                 self._strike_off(loss.rank)
             return True
@@ -523,7 +522,7 @@ class LastWords:
             "data": rehearsal.data,
             "model": rehearsal.model,
             "workers": rehearsal.workers,
-            "servers": rehearsal.strategy.server_count,
+            "servers": rehearsal.traits.servers,
             "steps": steps,
             "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
             "seconds": seconds,

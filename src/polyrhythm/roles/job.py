@@ -32,7 +32,8 @@ from polyrhythm.communication.message import UNBOUNDED_BYTES
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import Begun, Stretch, batch_images, images_left, steps_per_epoch
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution
@@ -251,6 +252,16 @@ class Job:
     begun: Begun = field(default_factory=Begun)
 
     @cached_property
+    def traits(self) -> Traits:
+        """What holds for runs of this strategy with so many workers."""
+        return self.strategy.traits(self.workers)
+
+    @cached_property
+    def faults(self) -> FaultPolicy:
+        """What such a run does when a rank is lost."""
+        return self.strategy.faults(self.workers)
+
+    @cached_property
     def calendar(self) -> Calendar:
         """Which step belongs to which epoch."""
         learning = self.learning
@@ -305,13 +316,13 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
     Raises:
         RequestError: so it is.
     """
-    compiled = learning.execution.compiled
-    if compiled and strategy.waits_between_layers:
+    compiled, traits = learning.execution.compiled, strategy.traits(workers)
+    if compiled and traits.waits_between_layers:
         raise RequestError(
             f"{strategy} waits between the layers of the network, and a compiled one has none: leave compile "
             "out, or use synchronous"
         )
-    if not strategy.cuts_network:
+    if not traits.cuts_network:
         return
     if dtype != torch.float32 or compiled:
         raise RequestError(

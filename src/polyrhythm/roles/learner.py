@@ -80,7 +80,7 @@ class Learner:
         self._rescaled = 1.0
         self._forward = ForwardPass(model, learning.execution)
         check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
-        if job.strategy.cuts_network:
+        if job.traits.cuts_network:
             self._cut(model, job)
         self._job = job
         self._world = world
@@ -165,7 +165,7 @@ class Learner:
         step = Step(number, images / self._job.calendar.batch_size(batch.epoch), self._world.stop.requested)
         self.replica.begin(step)
         loss, usable = (
-            self._gradients(batch, step, rate) if images or self._job.strategy.cuts_network else (0.0, True)
+            self._gradients(batch, step, rate) if images or self._job.traits.cuts_network else (0.0, True)
         )
         computed_at = self._world.clock.now()
         stop = self.replica.finish(rate * self._first_share, weightless=not usable)
@@ -182,7 +182,7 @@ class Learner:
             torch.cuda.manual_seed(seed)
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
-        if self._job.strategy.cuts_network:
+        if self._job.traits.cuts_network:
             return self._gradients_together(images, labels, step, rate), True
         full = len(images) == self._job.calendar.batch_size(batch.epoch)
         with self._precision.autocast(), self._normalising(len(images), full=full):

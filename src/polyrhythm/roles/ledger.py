@@ -28,7 +28,7 @@ from polyrhythm.events import (
     WorkerProgress,
     from_json,
 )
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.fault_policy import FaultPolicy
 
 _SUMS = ("lost", "joined", "images_of_lost", "steps_of_lost")
 _COUNTED = ("losses", "step", "images", "steps")
@@ -145,17 +145,17 @@ class ServerAttendance:
 
     Args:
         servers: their ranks, in the order of their indices.
-        strategy: says which shards each holds.
+        faults: says which shards each holds.
         losses: so far.
 
     Attributes:
         losses: so far.
     """
 
-    def __init__(self, servers: tuple[int, ...], strategy: Strategy, losses: ServerLosses) -> None:
+    def __init__(self, servers: tuple[int, ...], faults: FaultPolicy, losses: ServerLosses) -> None:
         self.losses = losses
         self._servers = servers
-        self._strategy = strategy
+        self._faults = faults
 
     @property
     def present(self) -> list[int]:
@@ -169,18 +169,18 @@ class ServerAttendance:
             PeerLost: nobody else has one of its shards.
         """
         absent = {self._servers.index(each) for each in {rank, *self.losses.absent}}
-        if not self._strategy.spares_servers(absent):
+        if not self._faults.keeps_shards(absent):
             raise PeerLost(rank, "waiting for a message from anyone")
         return self.losses.lose(rank)
 
     def holder(self, shard: int) -> int:
         """Gives the rank of a server that is there and has a shard."""
-        ranks = [self._servers[index] for index in self._strategy.holders(shard)]
+        ranks = [self._servers[index] for index in self._faults.holders_of(shard)]
         return next(rank for rank in ranks if rank not in self.losses.absent)
 
     def shards_of(self, rank: int) -> list[int]:
         """Gives the shards that a server holds."""
-        return self._strategy.holds(self._servers.index(rank))
+        return self._faults.shards_of(self._servers.index(rank))
 
     def name(self, rank: int) -> str:
         """Names a server for people."""

@@ -96,7 +96,7 @@ def images_not_applied(job: Job, cast: RoleAssignment, reports: list[dict[str, A
         cast: of its ranks.
         reports: the servers'; each speaks of its shard, and a gradient that one of S left out counts an S-th.
     """
-    behind, calendar = job.strategy.contributors(cast), job.calendar
+    behind, calendar = job.traits.pushers(cast), job.calendar
     images = sum(
         calendar.images(step, worker)
         for report in reports
@@ -105,7 +105,7 @@ def images_not_applied(job: Job, cast: RoleAssignment, reports: list[dict[str, A
         for step in range(first, min(after, calendar.total_steps))
         for worker in behind[int(rank)]
     )
-    return round(images / max(1, job.strategy.shard_count))
+    return round(images / max(1, job.traits.shards))
 
 
 def images_of_absent(job: Job, cast: RoleAssignment, reports: list[dict[str, Any]]) -> int:
@@ -116,7 +116,7 @@ def images_of_absent(job: Job, cast: RoleAssignment, reports: list[dict[str, Any
         cast: of its ranks.
         reports: the servers', some of which have kept the groups' lists.
     """
-    if job.strategy.regroups_apart(job.workers) and not job.losses.rescale:  # others have shared them out
+    if job.faults.regroups_apart and not job.losses.rescale:  # others have shared them out
         return 0
     return sum(
         job.calendar.images(step, cast.workers.index(int(rank)))

@@ -31,6 +31,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
@@ -57,12 +58,13 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     network, now = world.network, world.clock.now
     servers = world.cast.servers
     index = servers.index(network.rank)
+    faults = strategy.faults(len(world.cast.workers))
     part = strategy.server(ServerSetting(index, world.cast, finite))
     channel = LeaderChannel(world, strategy)
     states = States(part, index, channel)
-    states.resume(strategy.holds(index) if resume and not world.rejoins else [])
+    states.resume(faults.shards_of(index) if resume and not world.rejoins else [])
     reporter = Reporter(index, part, world)
-    outbox = Outbox(strategy, world)
+    outbox = Outbox(faults, world)
     entry = Entry(part, world, outbox)
     refusals = Refusals(index, world, channel)
     bytes_sent = 0
@@ -71,7 +73,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         try:
             source, message = network.receive()
         except PeerLost as loss:
-            if not world.goes_on_without(loss.rank, strategy):
+            if not world.goes_on_without(loss.rank, faults):
                 raise
             outbox.send(_handle_loss(part, channel, loss))
             continue
@@ -132,12 +134,12 @@ class Outbox:
     can be done without, is dropped.
 
     Args:
-        strategy: says who can be done without.
+        faults: says who can be done without.
         world: where the server is.
     """
 
-    def __init__(self, strategy: Strategy, world: World) -> None:
-        self._strategy = strategy
+    def __init__(self, faults: FaultPolicy, world: World) -> None:
+        self._faults = faults
         self._world = world
         self._start_send = world.network.start_send
         self._leaving: dict[int, Handle] = {}
@@ -152,7 +154,7 @@ class Outbox:
             try:
                 leaving[to] = start_send(to, reply)
             except PeerLost:
-                if not self._world.goes_on_without(to, self._strategy):
+                if not self._world.goes_on_without(to, self._faults):
                     raise
 
     def flush(self) -> None:
@@ -165,7 +167,7 @@ class Outbox:
         try:
             handle.wait()
         except PeerLost:
-            if not self._world.goes_on_without(to, self._strategy):
+            if not self._world.goes_on_without(to, self._faults):
                 raise
 
 

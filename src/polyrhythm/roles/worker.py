@@ -113,7 +113,7 @@ def work(job: Job, world: World) -> None:
 
 def _begin(job: Job, world: World, learner: Learner, coordinator: Coordinator) -> tuple[int, float]:
     """Agrees with all ranks on where to begin; gives the step, and the seconds since training started."""
-    if job.strategy.goes_on(job.workers):
+    if job.faults.goes_on:
         share_untrained(world, learner.replica)
     else:
         learner.replica.share_untrained()
@@ -233,5 +233,5 @@ class _TrainingLoop:
             self._coordinator.progress(
                 CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached))
             )
-        if timings := self._timer.say(progress, in_step=self._job.strategy.in_step(self._job.workers)):
+        if timings := self._timer.say(progress, in_step=self._job.traits.lockstep):
             self._coordinator.progress(timings)

@@ -15,7 +15,7 @@ backward pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -27,8 +27,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.step_metrics import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.strategy import Strategy
 
 FORWARD_SHARE = 1 / 3
 """A backward pass takes twice as long as its forward pass: one product for the weights, one for the inputs."""
@@ -137,30 +137,6 @@ class StopRequest:
         self.leave_requested = True
 
 
-def goes_on_without(
-    rank: int,
-    cast: RoleAssignment,
-    strategy: Strategy,
-    lost: Collection[int] = (),
-    *,
-    leader_returns: bool = False,
-) -> bool:
-    """Whether a run with this strategy goes on when a rank is lost.
-
-    Args:
-        rank: the lost one. A server can be done without where another has kept its shard.
-        cast: who does what.
-        strategy: of the run.
-        lost: servers that are lost already.
-        leader_returns: whether whoever has started the ranks gives worker 0 a successor.
-    """
-    if rank == LEADER:
-        return leader_returns and strategy.spares_leader(len(cast.workers))
-    if rank in cast.servers:
-        return strategy.spares_servers([cast.servers.index(one) for one in {rank, *lost}])
-    return rank in cast.workers and strategy.goes_on(len(cast.workers))
-
-
 def _ignore(event: Event) -> None:
     """Takes an event that nobody wants."""
 
@@ -217,9 +193,9 @@ class World:
         """Whether this rank speaks for the run."""
         return self.network.rank == LEADER
 
-    def goes_on_without(self, rank: int, strategy: Strategy) -> bool:
-        """Whether a run with this strategy goes on when a rank is lost."""
-        return goes_on_without(rank, self.cast, strategy, leader_returns=self.leader_returns)
+    def goes_on_without(self, rank: int, faults: FaultPolicy) -> bool:
+        """Return whether a run with this policy goes on when a rank is lost."""
+        return faults.survives(rank, self.cast, leader_returns=self.leader_returns)
 
     def timed(self, finish: Callable[[], None] = lambda: None) -> World:
         """Gives this world with a timer, and with a network that tells it for how long it blocks.

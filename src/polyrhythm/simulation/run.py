@@ -43,7 +43,7 @@ def simulate(job: Job, surroundings: Surroundings | None = None) -> list[Event]:
         Deadlock: no rank can go on.
     """
     events: list[Event] = []
-    cast = cast_in_order(job.workers, job.strategy.server_count)
+    cast = cast_in_order(job.workers, job.traits.servers)
     plain_stage(cast, _piece(job), events.append, surroundings or Surroundings()).play()
     return events
 
@@ -109,7 +109,7 @@ def rehearsed(rehearsal: Rehearsal, surroundings: Surroundings | None = None) ->
         Deadlock: no rank can go on.
     """
     events: list[Event] = []
-    cast = cast_in_order(rehearsal.workers, rehearsal.strategy.server_count)
+    cast = cast_in_order(rehearsal.workers, rehearsal.traits.servers)
     plain_stage(cast, piece_of(rehearsal), events.append, surroundings or Surroundings()).play()
     return events
 

@@ -14,7 +14,7 @@ from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.world import LEADER, World, goes_on_without
+from polyrhythm.roles.world import LEADER, World
 from polyrhythm.simulation.injection.fault import Fault, FaultyLinks
 from polyrhythm.simulation.stage import Draw, Stage
 from polyrhythm.strategies.strategy import Strategy
@@ -61,7 +61,7 @@ class Scene:
         self.links = FaultyLinks(stage.time, stage.network)
         self.killed_at_s: dict[int, float] = {}
         self._stage = stage
-        self._strategy = strategy
+        self._policy = strategy.faults(len(stage.cast.workers))
         self._recurring = 0
         self._steps_begun: Counter[int] = Counter()
         self._after_step: dict[tuple[int, int], list[Callable[[], None]]] = {}
@@ -74,7 +74,7 @@ class Scene:
         stage.piece = replace(stage.piece, role=lambda world: self._play_role(role, world))
         deadly = [fault for fault in faults if fault.kills(LEADER, self)]
         if deadly and all(fault.gives_back(LEADER, self) for fault in deadly):
-            self._keep_ledger(strategy)
+            self._keep_ledger()
         for number, fault in enumerate(faults):
             fault.begin(self, Random(seed_for("fault", seed, number)))
 
@@ -113,7 +113,7 @@ class Scene:
     def can_spare(self, rank: int) -> bool:
         """Whether the run goes on without a rank."""
         returns = self._stage.ledger is not None
-        return goes_on_without(rank, self.cast, self._strategy, leader_returns=returns)
+        return self._policy.survives(rank, self.cast, leader_returns=returns)
 
     def kill(self, rank: int) -> None:
         """Kills a rank; one that has ended already stays as it is.
@@ -167,8 +167,8 @@ class Scene:
         let_go = any(self.ranks[holder].alive and tasks[holder].ended for holder in holders)
         return ledger is None or not ledger.began or let_go
 
-    def _keep_ledger(self, strategy: Strategy) -> None:
-        if not strategy.spares_leader(len(self.cast.workers)):
+    def _keep_ledger(self) -> None:
+        if not self._policy.leader:
             return
         stage, ledger, emit = self._stage, Ledger.of(len(self.cast.workers)), self._stage.emit
 

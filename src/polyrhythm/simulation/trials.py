@@ -117,14 +117,14 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     if trial.faults is not None:
         return trial.faults
     rehearsal = trial.rehearsal
-    spares = rehearsal.strategy.spares(rehearsal.workers)
+    faults = rehearsal.faults
+    spares = faults.spares
     length_s = rehearsal.steps * _step_s(trial.layout)
     settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, rehearsal.sizes.nbytes)
     drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares, settle_s=settle_s)
-    bears = rehearsal.strategy.spares_leader(rehearsal.workers)
-    if bears and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
+    if faults.leader and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
         drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
-    if rehearsal.strategy.server_count and rehearsal.strategy.spares_servers((0,)):
+    if rehearsal.traits.servers and faults.keeps_shards((0,)):
         drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s, settle_s)
     return drawn
 

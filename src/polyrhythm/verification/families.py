@@ -67,10 +67,9 @@ def general(
     """
     workers = conditions.cast.workers
     if every_step is None:
-        leaves_out, regroups = strategy.leaves_steps_out(len(workers)), strategy.regroups(len(workers))
-        every_step = [
-            EveryStep(workers, leaves_out=leaves_out, regroups=regroups, again=strategy.begins_again)
-        ]
+        traits, faults = strategy.traits(len(workers)), strategy.faults(len(workers))
+        leaves_out, again = traits.skips_steps, faults.may_repeat
+        every_step = [EveryStep(workers, leaves_out=leaves_out, regroups=faults.regroups, again=again)]
     return [Progress(conditions.patience_s), Versions(), *every_step]
 
 
@@ -90,7 +89,8 @@ def invariants_for(strategy: Strategy, conditions: Conditions) -> list[Invariant
 
 @invariants_for.register
 def _(strategy: Synchronous, conditions: Conditions) -> list[Invariant]:
-    replicas = Replicas(conditions, [conditions.cast.workers], alone=strategy.keeps_sums())
+    workers = conditions.cast.workers
+    replicas = Replicas(conditions, [workers], alone=strategy.traits(len(workers)).exact_sums)
     return [*general(strategy, conditions), replicas]
 
 
@@ -107,7 +107,7 @@ def _meets(strategy: Averaging, conditions: Conditions) -> Callable[[int], bool]
     if isinstance(strategy, PostLocalSGD):
         first, ends = strategy.first_local_step(conditions.steps), every(strategy.steps)
         return lambda step: step < first or ends(step - first)
-    return every(strategy.round_steps(len(conditions.cast.workers)))
+    return every(strategy.period)
 
 
 @invariants_for.register
@@ -155,7 +155,7 @@ def _(strategy: ADPSGD, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
     consistency, handling = strategy.rules()
-    pushers = strategy.contributors(conditions.cast)
+    pushers = strategy.traits(len(conditions.cast.workers)).pushers(conditions.cast)
     in_step = consistency.in_step()
     found = general(strategy, conditions)
     found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
@@ -211,32 +211,32 @@ def _(strategy: Gaia, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Hierarchical, conditions: Conditions) -> list[Invariant]:
     cast, levels = conditions.cast, Levels.of(conditions.cast, strategy.groups)
-    workers = len(cast.workers)
-    leaves_out = strategy.leaves_steps_out(workers)
-    steps = EveryStep(cast.workers, leaves_out=leaves_out, skips=strategy.goes_on(workers))
+    traits, faults = strategy.traits(len(cast.workers)), strategy.faults(len(cast.workers))
+    steps = EveryStep(cast.workers, leaves_out=traits.skips_steps, skips=faults.goes_on)
     groups = [members for members in levels.groups if members]
     found = general(strategy, conditions, [steps])
     found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))
-    if strategy.in_step(workers):
+    if traits.lockstep:
         found.append(Undisturbed(Replicas(conditions, [cast.workers], alone=True)))
     if conditions.gradient is not None:
-        found.append(AtRoots(conditions, levels, drops=leaves_out))
+        found.append(AtRoots(conditions, levels, drops=traits.skips_steps))
     return found
 
 
 @invariants_for.register
 def _(strategy: Mixed, conditions: Conditions) -> list[Invariant]:
     cast, workers = conditions.cast, len(conditions.cast.workers)
-    steps, groups, handling = strategy.round_steps(workers), strategy.members(cast), Handling(strategy.merge)
-    apart, leaves_out = strategy.regroups_apart(workers), strategy.leaves_steps_out(workers)
-    exact = conditions if strategy.inside.keeps_sums() else replace(conditions, gradient=None)
+    traits, apart = strategy.traits(workers), strategy.faults(workers).regroups_apart
+    steps, leaves_out = traits.exchange_every, traits.skips_steps
+    groups, handling = strategy.members(cast), Handling(strategy.merge)
+    exact = conditions if traits.exact_sums else replace(conditions, gradient=None)
     means = Means(cast, groups, drops=leaves_out)
     serving = serving_invariants(
         of_rounds(exact, steps),
-        strategy.contributors(cast),
+        traits.pushers(cast),
         strategy.consistency,
         handling,
-        in_step=strategy.in_step(workers),
+        in_step=traits.lockstep,
         behind=means.behind,
     )
     every_step: list[Invariant] = [

@@ -45,7 +45,7 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
     )
     job = make_job(spec, WORKERS, dataset=blobs(train=IMAGES), epochs=100_000)
     job = replace(job, losses=Losses(silence_s=SILENCE_S))
-    cast = cast_in_order(WORKERS, job.strategy.server_count)
+    cast = cast_in_order(WORKERS, job.strategy.traits(WORKERS).servers)
 
     def tell(event: Event) -> None:
         if seat.rank == 0 and isinstance(event, WorkerLost | WorkerProgress):
@@ -59,7 +59,7 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
 
 def cut_off(spec: str, folder: Path) -> Seen:
     """Cuts a worker's host off: the others go on without it, or all of them end, and say with whom."""
-    size = WORKERS + strategy(spec).server_count
+    size = WORKERS + strategy(spec).traits(WORKERS).servers
     near = [rank for rank in range(size) if rank != FAR]
     with two_hosts() as hosts, RankProcesses(_train, size, hosts, spec) as ranks:
 

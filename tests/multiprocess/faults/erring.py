@@ -58,7 +58,7 @@ def not_finite(spec: str, folder: Path) -> Seen:
     except RequestError as error:
         said = str(error)
     else:
-        return _left_out(result_of(events), strategy(spec).shard_count)
+        return _left_out(result_of(events), strategy(spec).traits(1).shards)
     assert re.match(r"^the loss is nan at step \d+ of worker \d \(rank \d\)", said), said
     return Seen(Outcome.ENDS, said)
 

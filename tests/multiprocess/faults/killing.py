@@ -74,7 +74,7 @@ def killed(spec: str, rank: int, folder: Path) -> Seen:
     job = paced(
         job_of(spec, folder / "run", restarts=1), folder / "steps"
     )  # a watchdog's word would take minutes
-    cast = cast_in_order(WORKERS, job.strategy.server_count)
+    cast = cast_in_order(WORKERS, job.strategy.traits(WORKERS).servers)
     role = f"worker {rank}" if rank in cast.workers else f"server {cast.servers.index(rank)}"
     words = rf"^{role} \(rank {rank}\) was killed by SIGKILL"
     death = Death(rank, folder / "steps")
@@ -91,7 +91,7 @@ def killed(spec: str, rank: int, folder: Path) -> Seen:
         text = str(error)
     else:
         _was_asked_to_stop(events)
-        return death.borne(_first(words, events), waited=rank == 0 and job.strategy.regroups(WORKERS))
+        return death.borne(_first(words, events), waited=rank == 0 and job.strategy.faults(WORKERS).regroups)
     assert re.search(rf"{words}; continue with --resume", text), text
     return Seen(Outcome.STOPS, text)
 
@@ -105,7 +105,7 @@ def leader_killed(spec: str, folder: Path) -> Seen:
 
 
 def server_killed(spec: str, folder: Path) -> Seen:
-    assert strategy(spec).server_count
+    assert strategy(spec).traits(1).servers
     return killed(spec, WORKERS, folder)
 
 

@@ -14,7 +14,7 @@ RANKS = (5, 6, 7)
 
 
 def attendance() -> ServerAttendance:
-    return ServerAttendance(RANKS, ParameterServer(servers=3, replicas=2), ServerLosses())
+    return ServerAttendance(RANKS, ParameterServer(servers=3, replicas=2).faults(2), ServerLosses())
 
 
 def test_a_successor_counts_once_it_has_its_shards() -> None:

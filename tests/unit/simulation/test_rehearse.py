@@ -79,7 +79,7 @@ def test_two_servers_halve_what_their_links_must_carry() -> None:
 
     def images_per_s(spec: str) -> float:
         made = _rehearsal(spec, 20, 25, sizes)
-        layout = lay_out(where, 20, made.strategy.server_count, made.strategy.server_placement)
+        layout = lay_out(where, 20, made.strategy.traits(20).servers, made.strategy.traits(20).placement)
         events: list[Event] = []
         rehearse_on(layout, made, events.append)
         return float(events[-1].to_json()["result"]["images_per_s"])
@@ -103,7 +103,9 @@ def _events(seed: int, timeline: Timeline | None = None) -> list[dict[str, Any]]
         {"count": 12, "cores": 4}, nic=link, inside=link, step_time="log_normal(median=0.5, sigma=0.5)"
     )
     events: list[Event] = []
-    rehearse_on(lay_out(where, 12, 2, made.strategy.server_placement), made, events.append, timeline=timeline)
+    rehearse_on(
+        lay_out(where, 12, 2, made.strategy.traits(12).placement), made, events.append, timeline=timeline
+    )
     return [{**event.to_json(), "loss": None} for event in events]
 
 
@@ -142,6 +144,6 @@ def test_the_clusters_own_faults_happen() -> None:
         {"count": 3, "cores": 4}, step_time="constant(seconds=1)", faults="kill(rank=2, at_s=3.5)"
     )
     events: list[Event] = []
-    rehearse_on(lay_out(where, 3, 1, made.strategy.server_placement), made, events.append)
+    rehearse_on(lay_out(where, 3, 1, made.strategy.traits(3).placement), made, events.append)
     result = events[-1].to_json()["result"]
     assert (result["workers_lost"], result["workers_joined"], result["steps"]) == (1, 0, 8)

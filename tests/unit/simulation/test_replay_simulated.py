@@ -42,7 +42,7 @@ def _job(spec: str) -> Job:
 
 
 def _cast(job: Job) -> RoleAssignment:
-    servers = job.strategy.server_count
+    servers = job.traits.servers
     return RoleAssignment(tuple(range(WORKERS)), tuple(range(WORKERS, WORKERS + servers)))
 
 
@@ -73,13 +73,15 @@ def _tampered(recording: Recording, rank: int, change: Callable[[Arrivals], None
     return replace(recording, ranks=ranks)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in out_of_step(WORKERS) if strategy(spec).replayable])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in out_of_step(WORKERS) if strategy(spec).traits(WORKERS).replayable]
+)
 def test_an_asynchronous_run_comes_out_the_same_bit_for_bit(spec: str) -> None:
     recording = _recorded(spec)
     found = replay(_job(spec), recording)
     assert found.difference is None
     assert found.parameters_sha256 == recording.parameters_sha256
-    assert found.messages == recording.messages > 20 // max(1, strategy(spec).round_steps(WORKERS))
+    assert found.messages == recording.messages > 20 // max(1, strategy(spec).traits(WORKERS).exchange_every)
     assert _undirected(spec) != recording.parameters_sha256  # so the order did matter
 
 

@@ -20,7 +20,9 @@ from unit.simulation.clusters import cluster
 def on(where: Cluster, job: Job, timeline: Timeline | None = None) -> list[Event]:
     events: list[Event] = []
     strategy = job.strategy
-    layout = lay_out(where, job.workers, strategy.server_count, strategy.server_placement)
+    layout = lay_out(
+        where, job.workers, strategy.traits(job.workers).servers, strategy.traits(job.workers).placement
+    )
     simulate_on(layout, job, events.append, timeline=timeline)
     return events
 

@@ -40,7 +40,7 @@ def test_defaults():
         Asynchronous(),
         Shared(),
     )
-    assert strategy("synchronous").server_count == 0
+    assert strategy("synchronous").traits(1).servers == 0
     assert strategy("synchronous").collective == Library()
     assert mixed.inside == strategy("synchronous")
 
@@ -167,13 +167,13 @@ def test_no_workers_are_refused(name):
     ],
 )
 def test_who_goes_in_step_and_how_many_updates_a_step_makes(spec, workers, in_step, updates):
-    assert strategy(spec).in_step(workers) is in_step
-    assert strategy(spec).updates_per_step(workers) == updates
+    assert strategy(spec).traits(workers).lockstep is in_step
+    assert strategy(spec).traits(workers).updates == updates
 
 
 def test_placement_is_the_strategies_to_say():
-    assert strategy("parameter_server(placement=dedicated)").server_placement == Dedicated()
-    assert strategy("mixed").server_placement == Shared()
+    assert strategy("parameter_server(placement=dedicated)").traits(1).placement == Dedicated()
+    assert strategy("mixed").traits(1).placement == Shared()
 
 
 def test_servers_of_mixed_listen_to_the_groups_leaders_only():

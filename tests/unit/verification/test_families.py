@@ -27,7 +27,7 @@ def names(strategy: Strategy, workers: int = 4) -> list[str]:
 def conditions(strategy: Strategy, workers: int) -> Conditions:
     nothing = torch.zeros(8)
     return Conditions(
-        cast=cast_in_order(workers, strategy.server_count),
+        cast=cast_in_order(workers, strategy.traits(workers).servers),
         numbers=8,
         gradient=lambda worker, step: nothing,
         steps=6,
@@ -45,12 +45,6 @@ class Own(Strategy):
 
     paper: ClassVar[Paper] = Paper("A. Author", "Title", "Venue", 2026)
     facts: ClassVar[Facts] = Facts(bytes_per_step="0", staleness="0", use_it="never")
-
-    def in_step(self, workers: int) -> bool:
-        return True
-
-    def updates_per_step(self, workers: int) -> int:
-        return 1
 
 
 class Registered(Own):

@@ -62,7 +62,8 @@ class Coordination:
             world, strategy, reports_batches=not meets_every_step(strategy, len(ranks))
         )
         self.bulletin = Bulletin(self._store, self.coordinator.attend)
-        awaited = strategy.regroups(len(ranks)) and world.goes_on_without(LEADER, strategy)
+        faults = strategy.faults(len(ranks))
+        awaited = faults.regroups and world.goes_on_without(LEADER, faults)
         self._logbook = Logbook(self.bulletin) if awaited else None
         self._progress = Progress(self.course, self._logbook)
         self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.coordinator)
@@ -75,7 +76,7 @@ class Coordination:
         """The servers' side of saved states, on the worker that leads."""
         if self._leader is None or not self._world.cast.servers:
             return None
-        return ServerStates(self._world, self._strategy, self._leader.ask_servers)
+        return ServerStates(self._world, self._strategy.faults(self.workers), self._leader.ask_servers)
 
     def take(self, replica: Replica) -> WorkerGroup:
         """Takes the replica among those of the others."""

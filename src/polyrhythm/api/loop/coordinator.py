@@ -267,7 +267,7 @@ class LoopLeader:
         self._world = world
         self._tell = tell
         self.knows = meets_every_step(strategy, len(world.cast.workers))
-        self._regroups = strategy.regroups(len(world.cast.workers))
+        self._regroups = strategy.faults(len(world.cast.workers)).regroups
         known = ledger or Ledger.of(len(world.cast.workers))
         self._others = Correspondence(replace(world, emit=tell), strategy, self._hear_event, welcome, known)
         self._others.takes = self._take
@@ -402,4 +402,5 @@ class LoopLeader:
 
 def meets_every_step(strategy: Strategy, workers: int) -> bool:
     """Whether all workers take their batches together, so that who leads knows how many each has taken."""
-    return strategy.in_step(workers) and strategy.round_steps(workers) == 1
+    traits = strategy.traits(workers)
+    return traits.lockstep and traits.exchange_every == 1

@@ -31,8 +31,8 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step
 
 
@@ -189,13 +189,13 @@ class ServerStates:
 
     Args:
         world: where the leader is.
-        strategy: says which server has what.
+        faults: says which server has what.
         ask: asks for the state of every shard.
     """
 
-    def __init__(self, world: World, strategy: Strategy, ask: Callable[[], list[State]]) -> None:
+    def __init__(self, world: World, faults: FaultPolicy, ask: Callable[[], list[State]]) -> None:
         self._world = world
-        self._strategy = strategy
+        self._faults = faults
         self._ask = ask
 
     def ask(self) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ class ServerStates:
     def give(self, states: list[dict[str, Any]]) -> None:
         """Gives every server the states of the shards that it holds; before training begins."""
         for server, rank in enumerate(self._world.cast.servers):
-            for shard in self._strategy.holds(server):
+            for shard in self._faults.shards_of(server):
                 packed = pack_tensors(states[shard]["tensors"], states[shard]["facts"])
                 self._world.network.send(rank, Message(Kind.STATE, packed, step=shard))
 

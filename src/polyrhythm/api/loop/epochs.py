@@ -31,6 +31,7 @@ from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.fault_policy import Rejoin
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -275,10 +276,10 @@ class LoopEntry:
     ) -> None:
         workers = len(world.cast.workers)
         self.rejoins = world.rejoins
-        self.waits = strategy.regroups(workers)
-        self._stays_behind = strategy.leaves_behind(workers)
+        self._faults = strategy.faults(workers)
+        self.waits = self._faults.regroups
+        self._stays_behind = self._faults.rejoin is Rejoin.BEHIND
         self._world = world
-        self._strategy = strategy
         self._bulletin = bulletin
         self._places = places
         self._progress = progress
@@ -300,7 +301,7 @@ class LoopEntry:
         self._group = group
         if self.rejoins:
             return self._rejoin(replica, group, step)
-        if self._strategy.goes_on(len(self._world.cast.workers)):
+        if self._faults.goes_on:
             share_untrained(self._world, replica)
         else:
             replica.share_untrained()

@@ -41,7 +41,7 @@ from polyrhythm.launch.succession import Absences, Succession
 from polyrhythm.launch.watchdog import cause_of_loss
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.world import LEADER, StopRequest, goes_on_without
+from polyrhythm.roles.world import LEADER, StopRequest
 from polyrhythm.strategies.role_assignment import cast_in_order
 
 
@@ -73,7 +73,7 @@ def run_local(
         RunError: a rank failed or died, and the others could not go on.
         Preempted: the notice ran out before everything was written.
     """
-    cast = cast_in_order(job.workers, job.strategy.server_count)
+    cast = cast_in_order(job.workers, job.traits.servers)
     threads = threads or threads_for_worker(available_cores(), job.workers - job.losses.vacant, job.strategy)
     ranks = Ranks(job, cast, threads, start_method)
     stop, preemption = StopRequest(), Preemption(job.losses.notice_s)
@@ -344,7 +344,7 @@ class Recovery:
             store: where the ranks meet.
         """
         self.tell_of_loss(child.peer, store)
-        awaited = child.rank == LEADER and self._job.strategy.regroups(self._job.workers)
+        awaited = child.rank == LEADER and self._job.faults.regroups
         pause_s = None
         if not self._stop.requested:
             pause_s = self.succession.lose(child.peer, time.monotonic(), awaited=awaited)
@@ -381,12 +381,8 @@ class Recovery:
         """Whether the run goes on without it; what it says to be wrong with itself would be wrong with a successor."""
         if child.rank == LEADER and (child.kind or self.ended):
             return self.ended  # whose last word was of a run that is over
-        spared = goes_on_without(
-            child.rank,
-            self._cast,
-            self._job.strategy,
-            self.absences.servers,
-            leader_returns=self._leader_returns,
+        spared = self._job.faults.survives(
+            child.rank, self._cast, self.absences.servers, leader_returns=self._leader_returns
         )
         return child.kind in ("", PEER) and spared
 

@@ -110,7 +110,8 @@ def meet(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
 def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     workers = int(os.environ[WORKERS_VARIABLE])
     strategy.check(workers)
-    size = workers + strategy.server_count
+    servers = strategy.traits(workers).servers
+    size = workers + servers
     incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
     rendezvous = replace(from_environment(), size=size, incarnation=incarnation)
     if incarnation:
@@ -119,7 +120,7 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:
         rendezvous.store.set(LOSS_TOLERANCE_KEY, LossTolerance.of(strategy, workers).to_text())
-        rendezvous.store.set(SERVERS_KEY, str(strategy.server_count))
+        rendezvous.store.set(SERVERS_KEY, str(servers))
     return rendezvous, RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
 
 
@@ -135,7 +136,7 @@ def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
 
 def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     strategy.check(1)
-    servers = strategy.server_count
+    servers = strategy.traits(1).servers
     if servers:
         script = Path(sys.argv[0]).name or "script.py"
         raise RequestError(
@@ -233,18 +234,19 @@ class LossTolerance:
     @classmethod
     def of(cls, strategy: Strategy, workers: int) -> LossTolerance:
         """Asks a strategy."""
-        holders = tuple(tuple(strategy.holders(shard)) for shard in range(strategy.server_count))
+        faults = strategy.faults(workers)
+        holders = tuple(map(faults.holders_of, range(strategy.traits(workers).servers)))
         # Steps of groups that regroup apart cannot be taken again around a loop of a user's own.
-        spares = strategy.goes_on(workers) and not strategy.regroups_apart(workers)
-        leader = spares and strategy.spares_leader(workers)
+        spares = faults.goes_on and not faults.regroups_apart
+        leader = spares and faults.leader
         why_not = ""
-        if strategy.regroups_apart(workers):
+        if faults.regroups_apart:
             why_not = (
                 f"{strategy} goes on without a worker under polyrhythm train only, not in a loop of your own"
             )
         elif not spares and workers > 1:
             why_not = f"{strategy} does not go on without a worker"
-        return cls(workers, spares, leader, strategy.regroups(workers), holders, why_not)
+        return cls(workers, spares, leader, faults.regroups, holders, why_not)
 
     def tolerates(self, rank: int, lost: Collection[int] = ()) -> bool:
         """Whether the others go on without a rank; without the first worker, if it has a successor.

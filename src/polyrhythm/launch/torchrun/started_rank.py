@@ -65,11 +65,12 @@ def workers_of(strategy: Strategy) -> int:
         RequestError: there are too few processes.
     """
     size = int(os.environ["WORLD_SIZE"])
-    workers = size - strategy.server_count
+    servers = strategy.traits(1).servers  # the same for any number of workers
+    workers = size - servers
     if workers < 1:
         raise RequestError(
-            f"{strategy} needs {strategy.server_count} servers and a worker, torchrun started {size} processes: "
-            f"start at least {strategy.server_count + 1}"
+            f"{strategy} needs {servers} servers and a worker, torchrun started {size} processes: "
+            f"start at least {servers + 1}"
         )
     return workers
 
@@ -89,7 +90,8 @@ def cast_of(
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
     patience = patience or Patience()
     hosts = list(map(int, patience.keys(store, lambda rank: f"host/{rank}", range(size))))
-    cast = cast_for(hosts, strategy.server_count, strategy.server_placement)
+    traits = strategy.traits(1)  # its servers are the same for any number of workers
+    cast = cast_for(hosts, traits.servers, traits.placement)
     return replace(cast, workers=(*cast.workers, *range(size, size + vacant)))
 
 

@@ -214,7 +214,7 @@ class Archive:
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         snapshot = Snapshot.of(tensors, facts)
-        if len(snapshot.servers) != self._job.strategy.server_count:
+        if len(snapshot.servers) != self._job.traits.servers:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
             return snapshot
@@ -425,6 +425,6 @@ def recutting_notice(job: Job, states: Sequence[State]) -> str:
     apart = sum(max(steps) - min(steps) for steps in columns)
     merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"
     return (
-        f"resumed with {job.strategy.server_count} servers in place of {len(states)}: the shards are cut anew, with "
+        f"resumed with {job.traits.servers} servers in place of {len(states)}: the shards are cut anew, with "
         f"the optimisers' states{merged}"
     )

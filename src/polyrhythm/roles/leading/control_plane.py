@@ -38,9 +38,9 @@ from polyrhythm.roles.regrouping.regroup import GroupRegroup
 from polyrhythm.roles.regrouping.regroup_coordinator import Assembly
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import Strategy, Traits
 
 
 class Correspondence:
@@ -75,22 +75,23 @@ class Correspondence:
         ledger: Ledger,
     ) -> None:
         self._world = world
-        self._strategy = strategy
+        traits, faults = strategy.traits(len(world.cast.workers)), strategy.faults(len(world.cast.workers))
+        self._faults = faults
         self._control = world.control()
         self._welcome = welcome
         self.attendance = ledger.attendance
         self.workers = Roll(world.cast.workers, ledger.attendance, say)
-        self.servers = ServerReports(world, strategy, ledger.servers, say, self.read_until)
+        self.servers = ServerReports(world, faults, ledger.servers, say, self.read_until)
         self._behind: set[int] = set()
-        self._regroups = strategy.regroups(len(world.cast.workers))
+        self._regroups = faults.regroups
         self.assembly = Assembly(world, strategy, self)
         self.introductions = Introductions()
         self.reform: Callable[[], None] | None = None
         self.group: GroupRegroup | None = None
-        self._neighbours = Neighbours(strategy, world.cast)
-        self._meets = strategy.in_step(len(world.cast.workers))
-        self._leaves_behind = strategy.leaves_behind(len(world.cast.workers))
-        self._meets_rarely = self._leaves_behind and strategy.round_steps(len(world.cast.workers)) != 1
+        self._neighbours = Neighbours(traits, faults)
+        self._meets = traits.lockstep
+        self._leaves_behind = faults.rejoin is Rejoin.BEHIND
+        self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
         self._unheard: set[int] = set()
         """Workers that may wait for this new leader in a round before they have heard that it leads."""
         self.takes: Callable[[int, Message], bool] = lambda source, message: False
@@ -107,7 +108,7 @@ class Correspondence:
         """
         self._behind.update(behind)
         for server, rank in enumerate(self._world.cast.servers):
-            for shard in self._strategy.holds(server):
+            for shard in self._faults.shards_of(server):
                 self._control.send(rank, Message(Kind.STATE, pack_tensors(*servers[shard])))
         for worker, state in workers.items():
             message = state.message()._replace(step=int(worker in behind))
@@ -147,7 +148,7 @@ class Correspondence:
 
     def let_leave(self) -> None:
         """Lets the workers leave that have sent their final state; until now they kept it for a new leader."""
-        if self._world.goes_on_without(LEADER, self._strategy):
+        if self._world.goes_on_without(LEADER, self._faults):
             for worker in self.workers.states:
                 if worker != LEADER:
                     self.send_if_there(self._world.cast.workers[worker], Message(Kind.LEAVE, tag=TAG))
@@ -212,7 +213,7 @@ class Correspondence:
         try:
             found = get()
         except PeerLost as loss:
-            if not self._world.goes_on_without(loss.rank, self._strategy):
+            if not self._world.goes_on_without(loss.rank, self._faults):
                 raise
             if loss.rank in self._world.cast.servers:
                 self.servers.lose(loss.rank)
@@ -303,7 +304,7 @@ class Correspondence:
         try:
             self._control.send(rank, message)
         except PeerLost:
-            if not self._world.goes_on_without(rank, self._strategy):
+            if not self._world.goes_on_without(rank, self._faults):
                 raise
 
 
@@ -375,12 +376,12 @@ class ServerReports:
     def __init__(
         self,
         world: World,
-        strategy: Strategy,
+        faults: FaultPolicy,
         losses: ServerLosses,
         say: Callable[[Event], None],
         read_until: Callable[[Callable[[], bool]], None],
     ) -> None:
-        self.attendance = ServerAttendance(world.cast.servers, strategy, losses)
+        self.attendance = ServerAttendance(world.cast.servers, faults, losses)
         self.reports: dict[int, dict[str, Any]] = {}
         self._world = world
         self._say = say
@@ -503,12 +504,12 @@ class Neighbours:
     """The groups of a run.
 
     Args:
-        strategy: of the run; where it does not regroup apart, each worker is a group of its own.
-        cast: who does what.
+        traits: of the run.
+        faults: of the run; where groups do not regroup apart, each worker is a group of its own.
     """
 
-    def __init__(self, strategy: Strategy, cast: RoleAssignment) -> None:
-        groups = strategy.contributors(cast).values() if strategy.regroups_apart(len(cast.workers)) else ()
+    def __init__(self, traits: Traits, faults: FaultPolicy) -> None:
+        groups = traits.groups if faults.regroups_apart else ()
         self._group_of = {worker: group for group in groups for worker in group}
 
     def beside_leader(self, worker: int) -> bool:

@@ -49,8 +49,8 @@ class Leader:
         self.job = job
         self._world = world
         self._replica = replica
-        self._in_step = job.strategy.in_step(job.workers)
-        self._goes_on = job.strategy.goes_on(job.workers)
+        self._in_step = job.traits.lockstep
+        self._goes_on = job.faults.goes_on
         self._ledger = world.ledger or Ledger.of(job.workers)
         self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger)
         self._figures = RunFigures(job, world, replica, self._others)
@@ -235,8 +235,8 @@ class Inheritance:
         self._curator = curator
         self._narrator = narrator
         self._ledger = ledger
-        self._agree = job.strategy.agrees(job.workers)
-        self._regroups = job.strategy.regroups(job.workers)
+        self._agree = job.traits.identical
+        self._regroups = job.faults.regroups
 
     def take_up(self) -> None:
         """Says who leads from now on, and takes what the others hold."""
@@ -363,7 +363,7 @@ class RunFigures:
             start_epoch=epoch,
             earlier_s=earlier_s,
             parameters=self._replica.flat.size,
-            free_running=not job.strategy.waits_for_slower(len(cast.workers)),
+            free_running=not job.traits.waits_for_slower,
             begun=job.begun.to_json(),
         )
 
@@ -421,7 +421,7 @@ class RunFigures:
         }
 
     def _images_not_seen(self) -> int:
-        if self.job.strategy.regroups(self.job.workers):
+        if self.job.faults.regroups:
             part, formation = self._replica.part, self._others.assembly.muster.formation
             lost = 0
             if not part.replicated:

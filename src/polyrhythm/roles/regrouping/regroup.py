@@ -58,7 +58,7 @@ from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.worker_part import WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -417,7 +417,7 @@ class GroupRegroup:
 
     Args:
         world: where this rank is.
-        strategy: which `regroups_apart`.
+        faults: of the strategy, which regroups apart.
         member: what it brings.
 
     Attributes:
@@ -425,11 +425,11 @@ class GroupRegroup:
         over: whether its group has done all that there is to do.
     """
 
-    def __init__(self, world: World, strategy: Strategy, member: Member) -> None:
+    def __init__(self, world: World, faults: FaultPolicy, member: Member) -> None:
         self.step = NOTHING_DONE
         self.over = False
         self._world = world
-        self._strategy = strategy
+        self._faults = faults
         self._member = member
         self._in_vain = 0
         self._there: tuple[int, ...] | None = None
@@ -450,7 +450,7 @@ class GroupRegroup:
         if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
             return True
         workers = self._world.cast.workers
-        return loss.rank in workers and self._world.goes_on_without(loss.rank, self._strategy)
+        return loss.rank in workers and self._world.goes_on_without(loss.rank, self._faults)
 
     def check(self, step: int) -> None:
         """Called before a step: raises if a successor waits to be let into the group.

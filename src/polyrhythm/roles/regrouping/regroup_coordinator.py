@@ -63,7 +63,7 @@ class Assembly:
 
     def __init__(self, world: World, strategy: Strategy, messages: LeaderMessages) -> None:
         self._world = world
-        self._calls = world.goes_on_without(LEADER, strategy)
+        self._calls = world.goes_on_without(LEADER, strategy.faults(len(world.cast.workers)))
         self._called: int | None = None
         self._messages = messages
         self.muster = Muster(len(world.cast.workers), world.incarnation)

@@ -55,11 +55,12 @@ class WorkerGroup:
         self._coordinator = coordinator
         self._regroup: Regroup | None = None
         self.apart: GroupRegroup | None = None
-        if strategy.regroups(workers.size):
+        faults = strategy.faults(workers.size)
+        if faults.regroups:
             self._regroup = Regroup(world, coordinator.formations, member, workers)
             coordinator.wait_with(self._regroup)
-        elif strategy.regroups_apart(workers.size):
-            self.apart = GroupRegroup(world, strategy, member)
+        elif faults.regroups_apart:
+            self.apart = GroupRegroup(world, faults, member)
         self._regrouping = self._regroup or self.apart
 
     @property

@@ -46,7 +46,7 @@ from polyrhythm.partition.hybrid_pass import Activations, HeadSizes, HybridPass,
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.state import Held, Resharding, State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -75,7 +75,6 @@ class Hybrid(Strategy):
         staleness="0",
         use_it="convolutions followed by large fully connected layers (alexnet, deep_image), while 4bAN < M_fc",
     )
-    cuts_network: ClassVar[bool] = True
 
     scheme: Scheme = "a"
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
@@ -84,26 +83,14 @@ class Hybrid(Strategy):
         """Refuses one that looks at whole layers."""
         check_elementwise(plan, workers)
 
-    def in_step(self, workers: int) -> bool:
-        """Always."""
-        return True
-
-    def agrees(self, workers: int) -> bool:
-        """If there is one; else each holds old values of what the others train, until an epoch is over."""
-        return workers == 1
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: that of the mean gradient."""
-        return 1
+    def traits(self, workers: int) -> Traits:
+        """Return those of one large batch; what others train of the last layers comes at the end of an epoch."""
+        return Traits(local_models=workers > 1, slices=workers, cuts_network=True)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Layers are cut anew."""
         text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
-
-    def slices(self, workers: int) -> int:
-        """One a worker."""
-        return workers
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

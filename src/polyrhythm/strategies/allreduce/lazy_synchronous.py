@@ -67,8 +67,9 @@ from polyrhythm.strategies.bucket_scheduling import (
     measured_speed,
     urgent_first,
 )
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import SlicedOptimizer
@@ -98,36 +99,21 @@ class LazySynchronous(Strategy):
         when_a_worker_dies="the others regroup at each layer's last whole update and go on; a successor joins them",
     )
 
-    begins_again: ClassVar[bool] = True
-    waits_between_layers: ClassVar[bool] = True
-
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
     piece_bytes: int = Field(default=DEFAULT_BUCKET_BYTES, ge=0)
 
-    def in_step(self, workers: int) -> bool:
-        """Always."""
-        return True
+    def traits(self, workers: int) -> Traits:
+        """Return those of one large batch whose updates come late."""
+        return Traits(slices=workers, waits_between_layers=True)
 
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping."""
-        return self.regroups(workers)
-
-    def regroups(self, workers: int) -> bool:
-        """If there is more than one worker, and a successor need not measure what the others have measured before."""
-        return workers > 1 and self.bucket_bytes != "tuned"
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping, unless a successor would have to measure what the others have measured before."""
+        return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned", may_repeat=True)
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: that of the mean gradient."""
-        return 1
-
-    def slices(self, workers: int) -> int:
-        """One a worker."""
-        return workers
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -33,9 +33,10 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
@@ -65,43 +66,25 @@ class Synchronous(Strategy):
         when_a_worker_dies="the others regroup at the last whole step and go on; a successor joins them",
     )
 
-    offers: ClassVar[GroupOutput] = GroupOutput.GRADIENTS
-
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
     transfer: Transfer = "full"
 
-    def in_step(self, workers: int) -> bool:
-        """Always."""
-        return True
+    def traits(self, workers: int) -> Traits:
+        """Return those of one large batch."""
+        return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
 
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping."""
-        return self.regroups(workers)
-
-    def regroups(self, workers: int) -> bool:
-        """If there is more than one worker, and a successor need not measure what the others have measured before."""
-        return workers > 1 and self.bucket_bytes != "tuned"
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping, unless a successor would have to measure what the others have measured before."""
+        return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned")
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
-    def keeps_sums(self) -> bool:
-        """Unless they travel as few bits."""
-        return self.transfer == "full"
-
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
         """Averages with the collective asked for."""
         return gradient_mean(group, flat, self.collective, self.transfer)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: that of the mean gradient."""
-        return 1
-
-    def slices(self, workers: int) -> int:
-        """One a worker."""
-        return workers
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -63,8 +63,9 @@ class BMUF(Averaging):
     nesterov: bool = False
     optimizer_state: AtAverage = "keep"
 
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
+    @property
+    def period(self) -> int:
+        """Steps of a block."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

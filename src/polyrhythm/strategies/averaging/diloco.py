@@ -75,8 +75,9 @@ class DiLoCo(Averaging):
             )
         return value
 
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
+    @property
+    def period(self) -> int:
+        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

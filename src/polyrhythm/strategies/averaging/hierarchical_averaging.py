@@ -49,8 +49,7 @@ class HierarchicalAveraging(Averaging):
         use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
         when_a_worker_dies=MEET_AGAIN,
     )
-
-    offers: ClassVar[GroupOutput] = GroupOutput.MODELS
+    output: ClassVar[GroupOutput] = GroupOutput.MODELS
 
     group: int = Field(default=2, ge=2)
     steps: Count = 2
@@ -75,8 +74,9 @@ class HierarchicalAveraging(Averaging):
                 f"{self.steps_between}, so groups never meet alone: give a larger steps_between, or use local_sgd"
             )
 
-    def round_steps(self, workers: int) -> int:
-        """Until all meet."""
+    @property
+    def period(self) -> int:
+        """Steps until all meet."""
         return self.steps_between
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

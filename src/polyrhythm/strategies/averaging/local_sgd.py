@@ -44,14 +44,15 @@ class LocalSGD(Averaging):
         use_it="even machines on a slow network: H times less traffic than at every step",
         when_a_worker_dies=MEET_AGAIN,
     )
+    output: ClassVar[GroupOutput] = GroupOutput.MODELS
     sums_gradients: ClassVar[bool] = True
-    offers: ClassVar[GroupOutput] = GroupOutput.MODELS
 
     steps: Count = 8
     optimizer_state: AtAverage = "keep"
 
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
+    @property
+    def period(self) -> int:
+        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

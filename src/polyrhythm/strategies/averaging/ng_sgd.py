@@ -68,8 +68,9 @@ class NGSGD(Averaging):
     eta: InnerFraction = 0.1
     update_every: Count = 4
 
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
+    @property
+    def period(self) -> int:
+        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

@@ -43,7 +43,8 @@ class ParallelSGD(Averaging):
     )
     sums_gradients: ClassVar[bool] = True
 
-    def round_steps(self, workers: int) -> int:
+    @property
+    def period(self) -> int:
         """The whole run is one round."""
         return 0
 

@@ -55,8 +55,9 @@ class PostLocalSGD(Averaging):
     steps: Count = 8
     optimizer_state: AtAverage = "keep"
 
-    def round_steps(self, workers: int) -> int:
-        """Once steps are local."""
+    @property
+    def period(self) -> int:
+        """Steps of a round, once they are local."""
         return self.steps
 
     def first_local_step(self, run_steps: int | None) -> int:

@@ -37,6 +37,7 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging, over_base
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -83,7 +84,7 @@ class SlowMo(Averaging):
         if self.base is None:
             return
         self.base.check(workers)
-        if not self.base.can_begin_anew:
+        if not self.base.traits(workers).common_start:
             raise RequestError(
                 f"slowmo: base={self.base} cannot begin rounds anew at a common point: use base=sgp or base=d_psgd, "
                 "or leave base out for local steps"
@@ -98,19 +99,20 @@ class SlowMo(Averaging):
         """Says what the base does."""
         return self.base.remark(workers) if self.base is not None else ""
 
-    def regroups(self, workers: int) -> bool:
-        """Over local steps, or as the base does."""
-        return super().regroups(workers) if self.base is None else self.base.regroups(workers)
+    @property
+    def period(self) -> int:
+        """Steps of a round."""
+        return self.steps
+
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping, over local steps or as the base does."""
+        return super().faults(workers) if self.base is None else self.base.faults(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Over local steps, or as the base does."""
         if self.base is None:
             return super().resharding(before, after)
         return over_base(self.base.resharding(before, after))
-
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
-        return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -28,12 +28,13 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
 from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -71,33 +72,20 @@ class ADPSGD(Strategy):
         """Tells the spectral gap of its graph."""
         return remark(self.topology, workers)
 
-    def in_step(self, workers: int) -> bool:
-        """Only alone."""
-        return workers == 1
+    def traits(self, workers: int) -> Traits:
+        """Return those of free workers, whom others also ask after their last step, unless there is but one."""
+        return Traits(lockstep=workers == 1, waits_for_slower=False, reads_newest=workers == 1)
 
-    def waits_for_slower(self, workers: int) -> bool:
-        """Never."""
-        return False
-
-    def goes_on(self, workers: int) -> bool:
-        """Always: neighbours of a lost worker average with others, or with nobody."""
-        return workers > 1
-
-    def spares_leader(self, workers: int) -> bool:
-        """Always: its successor learns from those who live who is there, and lets them in and out."""
-        return self.goes_on(workers)
-
-    def reads_every_step(self, workers: int) -> bool:
-        """Only alone: others also ask a worker after its last step."""
-        return workers == 1
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: neighbours of a lost worker average with others, or with nobody."""
+        if workers == 1:
+            return FaultPolicy()
+        # A successor of worker 0 learns from those who live who is there, and lets them in and out.
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All begin anew at one point."""
         return of_replicas(after, "parameters", together=False)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: a worker's update moves the mean by its share of one."""
-        return 1
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -40,6 +40,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.errors import PeerLost
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence
@@ -54,7 +55,7 @@ from polyrhythm.strategies.state import (
     steps_known,
     steps_of_servers,
 )
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -82,24 +83,28 @@ class Downpour(WithServers):
         use_it="slow networks, whose transfers hide behind computing; gradients are late, which must be acceptable",
         when_a_worker_dies=("the others go on, and a successor takes over the steps that are left"),
     )
-    plain_alone: ClassVar[bool] = False
 
     n_fetch: Count = 1
     n_push: Count = 1
     local_rate: NonNegative = 1.0
     warm_start_steps: int = Field(default=0, ge=0)
 
-    def in_step(self, workers: int) -> bool:
-        """Never."""
-        return False
+    def traits(self, workers: int) -> Traits:
+        """Return those of free workers, whose sums of `n_push` gradients count for as many."""
+        return replace(
+            super().traits(workers),
+            lockstep=False,
+            waits_for_slower=False,
+            exchange_every=max(self.n_fetch, self.n_push),
+            updates=workers,
+            gradients=workers,
+            rate_divisor=workers,
+            plain_alone=False,
+        )
 
-    def waits_for_slower(self, workers: int) -> bool:
-        """Never."""
-        return False
-
-    def goes_on(self, workers: int) -> bool:
-        """Always: nobody waits for anybody."""
-        return True
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: nobody waits for anybody."""
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The servers' parameters stay."""
@@ -118,14 +123,6 @@ class Downpour(WithServers):
             count=steps_of_servers,
             fits=_sum_fits,
         )
-
-    def round_steps(self, workers: int) -> int:
-        """The longer of the two."""
-        return max(self.n_fetch, self.n_push)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One a worker: a sum of n_push gradients counts for as many."""
-        return workers
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

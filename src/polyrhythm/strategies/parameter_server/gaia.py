@@ -30,13 +30,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import STEPS, Held, Resharding, StateField
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
@@ -53,7 +54,6 @@ class Gaia(WithServers):
         placement: where all servers run.
     """
 
-    sends_by_value: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu",
         "Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds",
@@ -72,26 +72,31 @@ class Gaia(WithServers):
     lag: int = Field(default=4, ge=0)
     barrier: Fraction = 0.5
 
-    @property
-    def server_count(self) -> int:
-        """Of all sites."""
-        return self.sites * self.servers
+    def traits(self, workers: int) -> Traits:
+        """Return those of sites, which keep some of their changes to themselves."""
+        busy = self._busy(workers)
+        return replace(
+            super().traits(workers),
+            lockstep=busy == 1,
+            updates=busy,
+            gradients=workers,
+            rate_divisor=busy,
+            reads_newest=busy == 1,
+            servers=self.sites * self.servers,
+            sends_by_value=True,
+        )
 
-    @property
-    def shard_count(self) -> int:
-        """Of each site."""
-        return self.servers
-
-    def in_step(self, workers: int) -> bool:
-        """If there is but one site."""
-        return self._busy(workers) == 1
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: sites hold what the run has come to, and none waits for one without workers."""
+        # A site waits for the rounds of others, and for all of its own workers.
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Where as many sites have workers as had."""
         if self._busy(before) != self._busy(after):
             raise self.needs_as_many(before)
         old, new = (
-            SiteMap.of(cast_in_order(workers, self.server_count), self.sites).members
+            SiteMap.of(cast_in_order(workers, self.sites * self.servers), self.sites).members
             for workers in (before, after)
         )
         return Resharding(
@@ -110,30 +115,6 @@ class Gaia(WithServers):
             for number, worker in enumerate(members):
                 found[worker] = max(facts["steps"][number] for _, facts in states)
         return found
-
-    def goes_on(self, workers: int) -> bool:
-        """Always; a site whose workers are all lost is not waited for."""
-        return True
-
-    def leaves_behind(self, workers: int) -> bool:
-        """Always: a site waits for the rounds of others, and for all of its own workers."""
-        return True
-
-    def spares_leader(self, workers: int) -> bool:
-        """Always: sites hold what the run has come to."""
-        return True
-
-    def updates_per_step(self, workers: int) -> int:
-        """One a site."""
-        return self._busy(workers)
-
-    def gradients_per_step(self, workers: int) -> int:
-        """All, in their means."""
-        return workers
-
-    def reads_every_step(self, workers: int) -> bool:
-        """Not what other sites keep to themselves."""
-        return self._busy(workers) == 1
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom the servers of its site are all there are."""

@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
@@ -28,10 +29,10 @@ from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, C
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
-from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.quantities import Count
@@ -64,15 +65,33 @@ class Hierarchical(WithServers):
     groups: Count = 2
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()
 
-    @property
-    def server_count(self) -> int:
-        """Leaves and roots."""
-        return self.groups + self.servers
+    def traits(self, workers: int) -> Traits:
+        """Return those of the consistency between groups."""
+        busy = self._busy(workers)
+        lockstep, updates = busy == 1 or self.consistency.in_step(), self.consistency.updates_per_step(busy)
+        return replace(
+            super().traits(workers),
+            lockstep=lockstep,
+            updates=updates,
+            gradients=self.consistency.gathers(busy) if self.consistency.drops else busy,
+            rate_divisor=updates,
+            skips_steps=self.consistency.drops and not lockstep,
+            groups=tuple(tuple(range(cut.start, cut.stop)) for cut in shards(workers, busy)),
+            leaves=self.groups,
+            servers=self.groups + self.servers,
+            slices=self.servers,
+        )
 
-    @property
-    def shard_count(self) -> int:
-        """The roots'."""
-        return self.servers
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on, where there are others: leaves bear the loss of a worker, and roots hold the run's state."""
+        busy, lockstep = self._busy(workers), self.traits(workers).lockstep
+        # As many workers as cannot be more whole groups than the consistency can do without.
+        spares = min(workers - 1, self.consistency.spares(busy) if self.consistency.drops else workers)
+        common = FaultPolicy(skips_not_finite=not self.consistency.in_step())
+        if spares <= 0:
+            return common
+        rejoin = Rejoin.BEHIND if lockstep else Rejoin.LEVEL
+        return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def check(self, workers: int) -> None:
         """Refuses what the consistency cannot do with so many groups."""
@@ -84,54 +103,9 @@ class Hierarchical(WithServers):
                 "their own: leave cached_reads out"
             )
 
-    def in_step(self, workers: int) -> bool:
-        """As the consistency has it, and always if there is but one group."""
-        return self._busy(workers) == 1 or self.consistency.in_step()
-
     def resharding(self, before: int, after: int) -> Resharding:
         """The roots count other leaves."""
-        groups = [*self.contributors(cast_in_order(before, self.server_count)).values()]
-        return of_servers(self.consistency, groups, after, self._busy(after))
-
-    def updates_per_step(self, workers: int) -> int:
-        """As the consistency has it, of groups."""
-        return self.consistency.updates_per_step(self._busy(workers))
-
-    def gradients_per_step(self, workers: int) -> int:
-        """One a group, or as many of them as the consistency does not drop."""
-        busy = self._busy(workers)
-        return self.consistency.gathers(busy) if self.consistency.drops else busy
-
-    def contributors(self, cast: RoleAssignment) -> dict[int, tuple[int, ...]]:
-        """A leaf pushes the mean of its group."""
-        levels, index = Levels.of(cast, self.groups), {rank: index for index, rank in enumerate(cast.workers)}
-        groups = zip(levels.leaves, levels.groups, strict=True)
-        return {leaf: tuple(index[rank] for rank in members) for leaf, members in groups if members}
-
-    def slices(self, workers: int) -> int:
-        """One a root."""
-        return self.servers
-
-    def goes_on(self, workers: int) -> bool:
-        """Where there are others: a leaf bears the loss of a worker."""
-        return self.spares(workers) > 0
-
-    def spares(self, workers: int) -> int:
-        """Almost all, or so many as cannot be more whole groups than the consistency can do without."""
-        busy = self._busy(workers)
-        return min(workers - 1, self.consistency.spares(busy) if self.consistency.drops else workers)
-
-    def spares_leader(self, workers: int) -> bool:
-        """Where they go on: roots hold what the run has come to."""
-        return self.goes_on(workers)
-
-    def leaves_out_not_finite(self, workers: int) -> bool:
-        """Where servers do not wait for all."""
-        return not self.consistency.in_step()
-
-    def leaves_steps_out(self, workers: int) -> bool:
-        """Where late gradients are dropped."""
-        return self.consistency.drops and not self.in_step(workers)
+        return of_servers(self.consistency, self.traits(before).groups, after, self._busy(after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker, to whom its leaf is the only server."""

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import NoSharedMemory
 from polyrhythm.errors import RequestError
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.state import Resharding, State, StateField
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 
@@ -45,32 +46,24 @@ class Hogwild(Strategy):
         use_it="several workers on one host, with small or sparse models",
         when_a_worker_dies="the others go on; a successor finds the vector as they have left it",
     )
-    replayable: ClassVar[bool] = False
-    one_host: ClassVar[bool] = True
 
-    def in_step(self, workers: int) -> bool:
-        """Never, but for one alone."""
-        return workers == 1
+    def traits(self, workers: int) -> Traits:
+        """Return those of workers that share one vector; worker 0 counts its own gradients for all."""
+        return Traits(
+            lockstep=workers == 1,
+            waits_for_slower=False,
+            updates=workers,
+            rate_divisor=workers,
+            replayable=False,
+            one_host=True,
+        )
 
-    def waits_for_slower(self, workers: int) -> bool:
-        """Never."""
-        return False
-
-    def goes_on(self, workers: int) -> bool:
-        """Always: whoever is left has the vector, in which half an update is no more than one that others cross."""
-        return workers > 1
-
-    def spares_leader(self, workers: int) -> bool:
-        """Always: its successor finds the vector through any of the others."""
-        return self.goes_on(workers)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One a worker."""
-        return workers
-
-    def gradients_per_step(self, workers: int) -> int:
-        """One is counted: worker 0's."""
-        return 1
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: the others have the vector, and half an update is no worse than one that others cross."""
+        if workers == 1:
+            return FaultPolicy()
+        # A successor of worker 0 finds the vector through any of the others.
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The shared vector stays as worker 0 has read it; newcomers begin without momentum."""

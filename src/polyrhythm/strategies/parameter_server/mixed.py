@@ -19,6 +19,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -30,6 +31,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers, check_rules
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
@@ -45,10 +47,10 @@ from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES,
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
-from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 
 
@@ -85,10 +87,46 @@ class Mixed(WithServers):
     merge: Annotated[MergeRule, chosen("merge rule", MERGE_RULES)] = Plain()
     inside: Annotated[Strategy, chosen("inside strategy", *FAMILIES)] = Synchronous()
 
-    @property
-    def plain_alone(self) -> bool:  # type: ignore[override]  # of some compositions only
-        """Where servers own the optimiser: what a round moves by is rounded on its way."""
-        return self.inside.offers is GroupOutput.GRADIENTS
+    def traits(self, workers: int) -> Traits:
+        """Return those of the consistency between groups, and of what goes on inside."""
+        groups, inside = self.groups(workers), self._inside(workers)
+        lockstep = groups == 1 or self.consistency.in_step()
+        updates, every = self.consistency.updates_per_step(groups), inside.exchange_every
+        applied = self.consistency.gathers(groups) if self.consistency.drops else groups
+        starts = range(0, workers, self.replicas)
+        return replace(
+            super().traits(workers),
+            lockstep=lockstep,
+            local_models=every != 1,
+            exchange_every=every,
+            updates=updates,
+            gradients=max(1, applied // max(1, every)),  # what a round moves by counts as one
+            # A merge rule that itself lets stale gradients count for less needs no lower rate.
+            rate_divisor=1 if self.merge.divides else updates,
+            reads_newest=every == 1,
+            skips_steps=self.consistency.drops and not lockstep,
+            groups=tuple(tuple(range(start, min(start + self.replicas, workers))) for start in starts),
+            slices=min(self.replicas, workers),
+            exact_sums=inside.exact_sums,
+            # Where servers own the optimiser: what a round moves by is rounded on its way.
+            plain_alone=inside.output is GroupOutput.GRADIENTS,
+        )
+
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping inside, where groups average gradients as workers can that regroup."""
+        common = FaultPolicy(skips_not_finite=not self.consistency.in_step())
+        gradients = self._inside(2).output is GroupOutput.GRADIENTS
+        if workers == 1 or not (gradients and self.inside.faults(2).regroups):
+            return common
+        groups, lockstep = self.groups(workers), self.traits(workers).lockstep
+        return replace(
+            common,
+            worker=OnLoss.REGROUP_GROUP,
+            leader=True,  # servers hold what a run has come to, also where groups go in lockstep
+            # As many workers as cannot be more whole groups than the consistency can do without.
+            spares=min(workers - 1, self.consistency.spares(groups) if self.consistency.drops else workers),
+            rejoin=Rejoin.BEHIND if lockstep else Rejoin.LEVEL,
+        )
 
     def check(self, workers: int) -> None:
         """Refuses what the servers' parts cannot do with so many groups."""
@@ -105,96 +143,28 @@ class Mixed(WithServers):
         """How many groups there are."""
         return -(-workers // self.replicas)
 
-    def in_step(self, workers: int) -> bool:
-        """As the consistency has it, and always if there is but one group."""
-        return self.groups(workers) == 1 or self.consistency.in_step()
-
     def resharding(self, before: int, after: int) -> Resharding:
         """The servers count other groups, whose gradients they get or whose rounds."""
-        groups = [*self.contributors(cast_in_order(before, self.servers)).values()]
+        old, new = self.traits(before), self.traits(after)
         servers = of_servers(
-            self.consistency, groups, after, self.groups(after), round_steps=self.round_steps(after)
+            self.consistency, old.groups, after, self.groups(after), round_steps=new.exchange_every
         )
-        if self.inside.offers is GroupOutput.GRADIENTS:
+        if self._inside(after).output is GroupOutput.GRADIENTS:
             return servers
-        if self.round_steps(before) != self.round_steps(after):
+        if old.exchange_every != new.exchange_every:
             raise self.needs_as_many(before)
         return groups_of_rounds(servers, self.inside.resharding(before, after))
-
-    def updates_per_step(self, workers: int) -> int:
-        """As the consistency has it, of groups."""
-        return self.consistency.updates_per_step(self.groups(workers))
-
-    def shares_rate(self, workers: int) -> int:
-        """Among its updates, unless the merge rule itself lets stale gradients count for less."""
-        return 1 if self.merge.divides else self.updates_per_step(workers)
-
-    def gradients_per_step(self, workers: int) -> int:
-        """One a group, or as many of them as the consistency does not drop; what a round moves by counts as one."""
-        groups = self.groups(workers)
-        applied = self.consistency.gathers(groups) if self.consistency.drops else groups
-        return max(1, applied // self.round_steps(workers))
-
-    def round_steps(self, workers: int) -> int:
-        """Those of a group."""
-        return self.inside.round_steps(min(self.replicas, workers))
-
-    def agrees(self, workers: int) -> bool:
-        """Where all go in step, and meet at every one."""
-        return self.in_step(workers) and self.round_steps(workers) == 1
-
-    def reads_every_step(self, workers: int) -> bool:
-        """If groups meet the servers at every step."""
-        return self.round_steps(workers) == 1
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         """As the inside strategy has it."""
         return self.inside.bucket_bytes_for(workers, like)
-
-    def contributors(self, cast: RoleAssignment) -> dict[int, tuple[int, ...]]:
-        """The first of each group pushes its mean."""
-        indices = tuple(range(len(cast.workers)))
-        starts = indices[:: self.replicas]
-        return {cast.workers[start]: indices[start : start + self.replicas] for start in starts}
-
-    def slices(self, workers: int) -> int:
-        """One a replica of a group."""
-        return min(self.replicas, workers)
-
-    def leaves_out_not_finite(self, workers: int) -> bool:
-        """Where servers do not wait for all."""
-        return not self.consistency.in_step()
-
-    def leaves_steps_out(self, workers: int) -> bool:
-        """Where late gradients are dropped."""
-        return self.consistency.drops and not self.in_step(workers)
-
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping inside."""
-        return self.regroups_apart(workers)
-
-    def regroups_apart(self, workers: int) -> bool:
-        """Where groups average gradients inside as workers can that regroup."""
-        gradients = self.inside.offers is GroupOutput.GRADIENTS and self.inside.regroups(2)
-        return gradients and workers > 1
-
-    def spares_leader(self, workers: int) -> bool:
-        """Wherever they go on: servers hold what a run has come to, also where groups go in step."""
-        return self.goes_on(workers)
-
-    def spares(self, workers: int) -> int:
-        """Almost all, or so many as cannot be more whole groups than the consistency can do without."""
-        if not self.goes_on(workers):
-            return 0
-        groups = self.groups(workers)
-        return min(workers - 1, self.consistency.spares(groups) if self.consistency.drops else workers)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         number = setting.workers.rank // self.replicas
         members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
         circle = Circle(setting, number, members)
-        if self.inside.offers is GroupOutput.GRADIENTS:
+        if self._inside(setting.workers.size).output is GroupOutput.GRADIENTS:
             mean_of = partial(self.inside.gradient_mean, flat=setting.flat)
             return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting.plan))
         return MixedWorker(setting, circle, Models(setting, circle.group, self.inside))
@@ -203,6 +173,10 @@ class Mixed(WithServers):
         """Makes the part of one server, to which groups talk through one member each."""
         groups = self.members(setting.cast)
         return GroupServer(groups, self.consistency, Handling(self.merge), setting)
+
+    def _inside(self, workers: int) -> Traits:
+        """Return the traits of a whole group."""
+        return self.inside.traits(min(self.replicas, workers))
 
     def members(self, cast: RoleAssignment) -> list[tuple[int, ...]]:
         """Return the ranks of every group's workers."""
@@ -223,12 +197,13 @@ def check_inside(inside: Strategy, members: int, consistency: Consistency, merge
         RequestError: with the reason and what would work.
     """
     inside.check(members)
-    if inside.offers is GroupOutput.NOTHING:
+    output = inside.traits(members).output
+    if output is GroupOutput.NOTHING:
         raise RequestError(
             f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
             "rounds, such as local_sgd"
         )
-    if inside.offers is GroupOutput.GRADIENTS:
+    if output is GroupOutput.GRADIENTS:
         return
     if consistency.drops:
         raise RequestError(
@@ -244,13 +219,14 @@ def check_inside(inside: Strategy, members: int, consistency: Consistency, merge
 
 def _reason(inside: Strategy) -> str:
     """Says why a strategy has nothing for servers above it."""
-    if inside.server_count:
+    traits = inside.traits(2)
+    if traits.servers:
         return "it has servers of its own, and those of mixed are for all groups"
-    if not inside.in_step(2) or (inside.round_steps(2) == 1 and not inside.agrees(2)):
+    if not traits.lockstep or (traits.exchange_every == 1 and not traits.identical):
         return "its workers never hold the same model"
-    if inside.round_steps(2) == 0:
+    if traits.exchange_every == 0:
         return "its workers meet in the end only"
-    if inside.round_steps(2) == 1:
+    if traits.exchange_every == 1:
         return "its gradients travel while the next forward pass runs, which begins with what servers answer"
     return (
         "its rounds begin at points, or at times, of their own, and servers would put the workers elsewhere"

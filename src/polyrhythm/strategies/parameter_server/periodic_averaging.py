@@ -20,9 +20,11 @@ Departures from the paper:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
     CentreServer,
@@ -33,7 +35,7 @@ from polyrhythm.strategies.parameter_server.elastic.averaging import (
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
 
@@ -61,7 +63,6 @@ class PeriodicAveraging(WithServers):
             "the others go on, and a successor begins at the mean with the steps that are left"
         ),
     )
-    plain_alone: ClassVar[bool] = False
 
     steps: Count = 4
     share: InnerFraction | None = None
@@ -71,33 +72,24 @@ class PeriodicAveraging(WithServers):
         share = 1 / workers if self.share is None else self.share
         return ElasticRule(alpha=share, tau=self.steps, together=False)
 
-    def in_step(self, workers: int) -> bool:
-        """Never: nobody waits for anybody."""
-        return False
+    def traits(self, workers: int) -> Traits:
+        """Return those of free workers with parameters of their own; the mean hears of each gradient once."""
+        return replace(
+            super().traits(workers),
+            lockstep=False,
+            waits_for_slower=False,
+            exchange_every=self.steps,
+            gradients=workers,
+            plain_alone=False,
+        )
 
-    def waits_for_slower(self, workers: int) -> bool:
-        """Never."""
-        return False
-
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
-        return self.steps
-
-    def goes_on(self, workers: int) -> bool:
-        """Always."""
-        return True
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: the mean is what a run has come to."""
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The mean stays."""
         return of_centre(after)
-
-    def gradients_per_step(self, workers: int) -> int:
-        """All: the mean hears of each once, in the model that it first went into."""
-        return workers
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: every worker makes its own step on its own parameters."""
-        return 1
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

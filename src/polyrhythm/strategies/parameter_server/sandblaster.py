@@ -51,6 +51,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
@@ -61,7 +62,7 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import STEPS, Resharding, State, StateField, steps_of_servers
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
@@ -88,28 +89,21 @@ class Sandblaster(WithServers):
         use_it="large batches and a network that is much slower than computing",
         when_a_worker_dies="the others go on, and a successor takes over the portions that are left",
     )
-    plain_alone: ClassVar[bool] = False
 
     portions: Count = 2
     memory: int = Field(default=10, ge=0)
     trials: int = Field(default=1, ge=0)
     tolerance: NonNegative = 0.9
 
-    def in_step(self, workers: int) -> bool:
-        """Always: a batch is everybody's."""
-        return True
+    def traits(self, workers: int) -> Traits:
+        """Return those of batches that are everybody's; each makes one update at most."""
+        return replace(
+            super().traits(workers), exchange_every=self.portions, gradients=workers, plain_alone=False
+        )
 
-    def goes_on(self, workers: int) -> bool:
-        """Always: a batch is of those who are there."""
-        return True
-
-    def spares_leader(self, workers: int) -> bool:
-        """Always: servers hold all that a run has come to."""
-        return True
-
-    def round_steps(self, workers: int) -> int:
-        """Those of a batch."""
-        return self.portions
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: a batch is of those who are there, and servers hold all that a run has come to."""
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Batches that are whole count."""
@@ -122,14 +116,6 @@ class Sandblaster(WithServers):
             servers=(STEPS, StateField("*", "keep", "server")),
             count=steps_of_servers,
         )
-
-    def updates_per_step(self, workers: int) -> int:
-        """One, at most."""
-        return 1
-
-    def gradients_per_step(self, workers: int) -> int:
-        """All."""
-        return workers
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

@@ -24,7 +24,7 @@ from polyrhythm.launch.script.meeting import LossTolerance, Place, Places
 def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:
     strategy = strategy_from(spec)
     tolerance = LossTolerance.from_text(LossTolerance.of(strategy, 3).to_text())
-    ranks = range(3 + strategy.server_count)
+    ranks = range(3 + strategy.traits(1).servers)
     assert {rank for rank in ranks if tolerance.tolerates(rank)} == borne
 
 

@@ -27,7 +27,7 @@ class Run:
         self.arrives: list[Callable[[], None]] = []
         network = SimpleNamespace(send=lambda rank, message: self.asked.append((rank, message.step)))
         world = SimpleNamespace(cast=cast_in_order(2, 2), network=network)
-        self.reports = ServerReports(world, strategy, ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
+        self.reports = ServerReports(world, strategy.faults(2), ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
 
     def hands_in(self, rank: int, shard: int, number: float) -> None:
         tensors = pack_tensors({"shard": torch.tensor([number])}, {})

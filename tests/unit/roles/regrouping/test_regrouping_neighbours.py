@@ -6,7 +6,6 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.roles.leading.control_plane import Neighbours
-from polyrhythm.strategies.role_assignment import cast_in_order
 
 
 @pytest.mark.parametrize(
@@ -23,5 +22,5 @@ def test_groups_other_than_worker_0s_may_fall_behind(
     spec: str, worker: int, beside: bool, held_up: tuple[int, ...]
 ) -> None:
     chosen = strategy(spec)
-    neighbours = Neighbours(chosen, cast_in_order(5, chosen.server_count))
+    neighbours = Neighbours(chosen.traits(5), chosen.faults(5))
     assert (neighbours.beside_leader(worker), neighbours.held_up_by(worker)) == (beside, held_up)

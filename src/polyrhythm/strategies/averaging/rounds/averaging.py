@@ -15,8 +15,9 @@ from typing import Annotated, ClassVar
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Held, Resharding, State, StateField, mean_of_optimizers
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
 
 MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
 """What happens when a worker dies."""
@@ -27,40 +28,39 @@ class Averaging(Strategy):
 
     Attributes:
         sums_gradients: whether plain SGD's models are the sum of all gradients at the end of a round.
+        output: see `Traits`.
+        plain_alone: see `Traits`.
         collective: how models are added up.
     """
 
     sums_gradients: ClassVar[bool] = False
+    output: ClassVar[GroupOutput] = GroupOutput.NOTHING
+    plain_alone: ClassVar[bool] = True
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
-    def in_step(self, workers: int) -> bool:
-        """Always; who wants to stop is heard at a mean, and after an epoch."""
-        return True
+    @property
+    def period(self) -> int:
+        """Steps from one mean of all models to the next; 0 if there is one in the end only."""
+        raise NotImplementedError
 
-    def agrees(self, workers: int) -> bool:
-        """Only if every step ends with a mean."""
-        return self.round_steps(workers) == 1 or workers == 1
+    def traits(self, workers: int) -> Traits:
+        """Return those of rounds: who wants to stop is heard at a mean, and after an epoch."""
+        return Traits(
+            local_models=self.period != 1 and workers > 1,
+            exchange_every=self.period,
+            output=self.output,
+            slices=workers,
+            plain_alone=self.plain_alone,
+        )
 
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping."""
-        return self.regroups(workers)
-
-    def regroups(self, workers: int) -> bool:
-        """If there is more than one worker."""
-        return workers > 1
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping."""
+        return FaultPolicy.regrouping(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """All go on from the mean of all models."""
         return of_rounds(after)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: each model gets its own worker's."""
-        return 1
-
-    def slices(self, workers: int) -> int:
-        """One a worker."""
-        return workers
 
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."

@@ -38,7 +38,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -47,8 +47,9 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
@@ -61,8 +62,6 @@ class InTurns(Strategy):
         topology: who sends to whom, and how much of it counts.
     """
 
-    can_begin_anew: ClassVar[bool] = True
-
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)]
 
     def check(self, workers: int) -> None:
@@ -74,25 +73,13 @@ class InTurns(Strategy):
         """Tells the spectral gap."""
         return remark(self.topology, workers)
 
-    def in_step(self, workers: int) -> bool:
-        """Always: everybody waits for what it is sent."""
-        return True
+    def traits(self, workers: int) -> Traits:
+        """Return those of workers that differ by what has not spread yet."""
+        return Traits(local_models=workers > 1, common_start=True)
 
-    def agrees(self, workers: int) -> bool:
-        """Only alone: others differ by what has not spread yet."""
-        return workers == 1
-
-    def goes_on(self, workers: int) -> bool:
-        """By regrouping."""
-        return self.regroups(workers)
-
-    def regroups(self, workers: int) -> bool:
-        """If there is more than one worker."""
-        return workers > 1
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: the mean moves by the mean gradient."""
-        return 1
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return regrouping."""
+        return FaultPolicy.regrouping(workers)
 
 
 REUNITE = "the others begin anew at the mean of what they hold, with a matrix for their number; a successor joins them"

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
@@ -27,7 +28,7 @@ from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import PLACEMENTS, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
@@ -44,15 +45,9 @@ class WithServers(Strategy):
     servers: Count = 1
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
-    @property
-    def server_count(self) -> int:
-        """As asked."""
-        return self.servers
-
-    @property
-    def server_placement(self) -> Placement:
-        """As asked."""
-        return self.placement
+    def traits(self, workers: int) -> Traits:
+        """Return the servers' part of them."""
+        return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
 class Served(WithServers):
@@ -93,57 +88,37 @@ class Served(WithServers):
         """The servers count other pushers."""
         return of_servers(self.rules()[0], [(worker,) for worker in range(before)], after, after)
 
-    def holders(self, shard: int) -> tuple[int, ...]:
-        """Its own server, and with two replicas the one after it."""
-        return (shard,) if self.replicas == 1 else (shard, (shard + 1) % self.servers)
-
-    def in_step(self, workers: int) -> bool:
-        """As the consistency has it."""
-        return self.rules()[0].in_step()
-
-    def waits_for_slower(self, workers: int) -> bool:
-        """As the consistency has it."""
-        return self.rules()[0].waits_for_slower()
-
-    def spares(self, workers: int) -> int:
-        """As many as the consistency can do without; in lock-step, as the aggregator needs for those who are left."""
+    def traits(self, workers: int) -> Traits:
+        """Return those of the consistency and the merge rule."""
         consistency, handling = self.rules()
-        spared = consistency.spares(workers)
-        return min(spared, handling.aggregator.spares(workers)) if consistency.in_step() else spared
+        lockstep, updates = consistency.in_step(), consistency.updates_per_step(workers)
+        return replace(
+            super().traits(workers),
+            lockstep=lockstep,
+            waits_for_slower=consistency.waits_for_slower(),
+            updates=updates,
+            gradients=consistency.gathers(workers) if consistency.drops else workers,
+            # A merge rule that itself lets stale gradients count for less needs no lower rate.
+            rate_divisor=1 if handling.merge.divides else updates,
+            reads_newest=not consistency.own_updates,
+            skips_steps=consistency.drops and not lockstep,
+        )
 
-    def goes_on(self, workers: int) -> bool:
-        """Where the consistency can spare someone."""
-        return self.spares(workers) > 0
-
-    def spares_leader(self, workers: int) -> bool:
-        """Wherever they go on: servers hold all that a run has come to, also where workers go in step."""
-        return self.goes_on(workers)
-
-    def updates_per_step(self, workers: int) -> int:
-        """As the consistency has it."""
-        return self.rules()[0].updates_per_step(workers)
-
-    def shares_rate(self, workers: int) -> int:
-        """Among its updates, unless the merge rule itself lets stale gradients count for less."""
-        return 1 if self.rules()[1].merge.divides else self.updates_per_step(workers)
-
-    def gradients_per_step(self, workers: int) -> int:
-        """All, or as many as the consistency does not drop."""
-        consistency = self.rules()[0]
-        return consistency.gathers(workers) if consistency.drops else workers
-
-    def reads_every_step(self, workers: int) -> bool:
-        """Unless workers may be told to go on with their own copies."""
-        return not self.rules()[0].own_updates
-
-    def leaves_out_not_finite(self, workers: int) -> bool:
-        """Where servers do not wait for all."""
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on, where the consistency can spare a worker: servers hold all that a run has come to."""
         consistency, handling = self.rules()
-        return not (consistency.in_step() or handling.aggregator.robust)
-
-    def leaves_steps_out(self, workers: int) -> bool:
-        """Where late gradients are dropped."""
-        return self.rules()[0].drops and not self.in_step(workers)
+        lockstep, spares = consistency.in_step(), consistency.spares(workers)
+        if lockstep:  # the aggregator needs some of those who are left
+            spares = min(spares, handling.aggregator.spares(workers))
+        shards = range(self.servers) if self.replicas > 1 else ()
+        common = FaultPolicy(
+            holders=tuple((shard, (shard + 1) % self.servers) for shard in shards),
+            skips_not_finite=not (lockstep or handling.aggregator.robust),
+        )
+        if spares <= 0:
+            return common
+        rejoin = Rejoin.BEHIND if lockstep else Rejoin.LEVEL
+        return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""

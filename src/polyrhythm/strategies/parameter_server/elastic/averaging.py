@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, Self
 
 import torch
@@ -46,6 +46,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
 from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
@@ -59,7 +60,7 @@ from polyrhythm.strategies.state import (
     steps_known,
     steps_of_servers,
 )
-from polyrhythm.strategies.strategy import Paper
+from polyrhythm.strategies.strategy import Paper, Traits
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import shards
@@ -123,7 +124,6 @@ class ElasticAveraging(WithServers):
     """
 
     paper: ClassVar[Paper] = PAPER
-    plain_alone: ClassVar[bool] = False
     plain_steps: ClassVar[bool]
 
     mode: Literal["asynchronous", "synchronous"] = "asynchronous"
@@ -146,41 +146,27 @@ class ElasticAveraging(WithServers):
         """Warns where alpha is out of the stable range."""
         return self.rule(workers).caution(workers, learning_rate)
 
-    def in_step(self, workers: int) -> bool:
-        """As the mode has it."""
-        return self.mode == "synchronous"
+    def traits(self, workers: int) -> Traits:
+        """Return those of workers with parameters of their own; the centre hears of each gradient once."""
+        together = self.mode == "synchronous"
+        return replace(
+            super().traits(workers),
+            lockstep=together,
+            local_models=True,
+            waits_for_slower=together,
+            exchange_every=self.tau,
+            gradients=workers,
+            plain_alone=False,
+        )
 
-    def waits_for_slower(self, workers: int) -> bool:
-        """As the mode has it."""
-        return self.in_step(workers)
-
-    def agrees(self, workers: int) -> bool:
-        """Never: every worker has parameters of its own."""
-        return False
-
-    def round_steps(self, workers: int) -> int:
-        """As asked."""
-        return self.tau
-
-    def goes_on(self, workers: int) -> bool:
-        """Always."""
-        return True
-
-    def spares_leader(self, workers: int) -> bool:
-        """Wherever they go on: the centre is what a run has come to."""
-        return self.goes_on(workers)
-
-    def gradients_per_step(self, workers: int) -> int:
-        """All: the centre hears of each once, in the difference that it first went into."""
-        return workers
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return going on: the centre is what a run has come to."""
+        rejoin = Rejoin.BEHIND if self.mode == "synchronous" else Rejoin.LEVEL
+        return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=rejoin)
 
     def resharding(self, before: int, after: int) -> Resharding:
         """The centre stays."""
         return of_centre(after)
-
-    def updates_per_step(self, workers: int) -> int:
-        """One: every worker makes its own step on its own parameters."""
-        return 1
 
     @abstractmethod
     def local_step(self, setting: WorkerSetting) -> LocalStep:

@@ -197,7 +197,7 @@ class Models:
 
     def __init__(self, setting: WorkerSetting, group: Communicator, inside: Strategy) -> None:
         self.plan = OptimizerPlan("SGD", (Span(0, setting.flat.size, {"lr": 1.0}),), 1.0)
-        self.steps = inside.round_steps(group.size)
+        self.steps = inside.traits(group.size).exchange_every
         self.apart = False
         self._flat = setting.flat
         self._group = group
@@ -254,7 +254,7 @@ class Models:
         """Refuses: in the middle of a round members hold different models, of which the servers know none.
 
         Raises:
-            RunError: always; a strategy with such groups does not regroup (`Mixed.regroups_apart`).
+            RunError: always; a strategy with such groups does not regroup (`Mixed.faults`).
         """
         raise RunError("groups that push rounds do not regroup")
 

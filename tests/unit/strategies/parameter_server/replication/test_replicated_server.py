@@ -365,9 +365,9 @@ def test_what_cannot_be_on_two_servers_is_refused(options: dict[str, object], hi
 
 
 def test_one_server_may_be_lost_and_neighbours_not() -> None:
-    strategy = ParameterServer(servers=4, replicas=2)
-    assert [strategy.holders(shard) for shard in range(4)] == [(0, 1), (1, 2), (2, 3), (3, 0)]
-    assert [strategy.holds(server) for server in range(4)] == [[0, 3], [1, 0], [2, 1], [3, 2]]
-    assert strategy.spares_servers([0, 2])
-    assert not strategy.spares_servers([3, 0])
-    assert not ParameterServer(servers=4).spares_servers([1])
+    faults = ParameterServer(servers=4, replicas=2).faults(5)
+    assert [faults.holders_of(shard) for shard in range(4)] == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert [faults.shards_of(server) for server in range(4)] == [[0, 3], [1, 0], [2, 1], [3, 2]]
+    assert faults.keeps_shards([0, 2])
+    assert not faults.keeps_shards([3, 0])
+    assert not ParameterServer(servers=4).faults(5).keeps_shards([1])
