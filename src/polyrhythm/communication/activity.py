@@ -46,17 +46,17 @@ class Activity:
         self._doing: dict[int, Doing] = {}
 
     def step_done(self, step: int) -> None:
-        """Notes that another step is over."""
+        """Note that another step is over."""
         now_s = time.monotonic()
         self._durations_s.append(now_s - self._began_s)
         self._began_s, self.step = now_s, step
 
     def median_step_s(self) -> float | None:
-        """Gives what a step has taken lately, once there were a few."""
+        """Return the median duration of recent steps, in seconds; None before there are a few."""
         return median(self._durations_s) if len(self._durations_s) > 2 else None
 
     def now(self) -> Doing:
-        """Gives what the main thread does."""
+        """Return what the main thread is doing."""
         return self._doing.get(self.thread) or Doing(COMPUTING, self._began_s)
 
     @contextmanager
@@ -74,7 +74,7 @@ class Activity:
                 self._doing[thread] = before
 
     def noted(self, handle: Handle, what: str) -> Handle:
-        """Gives a handle whose waiting is noted."""
+        """Return a handle whose waiting is noted."""
         return _NotedHandle(handle, self, what)
 
 
@@ -85,10 +85,10 @@ class _NotedHandle:
         self._what = what
 
     def done(self) -> bool:
-        """Whether it is."""
+        """Return whether it has ended."""
         return self._inner.done()
 
     def wait(self) -> Any:
-        """Waits, and is seen to do so."""
+        """Wait; the activity shows it meanwhile."""
         with self._activity.doing(self._what):
             return self._inner.wait()

@@ -25,7 +25,7 @@ class InTurn:
         self._last: Handle | None = None
 
     def start(self, start: Start, work: Callable[[], Any]) -> Handle:
-        """Lets `work` begin when all that were started before it have ended.
+        """Begin `work` when all that were started before it have ended.
 
         Args:
             start: runs it in the background.
@@ -71,7 +71,7 @@ class AllReduce:
         self._calls = 0
 
     def prepare(self) -> Collective:
-        """Lets the collective look at the links, if it wants to; else the first call does.
+        """Prepare the collective, which may measure the links; else the first call does.
 
         Returns:
             The collective in use; what it has measured and chosen is among its fields.
@@ -81,18 +81,18 @@ class AllReduce:
         return self._prepared
 
     def passed_on(self) -> Collective:
-        """Gives the collective for ranks that regroup, with what this one knows of the links."""
+        """Return the collective for ranks that regroup, with what this one knows of the links."""
         return (self._prepared or self._asked).passed_on()
 
     def start(self, tensor: Tensor) -> Handle:
-        """Starts to add `tensor` up, in place, in the background; it must not change until the handle is done."""
+        """Start to add `tensor` up, in place, in the background; it must not change until the handle is done."""
         collective, tag = self.prepare(), self._next_tag()
         if self._turns is None:
             return collective.start(self._space, tensor, tag)
         return self._turns.start(self._space.start, lambda: collective.all_reduce(self._space, tensor, tag))
 
     def run(self, tensor: Tensor) -> None:
-        """Adds `tensor` up, in place."""
+        """Add `tensor` up, in place."""
         collective = self.prepare()
         collective.all_reduce(self._space, tensor, self._next_tag())
 

@@ -42,18 +42,18 @@ class Arrivals:
         return len(self.sources)
 
     def note(self, source: int, message: Message) -> None:
-        """Adds a message that has been taken."""
+        """Add a message that has been taken."""
         if message.kind is not Kind.CHECKPOINT:
             self.sources.append(source)
             self.checks.append(check(source, message))
 
     def to_json(self) -> dict[str, str]:
-        """Gives the list as JSON-able texts: compressed little-endian numbers in base 64."""
+        """Return the list as JSON-able texts: compressed little-endian numbers in base 64."""
         return {"sources": _packed(self.sources), "checks": _packed(self.checks)}
 
     @classmethod
     def from_json(cls, value: Any) -> Arrivals:
-        """Reads what `to_json` gave.
+        """Read what `to_json` returned.
 
         Raises:
             ValueError: it is something else.
@@ -70,7 +70,7 @@ class Arrivals:
 
 
 def check(source: int, message: Message) -> int:
-    """Gives 16 bits that depend on all facts of a message and on a sample of its payload.
+    """Return 16 bits that depend on all facts of a message and on a sample of its payload.
 
     The sample keeps the cost at a few microseconds, however long the payload is. Parameters that differ anywhere make
     the gradients that are computed from them differ nearly everywhere, so it loses little.

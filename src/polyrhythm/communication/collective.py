@@ -41,10 +41,10 @@ class PointToPoint(Protocol):
         """How many ranks there are."""
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send."""
+        """Start to send."""
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
+        """Wait for a message."""
 
 
 class Collective(Config):
@@ -58,7 +58,7 @@ class Collective(Config):
 
     @abstractmethod
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
-        """Adds `tensor` up over all ranks, in place.
+        """Add `tensor` up over all ranks, in place.
 
         Args:
             ranks: who takes part.
@@ -71,11 +71,11 @@ class Collective(Config):
         """
 
     def space(self, communicator: Communicator, name: str) -> Communicator:
-        """Gives the message space that calls are made in: one of their own, in which no one else uses tags."""
+        """Return the message space that calls are made in: one of their own, in which no one else uses tags."""
         return communicator.subgroup(name, range(communicator.size))
 
     def prepared(self, ranks: Communicator, tag: int = 0) -> Collective:
-        """Gives this collective with whatever it has to find out about the links first. All ranks must call it.
+        """Return this collective after it has measured what it needs to know of the links. All ranks must call it.
 
         Args:
             ranks: who takes part.
@@ -84,13 +84,13 @@ class Collective(Config):
         return self
 
     def passed_on(self) -> Collective:
-        """Gives this collective for other ranks, who have yet to prepare it: what some know of the links, all will."""
+        """Return this collective for other ranks, who have yet to prepare it: what some know of the links, all will."""
         return self
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Starts `all_reduce` in the background; if a rank is gone, all calls under way in this space end.
+        """Start `all_reduce` in the background; if a rank is gone, all calls under way in this space end.
 
-        A loss is news there once, and a successor takes no part: who has not heard of it would wait for that one.
+        A loss is reported there once, and a successor takes no part: a rank that missed it would wait for ever.
         """
 
         def work() -> None:
@@ -107,21 +107,21 @@ class MessageCollective(Collective):
     """A collective over point-to-point messages, whose cost is known."""
 
     def all_reduce(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
-        """Adds `tensor` up over all ranks, in place; see `Collective.all_reduce`."""
+        """Add `tensor` up over all ranks, in place; see `Collective.all_reduce`."""
         if ranks.size > 1:
             self.reduce_vector(ranks, tensor.detach().view(-1), tag)
 
     @abstractmethod
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Adds a one-dimensional tensor up, in place, over at least two ranks."""
+        """Add a one-dimensional tensor up, in place, over at least two ranks."""
 
     @abstractmethod
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Gives the time of an all-reduce by the formula of `cost.all_reduce`."""
+        """Return the time of an all-reduce by the formula of `cost.all_reduce`."""
 
     @abstractmethod
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends in an all-reduce."""
+        """Return what one rank sends in an all-reduce."""
 
 
 class SlicedCollective(MessageCollective):
@@ -129,7 +129,7 @@ class SlicedCollective(MessageCollective):
 
     @abstractmethod
     def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Leaves in `slices[rank]` its sum over all ranks, in place; the other slices hold anything afterwards.
+        """Leave in `slices[rank]` its sum over all ranks, in place; the other slices hold anything afterwards.
 
         Args:
             ranks: who takes part.
@@ -139,20 +139,20 @@ class SlicedCollective(MessageCollective):
 
     @abstractmethod
     def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Overwrites every slice with that of its rank, in place; arguments as in `reduce_slices`."""
+        """Overwrite every slice with that of its rank, in place; arguments as in `reduce_slices`."""
 
     @abstractmethod
     def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
-        """Gives what one rank sends in both, for slices of these sizes."""
+        """Return what one rank sends in both, for slices of these sizes."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduces slices of nearly equal size and gathers them."""
+        """Reduce slices of nearly equal size and gather them."""
         slices = torch.tensor_split(vector, ranks.size)
         self.reduce_slices(ranks, slices, tag)
         self.gather_slices(ranks, slices, tag)
 
     def reduce_scatter(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> Tensor:
-        """Adds up over all ranks, each rank one slice.
+        """Add up over all ranks, each rank one slice.
 
         Args:
             ranks: who takes part.
@@ -167,11 +167,11 @@ class SlicedCollective(MessageCollective):
         return slices[ranks.rank]
 
     def all_gather(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
-        """Overwrites all but this rank's slice of `tensor` with the other ranks' slices, in place."""
+        """Overwrite all but this rank's slice of `tensor` with the other ranks' slices, in place."""
         self.gather_slices(ranks, torch.tensor_split(tensor.detach().view(-1), ranks.size), tag)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends in an all-reduce."""
+        """Return what one rank sends in an all-reduce."""
         return self.sent_slices(payload.slice_bytes(ranks), rank)
 
 
@@ -198,23 +198,23 @@ class Members:
         return len(self._members)
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send to a member."""
+        """Start to send to a member."""
         return self._ranks.start_send(self._members[to], message)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message of a member, who must be named."""
+        """Wait for a message of a member, who must be named."""
         assert source is not None, "others' messages come by the same way"
         _, message = self._ranks.receive(self._members[source], tag)
         return source, message
 
 
 def start_send(ranks: PointToPoint, to: int, vector: Tensor, tag: int) -> Handle:
-    """Starts to send a vector, which must not change until the handle is done."""
+    """Start to send a vector, which must not change until the handle is done."""
     return ranks.start_send(to, Message(Kind.VECTOR, vector, tag=tag))
 
 
 def receive(ranks: PointToPoint, source: int, tag: int, like: Tensor) -> Tensor:
-    """Waits for a vector of the size and dtype of `like`; gives it on the same device.
+    """Wait for a vector of the size and dtype of `like`; return it on the same device.
 
     Raises:
         RunError: what has come has another size or dtype.
@@ -231,7 +231,7 @@ def receive(ranks: PointToPoint, source: int, tag: int, like: Tensor) -> Tensor:
 
 
 def exchange(ranks: PointToPoint, peer: int, vector: Tensor, tag: int, like: Tensor) -> Tensor:
-    """Sends a vector to a peer while it sends one like `like`; gives that when both have passed."""
+    """Send a vector to a peer while it sends one like `like`; return that when both have passed."""
     handle = start_send(ranks, peer, vector, tag)
     found = receive(ranks, peer, tag, like)
     handle.wait()
@@ -239,13 +239,13 @@ def exchange(ranks: PointToPoint, peer: int, vector: Tensor, tag: int, like: Ten
 
 
 def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[[int], None]) -> None:
-    """Adds up over any number of ranks by an algorithm for a power of two.
+    """Add up over any number of ranks by an algorithm for a power of two.
 
     Args:
         ranks: who takes part.
         vector: changed in place.
         tag: of the messages.
-        reduce_core: adds `vector` up over the first ranks, as many as it is told, which is the largest power of two
+        reduce_core: adds `vector` up over the given number of first ranks, which is the largest power of two
             that there is; called on these ranks only.
     """
     core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)

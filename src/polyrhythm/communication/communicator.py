@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Seconds since the clock's own start."""
 
     def sleep(self, seconds: float) -> None:
-        """Returns `seconds` later on this clock."""
+        """Return `seconds` later on this clock."""
 
 
 class NoSharedMemory(RequestError):
@@ -46,10 +46,10 @@ class Handle(Protocol):
     """An operation under way."""
 
     def done(self) -> bool:
-        """Tells whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
 
     def wait(self) -> Any:
-        """Blocks until it is done; gives its result, or raises its error."""
+        """Block until it is done; return its result, or raise its error."""
 
 
 class Traffic(Protocol):
@@ -87,44 +87,44 @@ class Communicator(Protocol):
         """What this rank has sent through any of its communicators: one object for all of them."""
 
     def send(self, to: int, message: Message) -> None:
-        """Sends a message; returns when its tensor may be changed again, be it received or not."""
+        """Send a message; return when its tensor may be changed again, be it received or not."""
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send; the message's tensor must not change until the handle is done."""
+        """Start to send; the message's tensor must not change until the handle is done."""
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for the next message with this tag, from `source` or from anyone; gives its sender and it."""
+        """Wait for the next message with this tag, from `source` or from anyone; return its sender and it."""
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
         """Like `receive`, but gives None where nothing has arrived yet."""
 
     def start(self, work: Callable[[], Any]) -> Handle:
-        """Runs `work` in the background of this rank; it may use this communicator."""
+        """Run `work` in the background of this rank; it may use this communicator."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds `tensor` up over all ranks, in place, to the same bits everywhere. All ranks must call it."""
+        """Add `tensor` up over all ranks, in place, to the same bits everywhere. All ranks must call it."""
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts `all_reduce`; ranks must start theirs in the same order."""
+        """Start `all_reduce`; ranks must start theirs in the same order."""
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrites `tensor` with `root`'s. All ranks must call it."""
+        """Overwrite `tensor` with `root`'s. All ranks must call it."""
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Return when all ranks have called it."""
 
     def revoke(self) -> None:
-        """Ends the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
+        """End the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
 
         Rank 0 tells all others. Any other rank tells rank 0, whose wait then raises, and which must revoke in turn. So
         nobody waits for a rank that has given a collective up. Not for the communicator over all ranks.
         """
 
     def revoke_here(self) -> None:
-        """As `revoke`, on this rank alone: nobody is told."""
+        """As `revoke`, on this rank alone: no other is informed."""
 
     def revoke_without(self, rank: int) -> None:
-        """Revokes this communicator, on this rank alone, once a member is known to be lost: now, if it is already.
+        """Revoke this communicator, on this rank alone, once a member is known to be lost: now, if it is already.
 
         For the loss of rank 0, which can tell nobody: without this, a rank would wait for one that knew of the loss
         earlier and gave the collective up.
@@ -134,7 +134,7 @@ class Communicator(Protocol):
         """
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Gives a vector that all ranks read and write: the same memory for all. All ranks must call it.
+        """Return a vector that all ranks read and write: the same memory for all. All ranks must call it.
 
         It lives as long as a rank has it; the successor of a lost rank finds it as the others have left it.
 
@@ -149,7 +149,7 @@ class Communicator(Protocol):
         """
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
-        """Makes a vector of zeros of this rank's own for `all_reduce` to add up in place. All ranks must call it.
+        """Make a vector of zeros of this rank's own for `all_reduce` to add up in place. All ranks must call it.
 
         Ranks of one host map each other's, so sums of it, or of a slice that is the same on all ranks, need no copy.
 
@@ -162,7 +162,7 @@ class Communicator(Protocol):
         """
 
     def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
-        """Makes a `subgroup` of ranks as they are now, successors of lost ones among them.
+        """Make a `subgroup` of ranks as they are now, successors of lost ones among them.
 
         Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
 
@@ -173,7 +173,7 @@ class Communicator(Protocol):
         """
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """Makes the communicator of some of these ranks, this one among them, renumbered in the given order.
+        """Make the communicator of some of these ranks, this one among them, renumbered in the given order.
 
         Args:
             name: tells it apart from other subgroups; the same on every member.

@@ -100,7 +100,7 @@ class Blocked:
 
     @contextmanager
     def by(self, what: str) -> Iterator[None]:
-        """Adds the time of a `with`; of one inside another, once."""
+        """Add the time of a `with`; of one inside another, once."""
         if self._deep or _in_background.get():
             yield
             return

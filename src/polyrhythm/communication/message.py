@@ -82,7 +82,7 @@ class Reason(StrEnum):
 
 
 class RefusedMessage(RunError):
-    """A message that whoever received it does nothing with; nothing has been changed.
+    """A message that its receiver ignores; nothing has been changed.
 
     Attributes:
         reason: in one word.
@@ -131,7 +131,7 @@ class Message(NamedTuple):
         )
 
     def received(self) -> Message:
-        """Gives a copy that shares no memory with the sender's."""
+        """Return a copy that shares no memory with the sender's."""
         tensor = self.tensor
         if tensor is None:
             return self
@@ -149,7 +149,7 @@ def _new(elements: int, dtype: torch.dtype) -> Tensor:
 
 
 def encode_header(message: Message, context: int) -> bytes:
-    """Packs all but the payload into `HEADER_BYTES` bytes.
+    """Pack all but the payload into `HEADER_BYTES` bytes.
 
     Args:
         message: the message.
@@ -171,7 +171,7 @@ def decode_header(
     find: Callable[[int, torch.dtype], Tensor] = _new,
     most_bytes: int = UNBOUNDED_BYTES,
 ) -> tuple[int, Message]:
-    """Unpacks a header into its context and a message.
+    """Unpack a header into its context and a message.
 
     Args:
         header: the packed header.
@@ -206,12 +206,12 @@ def decode_header(
 
 
 def pack_json(value: Any) -> Tensor:
-    """Gives a JSON-able value as a payload of bytes, shape `(n,)`, uint8."""
+    """Return a JSON-able value as a payload of bytes, shape `(n,)`, uint8."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def unpack_json(payload: Tensor) -> Any:
-    """Reads what `pack_json` wrote.
+    """Read what `pack_json` wrote.
 
     Raises:
         MalformedMessage: the payload is not JSON.
@@ -223,14 +223,14 @@ def unpack_json(payload: Tensor) -> Any:
 
 
 def pack_tensors(tensors: dict[str, Tensor], facts: Any) -> Tensor:
-    """Gives named tensors and a JSON-able value as one payload of bytes, shape `(n,)`, uint8."""
+    """Return named tensors and a JSON-able value as one payload of bytes, shape `(n,)`, uint8."""
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     packed = save_tensors(contiguous, metadata={"facts": json.dumps(facts)})
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def unpack_tensors(payload: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Reads what `pack_tensors` wrote.
+    """Read what `pack_tensors` wrote.
 
     Raises:
         MalformedMessage: the payload is something else.

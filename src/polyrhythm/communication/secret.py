@@ -17,12 +17,12 @@ _LENGTH_BYTES = 8
 
 
 def nonce() -> bytes:
-    """Draws a number that has never been used, `NONCE_BYTES` bytes."""
+    """Draw a number that has never been used, `NONCE_BYTES` bytes."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def prove(key: bytes, purpose: str, *parts: bytes) -> bytes:
-    """Gives `PROOF_BYTES` bytes that only who knows the key can give.
+    """Return `PROOF_BYTES` bytes that prove knowledge of the key.
 
     Args:
         key: the secret.
@@ -37,5 +37,5 @@ def prove(key: bytes, purpose: str, *parts: bytes) -> bytes:
 
 
 def proves(proof: bytes, key: bytes, purpose: str, *parts: bytes) -> bool:
-    """Tells whether a proof is right, in a time that does not depend on where it is wrong."""
+    """Return whether a proof is right, in a time that does not depend on where it is wrong."""
     return hmac.compare_digest(proof, prove(key, purpose, *parts))

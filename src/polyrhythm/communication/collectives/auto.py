@@ -7,7 +7,7 @@ choosing by the size of the vector.
 
 L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are
 not fixed but follow from links measured once, at the start, by all ranks together; all get the same figures,
-and so the same choice. It is made anew for every size, takes all links for equal, and weighs only algorithms
+and so the same choice. It is made for every size, takes all links for equal, and weighs only algorithms
 over messages: `library` tells no formula, and `two_level` needs to be told the hosts. Ranks that regroup do
 not measure again, since that may take longer than the next of them lives: figures that any of them has count
 for all.
@@ -54,7 +54,7 @@ _LEAST_SECONDS_PER_BYTE = 1e-13
 
 
 def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
-    """Measures latency, overhead and bandwidth; all ranks must call it, and all get the same.
+    """Measure latency, overhead and bandwidth; all ranks must call it, and all get the same figures.
 
     Args:
         ranks: at least two.
@@ -80,7 +80,7 @@ def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
 
 
 def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int, int], tag: int) -> float:
-    """Plays some rounds; gives who serves the seconds of the quickest."""
+    """Play some rounds; return, on the rank that serves, the seconds of the quickest."""
     there, back = torch.zeros(stroke[1], dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
     rounds = []
     for _ in range(WARMING_UP + ROUNDS):
@@ -96,7 +96,7 @@ def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int,
 
 
 def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
-    """Gives the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
+    """Return the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
 
     Args:
         ranks: at least two.
@@ -148,7 +148,7 @@ class Auto(Collective):
         return self
 
     def prepared(self, ranks: Communicator, tag: int = 0) -> Auto:
-        """Gives the choice with measured figures, unless it was given some."""
+        """Return the choice with measured figures, unless it was given some."""
         if ranks.size == 1 or (self.latency_s is not None and not self._passed_on):
             return self
         found = self._recalled(ranks, tag) if self._passed_on else measure_links(ranks, tag)
@@ -161,7 +161,7 @@ class Auto(Collective):
         return prepared
 
     def passed_on(self) -> Auto:
-        """Gives the choice that does not measure, but asks all what they know; figures that were given all know."""
+        """Return the choice that does not measure, but asks all what they know; figures that were given all know."""
         if self.latency_s is not None and not self._measured and not self._passed_on:
             return self
         others = self.model_copy()
@@ -185,7 +185,7 @@ class Auto(Collective):
         )
 
     def choice(self, ranks: int, payload: Payload) -> MessageCollective:
-        """Gives the quickest collective; of those within a hundredth of it, the first in the order of `_quickest`.
+        """Return the quickest collective; of those within a hundredth of it, the first in the order of `_quickest`.
 
         What cannot be told apart must not be chosen by noise; the order prefers few messages, and neighbours' links.
 
@@ -199,7 +199,7 @@ class Auto(Collective):
         return _quickest(self._machine(), ranks, payload)
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
-        """Adds `tensor` up by the choice for its size; measures first, every time, if it is not prepared."""
+        """Add `tensor` up by the choice for its size; measure first, every time, if it is not prepared."""
         if ranks.size > 1:
             payload = Payload(tensor.numel(), tensor.element_size())
             self.prepared(ranks, tag).choice(ranks.size, payload).all_reduce(ranks, tensor, tag)

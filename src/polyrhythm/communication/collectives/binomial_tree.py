@@ -24,12 +24,12 @@ class BinomialTree(MessageCollective):
     """Vectors are added up a tree to rank 0, and the sum comes down it."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduces, then broadcasts."""
+        """Reduce, then broadcast."""
         self.reduce(ranks, vector, tag)
         self.broadcast(ranks, vector, tag)
 
     def reduce(self, ranks: PointToPoint, vector: Tensor, tag: int = 0) -> None:
-        """Leaves the sum over all ranks on rank 0, in place; other ranks' vectors hold sums of subtrees.
+        """Leave the sum over all ranks on rank 0, in place; other ranks' vectors hold sums of subtrees.
 
         Args:
             ranks: who takes part.
@@ -42,18 +42,18 @@ class BinomialTree(MessageCollective):
             start_send(ranks, _parent(ranks.rank), vector, tag).wait()
 
     def broadcast(self, ranks: PointToPoint, vector: Tensor, tag: int = 0) -> None:
-        """Overwrites `vector` with rank 0's, in place; arguments as in `reduce`."""
+        """Overwrite `vector` with rank 0's, in place; arguments as in `reduce`."""
         if ranks.rank:
             vector.copy_(receive(ranks, _parent(ranks.rank), tag, vector))
         for child in reversed(children(ranks.size, ranks.rank)):
             start_send(ranks, child, vector, tag).wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Gives the time by the formula."""
+        """Return the time by the formula."""
         return all_reduce.binomial_tree_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends."""
+        """Return what one rank sends."""
         return traffic.binomial_tree(ranks, rank, payload)
 
 

@@ -21,13 +21,13 @@ class Library(Collective):
     in_messages: ClassVar[bool] = False
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
-        """Adds `tensor` up over all ranks, in place; the communicator numbers its messages itself."""
+        """Add `tensor` up over all ranks, in place; the communicator numbers its messages itself."""
         ranks.all_reduce(tensor)
 
     def space(self, communicator: Communicator, name: str) -> Communicator:
-        """Gives the communicator itself, whose collectives have a space of their own already."""
+        """Return the communicator itself, whose collectives have a space of their own already."""
         return communicator
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Starts the communicator's all-reduce."""
+        """Start the communicator's all-reduce."""
         return ranks.start_all_reduce(tensor)

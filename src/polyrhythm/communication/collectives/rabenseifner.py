@@ -25,7 +25,7 @@ class Rabenseifner(MessageCollective):
     """Halves, quarters, … are exchanged and reduced; then gathered the same way back."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Halves down to one slice and doubles back to all."""
+        """Halve down to one slice and double back to all."""
 
         def reduce_core(core: int) -> None:
             halvings = _halvings(vector, ranks.rank, core)
@@ -37,16 +37,16 @@ class Rabenseifner(MessageCollective):
         folded(ranks, vector, tag, reduce_core)
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Gives the time by the formula."""
+        """Return the time by the formula."""
         return all_reduce.rabenseifner_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends."""
+        """Return what one rank sends."""
         return traffic.rabenseifner(ranks, rank, payload)
 
 
 def _halvings(vector: Tensor, rank: int, core: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Gives, for each distance from the largest on, the half that a rank keeps and the half that it gives away."""
+    """Return, for each distance from the largest on, the half that a rank keeps and the half that it gives away."""
     ends = [0]
     for piece in torch.tensor_split(vector, core):
         ends.append(ends[-1] + piece.numel())

@@ -26,28 +26,28 @@ class Ring(SlicedCollective):
     """Slices go around the ring twice: once to be added up, once to be known to all."""
 
     def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Passes slices on, adding this rank's part to each."""
+        """Pass slices on, adding this rank's part to each."""
         for turn in range(1, ranks.size):
             target = slices[(ranks.rank - 1 - turn) % ranks.size]
             target.add_(_shift(ranks, slices[(ranks.rank - turn) % ranks.size], tag, target))
 
     def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Passes slices on as they are."""
+        """Pass slices on as they are."""
         for turn in range(ranks.size - 1):
             target = slices[(ranks.rank - 1 - turn) % ranks.size]
             target.copy_(_shift(ranks, slices[(ranks.rank - turn) % ranks.size], tag, target))
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Gives the time by the formula."""
+        """Return the time by the formula."""
         return all_reduce.ring_s(machine, ranks, payload)
 
     def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
-        """Gives what one rank sends."""
+        """Return what one rank sends."""
         return traffic.ring(slice_bytes, rank)
 
 
 def _shift(ranks: PointToPoint, vector: Tensor, tag: int, like: Tensor) -> Tensor:
-    """Sends to the successor and gives what the predecessor sends."""
+    """Send to the successor and return what the predecessor sends."""
     handle = start_send(ranks, (ranks.rank + 1) % ranks.size, vector, tag)
     found = receive(ranks, (ranks.rank - 1) % ranks.size, tag, like)
     handle.wait()

@@ -45,7 +45,7 @@ class SegmentedChain(MessageCollective):
         return max(1, min(self.segments, payload.elements))
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Passes segments down the chain, adding, then up."""
+        """Pass segments down the chain, adding, then up."""
         payload = Payload(vector.numel(), vector.element_size())
         segments = torch.tensor_split(vector, self.segments_for(ranks.size, payload))
         lower, higher = ranks.rank - 1, ranks.rank + 1
@@ -64,11 +64,11 @@ class SegmentedChain(MessageCollective):
         outgoing.wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Gives the time by the formula."""
+        """Return the time by the formula."""
         return all_reduce.segmented_chain_s(machine, ranks, payload, self.segments_for(ranks, payload))
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends."""
+        """Return what one rank sends."""
         return traffic.segmented_chain(ranks, rank, payload, self.segments_for(ranks, payload))
 
 
@@ -79,12 +79,12 @@ class _Outgoing:
         self._last: Handle | None = None
 
     def follow(self, ranks: PointToPoint, to: int, segment: Tensor, tag: int) -> None:
-        """Starts to send when the one before has left: a port carries one message at a time, in order."""
+        """Start to send when the one before has left: a port carries one message at a time, in order."""
         self.wait()
         self._last = start_send(ranks, to, segment, tag)
 
     def wait(self) -> None:
-        """Returns when the last one has left."""
+        """Return when the last one has left."""
         if self._last is not None:
             self._last.wait()
             self._last = None

@@ -61,7 +61,7 @@ class TwoLevel(MessageCollective):
         return self
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduces inside, between and inside."""
+        """Reduce inside, between and inside."""
         place = _Place(self.group, ranks.size, ranks.rank)
         members = Members(ranks, place.members)
         slices = [vector[start:stop] for start, stop in place.slices(vector.numel())]
@@ -76,7 +76,7 @@ class TwoLevel(MessageCollective):
     def seconds(
         self, machine: Machine, ranks: int, payload: Payload, between: Machine | None = None
     ) -> float:
-        """Gives the time by the formulas of both collectives.
+        """Return the time by the formulas of both collectives.
 
         It is exact for equal groups and equal shards. A smaller last group adds up its shards one after the other, and
         ends no later than this.
@@ -94,7 +94,7 @@ class TwoLevel(MessageCollective):
         return self._inside.seconds(machine, group, payload) + shards_of_smallest * outer_s
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Gives what one rank sends."""
+        """Return what one rank sends."""
         place = _Place(self.group, ranks, rank)
         number = rank - place.members[0]
         sent = Sent()

@@ -55,7 +55,7 @@ class Inbox:
         self._needs: dict[int, tuple[int, int]] = {}
 
     def put(self, context: int, source: int, message: Message) -> None:
-        """Adds a message from global rank `source`."""
+        """Add a message from global rank `source`."""
         key = context, message.tag
         queue = self.arrived.get(key)
         if queue is None:
@@ -63,7 +63,7 @@ class Inbox:
         queue.append((source, message))
 
     def take(self, want: Want) -> tuple[int, Message] | None:
-        """Takes the oldest message that is wanted, if there is one."""
+        """Take the oldest message that is wanted, if there is one."""
         queue = self.arrived.get((want.context, want.tag))
         if not queue:
             return None
@@ -76,12 +76,12 @@ class Inbox:
         return None
 
     def drop(self, context: int) -> None:
-        """Drops what has arrived for a communicator."""
+        """Drop what has arrived for a communicator."""
         for key in [key for key in self.arrived if key[0] == context]:
             del self.arrived[key]
 
     def revoke(self, context: int) -> bool:
-        """Notes that nobody may use a communicator any more; gives whether that is news."""
+        """Note that nobody may use a communicator any more; return whether that is news."""
         news = context not in self._revoked
         self._revoked.add(context)
         self._needs.pop(context, None)
@@ -89,11 +89,11 @@ class Inbox:
         return news
 
     def need(self, context: int, rank: int, incarnation: int) -> None:
-        """Notes that a communicator is of no use any more once so many have had a rank's number, and one more."""
+        """Note that a communicator is of no use any more once so many have had a rank's number, and one more."""
         self._needs[context] = rank, incarnation
 
     def useless(self) -> list[int]:
-        """Gives the communicators that need who is gone."""
+        """Return the communicators that need a rank which is gone."""
         return [
             context
             for context, (rank, incarnation) in self._needs.items()
@@ -101,11 +101,11 @@ class Inbox:
         ]
 
     def is_revoked(self, lineage: tuple[int, ...]) -> bool:
-        """Tells whether a communicator may not be used any more, or one that it is a part of."""
+        """Return whether a communicator may not be used any more, or one that it is a part of."""
         return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
     def lose(self, rank: int, incarnation: int = 0) -> None:
-        """Notes that a global rank is gone, which so many had been before."""
+        """Note that a global rank is gone, which so many had been before."""
         if rank not in self._lost:
             self.quiet = False
             self._lost.add(rank)
@@ -114,7 +114,7 @@ class Inbox:
             self._losses[rank] = incarnation + 1
 
     def regain(self, rank: int, incarnation: int = 1) -> None:
-        """Notes that a successor of a global rank is there; what is left of the former one's messages is dropped."""
+        """Note that a successor of a global rank is there; what is left of the former one's messages is dropped."""
         self.lose(rank, incarnation - 1)  # nobody may have noticed
         self._lost.remove(rank)
         self._losses[rank] = max(self._losses[rank], incarnation)
@@ -126,11 +126,11 @@ class Inbox:
                 del self.arrived[key]
 
     def is_lost(self, rank: int) -> bool:
-        """Tells whether a global rank is known to be gone, and no successor is there."""
+        """Return whether a global rank is known to be gone, and no successor is there."""
         return rank in self._lost
 
     def is_lost_to(self, context: int, rank: int) -> bool:
-        """Tells whether what is sent to a rank now must be meant for one who is gone.
+        """Return whether what is sent to a rank now must be meant for a process that is gone.
 
         So it is while there is no successor, and while nobody has heard on this context that there is one.
         """
@@ -140,16 +140,16 @@ class Inbox:
         return rank in self._lost or known < self._losses[rank]
 
     def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
-        """Notes of which incarnations of which ranks a communicator is: that others came before is no news on it."""
+        """Note of which incarnations of which ranks a communicator is: that others came before is no news on it."""
         for rank, incarnation in incarnations.items():
             self._told[context, None, rank] = self._told[context, rank, rank] = incarnation
 
     def losses(self, rank: int) -> int:
-        """Tells how many that had a global rank are known to be gone."""
+        """Return how many that had a global rank are known to be gone."""
         return self._losses.get(rank, 0)
 
     def news_of_loss(self, want: Want) -> int | None:
-        """Gives a lost rank that this receiver must hear of: its own source while it is gone, any member once."""
+        """Return a lost rank that this receiver must hear of: its own source while it is gone, any member once."""
         for rank, losses in self._losses.items():
             if want.source is None:
                 concerns = rank in want.members and self._is_news(rank, want)
@@ -164,7 +164,7 @@ class Inbox:
         return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
-        """Whether a rank is the successor of one whose loss this receiver has not heard of."""
+        """Return whether a rank is the successor of one whose loss this receiver has not heard of."""
         return rank not in self._lost and self._is_news(rank, want)
 
 
@@ -188,27 +188,27 @@ class EarlyMessages:
         self._all_bytes: Counter[int] = Counter()
 
     def make(self, context: int) -> None:
-        """Notes that this rank has made a communicator: what is for it is no longer early."""
+        """Note that this rank has made a communicator: what is for it is no longer early."""
         self._made.add(context)
         self.drop(context)
 
     def drop(self, context: int) -> None:
-        """Forgets what waits for a communicator."""
+        """Forget what waits for a communicator."""
         for sender, messages in self._messages.items():
             self._all_messages[sender] -= messages.pop(context, 0)
             self._all_bytes[sender] -= self._bytes[sender].pop(context, 0)
 
     def forget(self, sender: int) -> None:
-        """Forgets what waits of a rank: a successor has its number."""
+        """Forget what waits of a rank: a successor has its number."""
         for counted in (self._messages, self._bytes, self._all_messages, self._all_bytes):
             counted.pop(sender, None)
 
     def is_early(self, context: int) -> bool:
-        """Whether this rank has not made a communicator."""
+        """Return whether this rank has not made a communicator."""
         return context not in self._made
 
     def count(self, context: int, sender: int, nbytes: int, most_bytes: int) -> None:
-        """Counts a message, if it is early.
+        """Count a message, if it is early.
 
         Args:
             context: of the communicator that it is for.

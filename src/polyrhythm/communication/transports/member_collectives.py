@@ -19,7 +19,7 @@ class CollectiveBroken(PeerLost):
 
     Args:
         reason: how it was noticed.
-        rank: who is gone, among all ranks of the run; `UNKNOWN_RANK` where the library does not say.
+        rank: the one that is gone, among all ranks of the run; `UNKNOWN_RANK` where the library does not say.
     """
 
     def __init__(self, reason: str, rank: int = UNKNOWN_RANK) -> None:
@@ -29,7 +29,7 @@ class CollectiveBroken(PeerLost):
 
 
 def revoke_tells(rank: int, size: int) -> range:
-    """Gives whom a member tells that it has revoked a communicator: all others if it is the first, else the first."""
+    """Return whom a member tells that it has revoked a communicator: all others if it is the first, else the first."""
     return range(1, size) if rank == 0 else range(1)
 
 
@@ -41,19 +41,19 @@ class MemberCollectives(Protocol):
     """
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> Handle:
-        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+        """Start to add up over all members, in place; `finish` is called when it has ended well."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all members, in place."""
+        """Add up over all members, in place."""
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrites a tensor with member `root`'s."""
+        """Overwrite a tensor with member `root`'s."""
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        """End all collectives, also those under way, here and on the other members; called on any thread."""
 
     def close(self) -> None:
-        """Leaves; the others must not wait for this member any more."""
+        """Leave; the others must not wait for this member any more."""

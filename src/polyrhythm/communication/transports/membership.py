@@ -29,7 +29,7 @@ class Membership(Protocol):
         """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
 
     def is_lost(self, rank: int) -> bool:
-        """Whether a rank is known to be gone."""
+        """Return whether a rank is known to be gone."""
 
     def admit(self, peer: Peer) -> None:
         """A peer asks for a link.
@@ -39,7 +39,7 @@ class Membership(Protocol):
         """
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        """A link that is said to be a peer's brought something that nobody of ours sends."""
+        """A link that is said to be a peer's brought something that no rank of this run sends."""
 
     def greet(self, peer: Peer) -> None:
         """A link from a peer is open."""

@@ -35,7 +35,7 @@ class OwnedSocket(socket.socket):
         self.close()
 
     def accept_one(self) -> Self:
-        """Waits for a connection.
+        """Wait for a connection.
 
         Raises:
             OSError: this socket has been shut down.
@@ -47,7 +47,7 @@ class OwnedSocket(socket.socket):
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Ends a connection in both directions, whoever is waiting on it."""
+    """End a connection in both directions, even if another thread waits on it."""
     with suppress(OSError):  # it has ended
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -104,7 +104,7 @@ class TcpSocket(OwnedSocket):
 
 
 def listen(address: str) -> TcpSocket:
-    """Listens on a free port of one interface.
+    """Listen on a free port of one interface.
 
     Args:
         address: of the interface, IPv4 or IPv6.
@@ -120,7 +120,7 @@ def listen(address: str) -> TcpSocket:
 
 
 def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocket:
-    """Connects to a listener.
+    """Connect to a listener.
 
     Args:
         address: of its host.
@@ -142,7 +142,7 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
 
 
 def tune(connection: socket.socket) -> None:
-    """Sets the options of a connection; those that this system has not are left out."""
+    """Set the options of a connection; those that this system has not are left out."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -156,7 +156,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline_s: float) -> bytes:
-    """Receives so many bytes, all of them before a time; fewer only if the other end has nothing more to send.
+    """Receive so many bytes, all of them before a time; fewer only if the other end has nothing more to send.
 
     Args:
         connection: to receive from; its timeout is changed.
@@ -179,7 +179,7 @@ def receive_exactly(connection: socket.socket, length: int, deadline_s: float) -
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fills a piece of memory, in one call of the system where that can be.
+    """Fill a piece of memory, in one call of the system where that can be.
 
     Raises:
         OSError: the connection broke, or the other end has nothing more to send.

@@ -45,7 +45,7 @@ class Levels:
 
     @classmethod
     def of(cls, host_of: Sequence[str]) -> Levels:
-        """Groups members by the host of each."""
+        """Group members by the host of each."""
         hosts: dict[str, list[int]] = {}
         for member, host in enumerate(host_of):
             hosts.setdefault(host, []).append(member)
@@ -57,7 +57,7 @@ class Levels:
         return 1 < len(self.hosts) < sum(map(len, self.hosts))
 
     def host(self, member: int) -> int:
-        """Gives the number of a member's host."""
+        """Return the number of a member's host."""
         return next(number for number, members in enumerate(self.hosts) if member in members)
 
     @property
@@ -76,11 +76,11 @@ class Work:
         self._future = future
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Blocks until it has ended; raises what it raised."""
+        """Block until it has ended; raise what it raised."""
         self._future.result()
 
 
@@ -111,7 +111,7 @@ class TwoLevelCollectives:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="two-level collectives")
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> Work:
-        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+        """Start to add up over all members, in place; `finish` is called when it has ended well."""
 
         def run() -> None:
             self._on_vector(tensor, self._add_up)
@@ -121,26 +121,26 @@ class TwoLevelCollectives:
         return self._start(run)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all members, in place."""
+        """Add up over all members, in place."""
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrites a tensor with member `root`'s."""
+        """Overwrite a tensor with member `root`'s."""
         self._start(lambda: self._on_vector(tensor, lambda vector: self._hand_out(vector, root))).wait()
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        """End all collectives, also those under way, here and on the other members; called on any thread."""
         if self._between is not None:
             self._between.give_up(reason)
         if self._inside is not None:
             self._inside.give_up(reason)
 
     def close(self) -> None:
-        """Leaves; the others must not wait for this member any more."""
+        """Leave; the others must not wait for this member any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._between is not None:
             self._between.close()
@@ -151,7 +151,7 @@ class TwoLevelCollectives:
         return Work(self._thread.submit(lambda: self._guarded(run)))
 
     def _guarded(self, run: Callable[[], None]) -> None:
-        """Passes a failure inside this host on to the other hosts; the way back is `together`'s."""
+        """Pass a failure inside this host on to the other hosts; the way back is `together`'s."""
         try:
             run()
         except BaseException as error:
@@ -167,7 +167,7 @@ class TwoLevelCollectives:
                 handle.wait()
 
     def _add_up_in_parts(self, exchange: Exchange, vector: Tensor) -> None:
-        """Adds up part by part: while one is on the network, the next is added up inside, and the last handed out."""
+        """Add up part by part: while one is on the network, the next is added up inside, and the last handed out."""
         under_way: deque[tuple[Tensor, Handle | None]] = deque()
         for part in _parts(vector):
             exchange.all_reduce(part)
@@ -201,13 +201,13 @@ class TwoLevelCollectives:
 
 
 def _parts(vector: Tensor) -> tuple[Tensor, ...]:
-    """Cuts a vector, on all members alike."""
+    """Cut a vector, on all members alike."""
     parts: tuple[Tensor, ...] = vector.split(_PART_BYTES // vector.element_size())
     return parts
 
 
 def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
-    """Waits for a part's sums, and hands them to the members of this host."""
+    """Wait for a part's sums, and hand them to the members of this host."""
     if between is not None:
         between.wait()
     exchange.broadcast(part, 0)
@@ -238,7 +238,7 @@ class Acquaintance:
 def make_shared(
     known: Acquaintance, meet: Meet, network: MakeNetwork
 ) -> SharedMemoryCollectives | TwoLevelCollectives | None:
-    """Makes collectives that use the memory which members share; None where none share any, on all alike.
+    """Make collectives that use the memory which members share; None where none share any, on all alike.
 
     Args:
         known: who is where.
@@ -261,7 +261,7 @@ def make_shared(
 
 
 def _share(host: tuple[int, ...], known: Acquaintance, meet: Meet) -> SharedMemoryCollectives | None:
-    """Makes the collectives of one host's members."""
+    """Make the collectives of one host's members."""
     ranks = tuple(known.members[member] for member in host)
 
     def tell_all(subject: str, word: str) -> list[str]:

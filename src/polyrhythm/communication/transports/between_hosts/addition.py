@@ -55,7 +55,7 @@ class Shape:
 
     @classmethod
     def of(cls, vector: Tensor) -> Shape:
-        """Describes a vector."""
+        """Describe a vector."""
         return cls(vector.nbytes, vector.element_size(), crc32(str(vector.dtype).encode()))
 
 
@@ -78,7 +78,7 @@ class Frame:
     nbytes: int
 
     def encode(self) -> bytes:
-        """Gives `HEADER_BYTES` bytes."""
+        """Return `HEADER_BYTES` bytes."""
         shape = self.shape
         return _HEADER.pack(
             self.number,
@@ -92,7 +92,7 @@ class Frame:
 
     @classmethod
     def decode(cls, content: bytes | bytearray | memoryview) -> Frame:
-        """Reads a header.
+        """Read a header.
 
         Raises:
             RunError: it is none.
@@ -135,7 +135,7 @@ class Outgoing:
 
 
 def is_small(nbytes: int, size: int) -> bool:
-    """Whether a vector of so many bytes is not cut, among so many members."""
+    """Return whether a vector of so many bytes is not cut, among so many members."""
     return nbytes * (size - 1) <= WHOLE_BYTES
 
 
@@ -189,7 +189,7 @@ class Addition:
         return self.begun and not (self._runs_to_sum or self.unsent or any(self._sums_to_come))
 
     def needs(self, member: int) -> bool:
-        """Whether something has yet to come from a member."""
+        """Return whether something has yet to come from a member."""
         if not self.begun or self._sums_to_come[member]:
             return True
         return member in self._contributors and any(
@@ -197,7 +197,7 @@ class Addition:
         )
 
     def begin(self, vector: Tensor, contributors: Sequence[int]) -> list[Outgoing]:
-        """Takes part.
+        """Take part.
 
         Args:
             vector: `(n,)`, contiguous; changed in place.
@@ -224,7 +224,7 @@ class Addition:
         return frames
 
     def target(self, source: int, frame: Frame) -> memoryview:
-        """Gives where the bytes of a frame belong.
+        """Return where the bytes of a frame belong.
 
         Raises:
             RunError: nowhere, or the sender's vector has another size or dtype.
@@ -262,7 +262,7 @@ class Addition:
         self._bytes[start : start + len(kept)] = kept
 
     def arrived(self, source: int, frame: Frame) -> list[Outgoing]:
-        """Notes that a frame's bytes are where they belong; gives what is to be sent then."""
+        """Note that a frame's bytes are where they belong; return what is to be sent then."""
         if frame.phase is Phase.SUM:
             self._sums_to_come[source] -= frame.nbytes
             self._note_sum(self._cuts[source][0] + frame.offset)
@@ -280,12 +280,12 @@ class Addition:
         return range(0, self._stop - self._start, self._run)
 
     def _others(self) -> Iterator[int]:
-        """Gives the other members, the next one first: so not all begin with the same."""
+        """Return the other members, the next one first: so not all begin with the same."""
         for distance in range(1, self._size):
             yield (self._member + distance) % self._size
 
     def _parts(self) -> Iterator[Outgoing]:
-        """Gives this member's part of every other member's slice."""
+        """Return this member's part of every other member's slice."""
         assert self._bytes is not None
         # A whole vector is added up in place while it may still be leaving.
         source = memoryview(bytes(self._bytes)) if self._whole else self._bytes
@@ -316,7 +316,7 @@ class Addition:
                     yield from self._frames(to, Phase.SUM, self._bytes[start:stop], offset)
 
     def _add_up(self, start: int, stop: int) -> None:
-        """Adds up a run in the order of members, into the vector."""
+        """Add up a run in the order of members, into the vector."""
         assert self._vector is not None
         size = self._shape.element_bytes
         own = self._vector[start // size : stop // size]
@@ -335,7 +335,7 @@ class Addition:
 
 
 def _cuts(shape: Shape, slices: int) -> list[tuple[int, int]]:
-    """Cuts a vector into slices of whole elements, as `torch.tensor_split` does; gives first bytes and ends."""
+    """Cut a vector into slices of whole elements, as `torch.tensor_split` does; return first bytes and end."""
     shorter, longer = divmod(shape.total_bytes // shape.element_bytes, slices)
     starts = [(shorter * number + min(number, longer)) * shape.element_bytes for number in range(slices + 1)]
     return list(pairwise(starts))

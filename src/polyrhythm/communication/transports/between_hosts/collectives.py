@@ -45,7 +45,7 @@ class Order:
 
     Attributes:
         error: what broke it.
-        awaited: whether somebody waits for it who does not move its bytes.
+        awaited: whether a thread waits for it that does not move its bytes.
     """
 
     def __init__(self, vector: Tensor, contributors: Sequence[int]) -> None:
@@ -61,12 +61,12 @@ class Order:
         return self._ended.is_set()
 
     def end(self, error: PolyrhythmError | None = None) -> None:
-        """Notes that it has ended, and wakes who waits."""
+        """Note that it has ended, and wake the threads that wait."""
         self.error = error
         self._ended.set()
 
     def wait(self) -> None:
-        """Returns when it has ended."""
+        """Return when it has ended."""
         self._ended.wait()
 
 
@@ -120,17 +120,17 @@ class Traffic:
         return waits or any(stream.backlog for stream in self._streams.values())
 
     def wake(self) -> None:
-        """Ends the patience of whoever is in `step`; called on any thread."""
+        """End the patience of the thread that is in `step`; called on any thread."""
         os.eventfd_write(self._news, 1)
 
     def begin(self, order: Order) -> None:
-        """Begins a collective, which ends at once where everything is broken off by it."""
+        """Begin a collective, which ends at once where everything is broken off by it."""
         self._started += 1
         self._begun[self._started] = order
         self._guarded(partial(self._take_part, order))
 
     def step(self, patience_s: float) -> bool:
-        """Moves what can be moved; whether there was anything to do before the patience ended."""
+        """Move what can be moved; return whether there was anything to do before the patience ended."""
         news = self._poll.poll(patience_s)
         for descriptor, events in news:
             stream = self._streams.get(descriptor)
@@ -142,12 +142,12 @@ class Traffic:
         return bool(news)
 
     def look_for_silence(self) -> None:
-        """Gives up the members whose hosts have answered nothing for too long."""
+        """Give up the members whose hosts have answered nothing for too long."""
         for stream in [each for each in self._streams.values() if each.is_cut_off()]:
             self._guarded(partial(self._lose, stream))
 
     def break_off(self, error: Exception) -> None:
-        """Ends everything, by closing the connections: so the news reaches all members."""
+        """End everything, by closing the connections: so the news reaches all members."""
         if self.broken is not None:
             return
         self.broken = error if isinstance(error, PolyrhythmError) else CollectiveBroken(str(error))
@@ -159,17 +159,17 @@ class Traffic:
             order.end(self.broken)
 
     def target(self, source: int, frame: Frame) -> memoryview:
-        """Gives where a frame's bytes belong."""
+        """Return where a frame's bytes belong."""
         return self._addition(frame.number, frame.shape).target(source, frame)
 
     def arrived(self, source: int, frame: Frame) -> None:
-        """Notes that a frame's bytes are there."""
+        """Note that a frame's bytes are there."""
         addition = self._addition(frame.number, frame.shape)
         self._queue(addition.arrived(source, frame))
         self._end_if_done(addition)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Breaks everything off with what fails."""
+        """Break everything off with what fails."""
         try:
             work()
         except (RunError, OSError) as error:
@@ -286,7 +286,7 @@ class Exchange:
         self._closed = False
 
     def start(self, vector: Tensor, contributors: Sequence[int]) -> Order:
-        """Starts to add up the vectors of some members; all members must start the same in the same order.
+        """Start to add up the vectors of some members; all members must start the same in the same order.
 
         Args:
             vector: as `Order` has it.
@@ -314,7 +314,7 @@ class Exchange:
         return order
 
     def wait(self, order: Order) -> None:
-        """Returns when a collective has ended.
+        """Return when a collective has ended.
 
         Raises:
             CollectiveBroken: a member is gone.
@@ -328,13 +328,13 @@ class Exchange:
                     self._let_go()
             else:
                 order.awaited = True
-                self._call_helper()  # whoever moves bytes now may be about to stop
+                self._call_helper()  # the thread that moves bytes now may be about to stop
                 order.wait()
         if order.error is not None:
             raise _again(order.error)
 
     def done(self, order: Order) -> bool:
-        """Whether a collective has ended; moves what can be moved at once."""
+        """Return whether a collective has ended; move what can be moved at once."""
         if not order.over and self._driving.acquire(blocking=False):
             try:
                 self._begin()
@@ -344,7 +344,7 @@ class Exchange:
         return order.over
 
     def give_up(self, reason: PolyrhythmError) -> None:
-        """Ends all collectives, here and on the other members; called on any thread.
+        """End all collectives, here and on the other members; called on any thread.
 
         When it returns nothing touches the vectors any more.
         """
@@ -355,7 +355,7 @@ class Exchange:
             self._end_orders()
 
     def close(self) -> None:
-        """Leaves; what has been sent arrives."""
+        """Leave; what has been sent arrives."""
         self.give_up(CollectiveBroken("this rank has left"))
         self._closed = True
         self._needed.set()
@@ -371,7 +371,7 @@ class Exchange:
                 self._traffic.look_for_silence()
 
     def _begin(self) -> None:
-        """Begins what has been started, and ends everything if somebody has given up."""
+        """Begin what has been started, and end everything if this rank has given up."""
         while self._orders and self._traffic.broken is None:
             self._traffic.begin(self._orders.popleft())
         if self._given_up is not None:
@@ -379,12 +379,12 @@ class Exchange:
         self._end_orders()
 
     def _end_orders(self) -> None:
-        """Ends what nobody will begin any more."""
+        """End what nobody will begin any more."""
         while self._orders and self._traffic.broken is not None:
             self._orders.popleft().end(self._traffic.broken)
 
     def _let_go(self) -> None:
-        """Stops to move bytes; the helper goes on with what others may need, and with what somebody waits for."""
+        """Stop to move bytes; the helper goes on with what others may need, and with what a thread waits for."""
         self._end_orders()
         needed = self._traffic.needed
         self._driving.release()
@@ -396,7 +396,7 @@ class Exchange:
             self._helper = threading.Thread(target=self._help, name="collectives", daemon=True)
             self._helper.start()
         self._needed.set()
-        self._traffic.wake()  # whoever moves bytes looks for orders
+        self._traffic.wake()  # the thread that moves bytes looks for orders
 
     def _help(self) -> None:
         while True:
@@ -412,7 +412,7 @@ class Exchange:
 
 
 def _again(error: PolyrhythmError) -> PolyrhythmError:
-    """Gives an error to raise that has been raised before."""
+    """Return an error to raise that has been raised before."""
     if isinstance(error, CollectiveBroken):
         return CollectiveBroken(error.reason, error.rank)
     return RunError(str(error))
@@ -424,7 +424,7 @@ class ExchangeHandle:
     Args:
         exchange: that does it.
         order: the collective; None where there is nothing to do.
-        finish: called once, when it has ended well and somebody has waited for it.
+        finish: called once, when it has ended well and has been waited for.
     """
 
     def __init__(self, exchange: Exchange, order: Order | None, finish: Callable[[], None] | None) -> None:
@@ -433,11 +433,11 @@ class ExchangeHandle:
         self._finish = finish
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._order is None or self._exchange.done(self._order)
 
     def wait(self) -> None:
-        """Blocks until it has ended.
+        """Block until it has ended.
 
         Raises:
             CollectiveBroken: a member is gone.
@@ -472,7 +472,7 @@ class HostCollectives:
         self._all = tuple(range(len(ranks)))
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> ExchangeHandle:
-        """Starts to add up over all members, in place; `finish` is called when it has ended well.
+        """Start to add up over all members, in place; `finish` is called when it has ended well.
 
         Raises:
             CollectiveBroken: a member is gone.
@@ -480,23 +480,23 @@ class HostCollectives:
         return self._start(tensor, self._all, finish)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all members, in place."""
+        """Add up over all members, in place."""
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrites a tensor with member `root`'s."""
+        """Overwrite a tensor with member `root`'s."""
         self._start(tensor, (root,), None).wait()
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """Ends all collectives, also those under way, here and on the other members; called on any thread."""
+        """End all collectives, also those under way, here and on the other members; called on any thread."""
         self._exchange.give_up(reason)
 
     def close(self) -> None:
-        """Leaves; the others must not wait for this member any more."""
+        """Leave; the others must not wait for this member any more."""
         self._exchange.close()
 
     def _start(

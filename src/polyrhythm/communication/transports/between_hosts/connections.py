@@ -7,7 +7,7 @@ Each member connects with every other by one TCP connection:
     connects ────────────── k, proof("joins", …) ─────────────▶ accepts
            ◀───────────────── proof("accepts", …) ────────────
 
-Nonces are drawn anew each time and proofs made with the run's key, so nobody gets in who does not know it;
+Nonces are drawn each time and proofs made with the run's key, so a process that does not know it does not get in;
 where a run has no key, a process that can read the store gets in, and no other.
 
 A connection (`Stream`) never blocks the thread that uses it. `Silence` tells whether the host at its other
@@ -69,7 +69,7 @@ class Place:
 
 
 def connect_all(place: Place, tell_all: Callable[[str], Sequence[str]]) -> dict[int, TcpSocket]:
-    """Connects this member with all others; all call it.
+    """Connect this member with all others; all call it.
 
     Args:
         place: where this member is.
@@ -181,7 +181,7 @@ class Sign(NamedTuple):
 
     @classmethod
     def of(cls, info: bytes) -> Sign:
-        """Reads a `struct tcp_info`."""
+        """Read a `struct tcp_info`."""
         found = _INFO.unpack_from(info)
         return cls(bool(found[_UNANSWERED] or found[_PROBES]), found[_LAST_ANSWER] / 1000)
 
@@ -209,7 +209,7 @@ class Silence:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def lasts_too_long(self, now_s: float) -> bool:
-        """Looks; to be asked again and again while something is awaited.
+        """Look once; called again and again while something is awaited.
 
         Args:
             now_s: on any clock that goes on.
@@ -220,7 +220,7 @@ class Silence:
         return self.judge(Sign.of(info), now_s)
 
     def judge(self, sign: Sign, now_s: float) -> bool:
-        """Whether the silence lasts too long, given the kernel's sign of now."""
+        """Return whether the silence lasts too long, given the kernel's sign of now."""
         if not sign.unanswered:
             self._since_s = None
             return False
@@ -241,10 +241,10 @@ class Sink(Protocol):
     """What frames are for."""
 
     def target(self, source: int, frame: Frame) -> memoryview:
-        """Gives where a frame's bytes belong."""
+        """Return where a frame's bytes belong."""
 
     def arrived(self, source: int, frame: Frame) -> None:
-        """Is told when they are there."""
+        """Called when they are there."""
 
 
 class Stream:
@@ -256,7 +256,7 @@ class Stream:
         connection: to the other member.
         member: its number.
         sink: what frames are for.
-        sent: is told of every frame that has left.
+        sent: called with every frame that has left.
         patience_s: for how long nothing that is sent may be answered.
     """
 
@@ -291,12 +291,12 @@ class Stream:
         return self._leaving is not None or bool(self._queue)
 
     def add(self, frame: Outgoing) -> None:
-        """Puts a frame in its place among those to send."""
+        """Put a frame in its place among those to send."""
         self._queued += 1
         heapq.heappush(self._queue, (frame.addition.number, self._queued, frame))
 
     def send_on(self) -> None:
-        """Sends as much as the system takes.
+        """Send as much as the system takes.
 
         Raises:
             OSError: the connection broke.
@@ -324,7 +324,7 @@ class Stream:
         )
 
     def receive_on(self) -> None:
-        """Takes what has come.
+        """Receive what has come.
 
         Raises:
             OSError: the connection broke.
@@ -344,18 +344,18 @@ class Stream:
         self._sleep_until(min(_MOST_ASLEEP_BYTES, max(1, len(self._payload))))
 
     def is_cut_off(self) -> bool:
-        """Whether the other member's host has answered nothing for too long."""
+        """Return whether the other member's host has answered nothing for too long."""
         return self._silence.lasts_too_long(time.monotonic())
 
     def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         hang_up(self.connection)
         self.connection.close()
         self._queue, self._leaving = [], None
         self._payload = memoryview(b"")
 
     def _sleep_until(self, nbytes: int) -> None:
-        """Asks the system to wake nobody until so many bytes are there, or no more fit."""
+        """Ask the system to wake nobody until so many bytes are there, or no more fit."""
         if nbytes != self._wakes_at:
             self._wakes_at = nbytes
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)

@@ -70,15 +70,15 @@ class Lifelines:
             raise
 
     def ended(self) -> set[int]:
-        """Gives the places, in the given order of processes, of those that have ended; never waits."""
+        """Return the places, in the given order of processes, of those that have ended; never waits."""
         with self._lock:
             for descriptor, _ in self._poll.poll(0):
                 self._ended.add(self._places[descriptor])
         return self._ended
 
     def close(self) -> None:
-        """Watches no longer; whoever has ended by then stays known. Another thread may be looking."""
-        with self._lock:  # a number that is closed may be somebody else's at once
+        """Stop watching; processes that have ended by then stay known. Another thread may be looking."""
+        with self._lock:  # a number that is closed may be another file's at once
             for descriptor in self._places:
                 os.close(descriptor)
             self._places = {}
@@ -113,21 +113,21 @@ class WakeWord:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(words, place * _WORD_BYTES + low_half))
 
     def read(self) -> int:
-        """Gives the word."""
+        """Return the word."""
         number: int = self._words[self._place]
         return number
 
     def write(self, number: int) -> None:
-        """Writes the word; who sleeps goes on sleeping until `wake`."""
+        """Write the word; processes that sleep go on sleeping until `wake`."""
         self._words[self._place] = number
 
     def wake(self) -> None:
-        """Wakes all who sleep."""
+        """Wake all that sleep."""
         if self._call is not None:
             self._call(self._address, _WAKE, _ALL, None)
 
     def sleep(self, while_it_is: int, at_most_s: float) -> None:
-        """Sleeps until somebody wakes this process, or for so long; not at all if the word has changed."""
+        """Sleep until another process wakes this one, or for so long; not at all if the word has changed."""
         if self._call is None:
             time.sleep(min(at_most_s, _LOOK_AGAIN_S))
         else:
@@ -137,7 +137,7 @@ class WakeWord:
 
 
 def _futex() -> Any:
-    """Gives the system call, which lets go of Python's lock while it sleeps; None where its number is not known."""
+    """Return the system call, which lets go of Python's lock while it sleeps; None where its number is not known."""
     number = _SYSTEM_CALLS.get(platform.machine().lower())
     if number is None or sys.platform != "linux" or sys.maxsize < 2**32:
         return None
@@ -165,11 +165,11 @@ _SPINNING_S = 100e-6
 _CROWDED_S = 20e-6
 """Who gives its core away for so long shares it."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
-"""At most: to see whether somebody will never come, and to hear what the last one told while one lay down."""
+"""At most: to see whether a member will never come, and to notice a wake-up that came before this member slept."""
 
 
 def strongly_ordered() -> bool:
-    """Whether this machine keeps the order of stores, and of loads, for others to see."""
+    """Return whether this machine keeps the order of stores, and of loads, for others to see."""
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "s390x")
 
 
@@ -203,7 +203,7 @@ class Barrier:
         self._last = WakeWord(words, _LAST_WORD)
 
     def cross(self) -> None:
-        """Returns when all members have come.
+        """Return when all members have come.
 
         Raises:
             CollectiveBroken: one has not, and is gone.
@@ -219,21 +219,21 @@ class Barrier:
             self._last.wake()
 
     def describe(self, description: int) -> None:
-        """Writes down what this member is about to do; the next barrier publishes it."""
+        """Write down what this member is about to do; the next barrier publishes it."""
         self._words[self._own + _DESCRIPTION + (self.crossed + 1) % 2] = description
 
     def descriptions(self) -> list[int]:
-        """Gives what all members wrote down before the last barrier."""
+        """Return what all members wrote down before the last barrier."""
         return list(self._words[_DESCRIPTION + self.crossed % 2 :: LINE_WORDS])
 
     def leave(self) -> None:
-        """Tells the others not to wait for this member any more."""
+        """Tell the others not to wait for this member any more."""
         if self._words[self._own + _STATE] == _PRESENT:
             self._words[self._own + _STATE] = _LEFT
             self._last.wake()
 
     def give_up(self, gone: int) -> None:
-        """Tells the others that this member cannot go on, because of a rank that is gone (its own, if it failed).
+        """Tell the others that this member cannot go on, because of a rank that is gone (its own, if it failed).
 
         Args:
             gone: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
@@ -242,7 +242,7 @@ class Barrier:
         self._last.wake()
 
     def _spin(self, number: int) -> bool:
-        """Waits as long as that may be short; gives whether all have come."""
+        """Wait as long as that may be short; return whether all have come."""
         began = looked = time.perf_counter()
         while min(self._numbers) < number:
             os.sched_yield()
@@ -266,7 +266,7 @@ class Barrier:
             self._words[self._own + _ASLEEP] = 0
 
     def _miss(self, number: int) -> None:
-        """Looks whether somebody who has not come will never come."""
+        """Raise `CollectiveBroken` if a member that has not come never will."""
         if self.broken is not None:
             raise self.broken
         ended = self._lifelines.ended()

@@ -89,7 +89,7 @@ class Layout:
         return self.control_bytes + 2 * self.half_bytes
 
     def start(self, half: int, slot: int) -> int:
-        """Gives where a slot starts; slot `members` holds the sums."""
+        """Return where a slot starts; slot `members` holds the sums."""
         return self.control_bytes + half * self.half_bytes + slot * self.slot_bytes
 
 
@@ -121,17 +121,17 @@ class Arena:
         return self._memory[:_TOKEN_BYTES].hex()
 
     def mark(self) -> None:
-        """Gives the memory its token; done once, by whoever made the file."""
+        """Give the memory its token; called once, by the process that made the file."""
         self._memory[:_TOKEN_BYTES] = secrets.token_bytes(_TOKEN_BYTES)
 
     def slots(self, half: int, dtype: torch.dtype) -> list[Tensor]:
-        """Gives the slots of a half and, last, its sums, as vectors of a dtype."""
+        """Return the slots of a half and, last, its sums, as vectors of a dtype."""
         if dtype not in self._slots:
             self._slots[dtype] = self._cut(0, dtype), self._cut(1, dtype)
         return self._slots[dtype][half]
 
     def whole(self, half: int) -> Tensor:
-        """Gives all slots of a half as one vector of bytes."""
+        """Return all slots of a half as one vector of bytes."""
         start, size = self.layout.start(half, 0), self.layout.slot_bytes * self.layout.members
         return torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=size)
 
@@ -144,7 +144,7 @@ class Arena:
 
 
 def memory_file(nbytes: int) -> int:
-    """Makes a file of memory without a name, all of it allocated, and gives its descriptor.
+    """Make a file of memory without a name, all of it allocated, and return its descriptor.
 
     Raises:
         OSError: the system has no such files, or too little memory.
@@ -196,7 +196,7 @@ class Places:
         self._known: dict[tuple[torch.dtype, int], tuple[HalfPlaces, HalfPlaces]] = {}
 
     def of(self, dtype: torch.dtype, count: int) -> tuple[HalfPlaces, HalfPlaces]:
-        """Gives the places of a vector of `count` elements, in each half."""
+        """Return the places of a vector of `count` elements, in each half."""
         known = self._known.get((dtype, count))
         if known is None:
             if len(self._known) == _MOST_SIZES:
@@ -205,7 +205,7 @@ class Places:
         return known
 
     def cut(self, count: int) -> tuple[int, int, int]:
-        """Gives the lengths of what lies before this member's slice, of the slice, and of what lies behind it."""
+        """Return the lengths of what lies before this member's slice, of the slice, and of what lies behind it."""
         members = self._arena.layout.members
         start, stop = count * self._member // members, count * (self._member + 1) // members
         return start, stop - start, count - stop
@@ -254,13 +254,13 @@ class Operation(IntEnum):
 
 
 def describe(operation: Operation, tensor: Tensor, root: int = 0) -> int:
-    """Gives the number of a collective: operation, root, dtype and count of elements."""
+    """Return the number of a collective: operation, root, dtype and count of elements."""
     dtype = _DTYPES.index(tensor.dtype) if tensor.dtype in _DTYPES else _OTHER
     return ((operation << _ROOT_BITS | root) << _DTYPE_BITS | dtype) << _COUNT_BITS | tensor.numel()
 
 
 def check_agreement(descriptions: Sequence[int], members: Sequence[int]) -> None:
-    """Compares what the members are about to do.
+    """Compare what the members are about to do.
 
     Args:
         descriptions: one a member.
@@ -310,7 +310,7 @@ class Rows:
         self.memory_like = torch.empty(members * self._stride, dtype=like.dtype, device="meta")
 
     def of(self, memory: Tensor) -> list[Tensor]:
-        """Gives all members' vectors in a memory like `memory_like`."""
+        """Return all members' vectors in a memory like `memory_like`."""
         return list(memory.view(self._members, self._stride)[:, : self._count])
 
 
@@ -327,12 +327,12 @@ class InPlace:
         self._known: dict[tuple[int, int], list[Tensor]] = {}
 
     def add(self, rows: Sequence[Tensor]) -> Tensor:
-        """Takes the vectors of all members; gives this one's."""
+        """Register the vectors of all members; return this one's."""
         self._rows.append(list(rows))
         return rows[self._member]
 
     def parts(self, vector: Tensor) -> list[Tensor] | None:
-        """Gives what all members have in the place of a slice of this one's vector; None if it is no such slice."""
+        """Return what all members have in the place of a slice of this one's vector; None if it is no such slice."""
         if not self._rows:
             return None
         key = vector.data_ptr(), vector.numel()
@@ -399,7 +399,7 @@ class Exchange:
         self.in_place = InPlace(member)
 
     def all_reduce(self, vector: Tensor) -> None:
-        """Adds a vector of shape `(n,)` up over all members, in place."""
+        """Add a vector of shape `(n,)` up over all members, in place."""
         if vector.nbytes <= self.small_bytes:
             self._sum_whole(vector)
         elif (parts := self.in_place.parts(vector)) is not None:
@@ -408,7 +408,7 @@ class Exchange:
             self._sum_slices(vector)
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Adds up, in place, this member's slice of a vector of shape `(n,)`, and gives the slice.
+        """Add up, in place, this member's slice of a vector of shape `(n,)`, and return the slice.
 
         Slices are those of `torch.tensor_split`; the others are left as they are.
         """
@@ -434,7 +434,7 @@ class Exchange:
         return slices[self._member]
 
     def all_gather(self, vector: Tensor) -> None:
-        """Overwrites every slice of a vector of shape `(n,)` with its member's; slices as in `reduce_scatter`."""
+        """Overwrite every slice of a vector of shape `(n,)` with its member's; slices as in `reduce_scatter`."""
         description = describe(Operation.ALL_GATHER, vector)
         slices = torch.tensor_split(vector, len(self._members))
         room = self._room(vector.dtype)
@@ -453,7 +453,7 @@ class Exchange:
                     part.copy_(slot[: part.numel()])
 
     def broadcast(self, vector: Tensor, root: int) -> None:
-        """Overwrites a vector of shape `(n,)` with the one of member `root`."""
+        """Overwrite a vector of shape `(n,)` with the one of member `root`."""
         description = describe(Operation.BROADCAST, vector, root)
         raw = vector.view(torch.uint8)
         room = self._arena.layout.slot_bytes * self._arena.layout.members
@@ -468,7 +468,7 @@ class Exchange:
                 part.copy_(self._arena.whole(self._last)[: part.numel()])
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
         self._begin(describe(Operation.BARRIER, _NOTHING))
 
     def _sum_whole(self, vector: Tensor) -> None:
@@ -546,7 +546,7 @@ class Exchange:
 
 
 def _add_up(parts: list[Tensor], total: Tensor) -> None:
-    """Writes the sum of at least two parts, in their order; `total` may be the first or the second, no other."""
+    """Write the sum of at least two parts, in their order; `total` may be the first or the second, no other."""
     torch.add(parts[0], parts[1], out=total)
     for part in parts[2:]:
         total.add_(part)

@@ -53,7 +53,7 @@ class IncomingMemoryLinks:
 
     Args:
         host: key of this host.
-        membership: is told what happens on the links.
+        membership: informed of what happens on the links.
 
     Attributes:
         card: for the senders.
@@ -76,7 +76,7 @@ class IncomingMemoryLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stops accepting, says goodbye and waits for the senders' last words."""
+        """Stop accepting, say goodbye, and wait for the senders' last words."""
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)
@@ -88,7 +88,7 @@ class IncomingMemoryLinks:
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
-        """Returns when all that a sender sent before it left has been delivered, if that is soon."""
+        """Return when all that a sender sent before it left has been delivered, if that is soon."""
         deadline = time.monotonic() + patience_s
         for reader, reading in list(self._open.items()):
             if reading.source == source:
@@ -175,7 +175,7 @@ class _Reading:
         self._farewell = threading.Lock()
 
     def next(self) -> tuple[int, Message]:
-        """Gives the next message and its context.
+        """Return the next message and its context.
 
         Raises:
             OSError: the sender has gone.
@@ -195,13 +195,13 @@ class _Reading:
         return decode_header(bytes(self._frame[:HEADER_BYTES]), find, self._membership.most_bytes)
 
     def say_goodbye(self) -> None:
-        """Tells the sender that this rank is leaving, or has understood that the sender is."""
+        """Tell the sender that this rank is leaving, or has understood that the sender is."""
         with self._farewell, suppress(OSError):
             _send_byte(self._socket, GOODBYE)
             self._socket.shutdown(socket.SHUT_WR)
 
     def _receive_frame(self) -> tuple[int, int]:
-        """Reads a packet into the buffer and maps the slot that it brings; gives its length and the payload's place."""
+        """Read a packet into the buffer and map the slot that it brings; return its length and the payload's place."""
         length, files = self._receive_packet()
         try:
             if length < FRAME_BYTES:

@@ -27,7 +27,7 @@ _UNKNOWN = "-"
 
 
 def host_key(address: str = "") -> str:
-    """Gives a text that is equal for two ranks if they share a host.
+    """Return a text that is equal for two ranks if they share a host.
 
     Network namespaces of one machine are different hosts: they have addresses, links and abstract sockets of their
     own. The address tells apart virtual machines that were cloned while they ran, which are equal in all the rest.
@@ -39,7 +39,7 @@ def host_key(address: str = "") -> str:
 
 
 def machine_key() -> str:
-    """Gives a text that is equal for two processes that run on the same cores, in whatever containers they are."""
+    """Return a text that is equal for two processes that run on the same cores, in whatever containers they are."""
     boot = _boot_id()
     return boot if boot != _UNKNOWN else socket.gethostname()
 
@@ -78,24 +78,24 @@ class Introduction:
 
     @classmethod
     def own(cls, address: str, shares: bool) -> Introduction:
-        """Introduces this process, whose host the others reach under `address`; alone on it if it does not share."""
+        """Introduce this process, whose host the others reach under `address`; alone on it if it does not share."""
         process = os.getpid()
         return cls(f"{host_key(address)} {_process_namespace() if shares else f'process {process}'}", process)
 
     def to_json(self) -> str:
-        """Gives it as text."""
+        """Return it as text."""
         return json.dumps(asdict(self))
 
 
 def host_of(introduction: str) -> str:
-    """Gives the host of a member, by its introduction as JSON."""
+    """Return the host of a member, by its introduction as JSON."""
     return Introduction(**json.loads(introduction)).host
 
 
 def share_memory(
     member: int, members: tuple[int, ...], introductions: Sequence[str], tell_all: Round
 ) -> SharedMemoryCollectives | None:
-    """Sets up shared memory; gives None on all members alike where they have to do without.
+    """Set up shared memory; return None on all members alike where they have to do without.
 
     Args:
         member: this one.
@@ -140,7 +140,7 @@ def _offer(members: int) -> tuple[int, dict[str, str]]:
 def _accept(
     known: Sequence[Introduction], offer: dict[str, str], member: int, members: tuple[int, ...]
 ) -> tuple[SharedMemoryCollectives | None, str]:
-    """Gives the collectives, or None and the reason."""
+    """Return the collectives, or None and the reason."""
     if not strongly_ordered():
         return None, "this machine does not keep the order of stores"
     if "reason" in offer:

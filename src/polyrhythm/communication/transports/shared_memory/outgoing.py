@@ -42,7 +42,7 @@ class Sent:
         return True
 
     def wait(self) -> None:
-        """Returns at once."""
+        """Return at once."""
 
 
 @dataclass(slots=True)
@@ -75,16 +75,16 @@ class Pending:
         self._left = threading.Event()
 
     def end(self, broken: bool) -> None:
-        """Notes that it has left, or never will."""
+        """Note that it has left, or never will."""
         self.parcel.payload, self._broken = None, broken
         self._left.set()
 
     def done(self) -> bool:
-        """Whether it has left, or never will."""
+        """Return whether it has left, or never will."""
         return self._left.is_set()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Blocks until the message has left.
+        """Block until the message has left.
 
         Raises:
             PeerLost: the receiver is gone, or takes longer than `patience_s`.
@@ -107,7 +107,7 @@ class OutgoingMemoryLink:
         card: of the receiver.
         source: this rank.
         to: the receiver.
-        membership: is told if the link breaks.
+        membership: informed if the link breaks.
 
     Attributes:
         incarnation: of the receiver.
@@ -137,12 +137,12 @@ class OutgoingMemoryLink:
         self._watcher.start()
 
     def start_send(self, message: Message, context: int) -> Handle:
-        """Starts to send a message; its tensor must be on the CPU and contiguous."""
+        """Start to send a message; its tensor must be on the CPU and contiguous."""
         return self._start(message, context) or Sent()
 
     def close(self, patience_s: float) -> None:
-        """Tells the receiver that nothing more will come, and waits for its goodbye."""
-        with suppress(PeerLost):  # who is gone needs not be told
+        """Tell the receiver that nothing more will come, and wait for its goodbye."""
+        with suppress(PeerLost):  # a process that is gone need not be informed
             pending = self._start(Message(Kind.CLOSE), 0)
             if pending is not None:
                 pending.wait(patience_s)
@@ -150,7 +150,7 @@ class OutgoingMemoryLink:
         self._slots.close()
 
     def _start(self, message: Message, context: int) -> Pending | None:
-        """Gives what is still to be sent, if anything."""
+        """Return what is still to be sent, if anything."""
         parcel = self._pack(message, context)
         with self._sending:
             if not self._waiting and self._sent_at_once(parcel):
@@ -200,7 +200,7 @@ class OutgoingMemoryLink:
         return True
 
     def _send_waiting(self) -> None:
-        """Sends until nothing waits: one thread at a time, and nobody else sends meanwhile."""
+        """Send until nothing waits: one thread at a time, and nobody else sends meanwhile."""
         while True:
             pending = self._waiting[0]
             try:
@@ -245,7 +245,7 @@ class OutgoingMemoryLink:
             slot.close_descriptor()
 
     def _collect(self) -> None:
-        """Takes what the receiver has given back, without waiting."""
+        """Collect what the receiver has given back, without waiting."""
         with self._collecting:
             while True:
                 try:

@@ -62,7 +62,7 @@ class Card:
     Attributes:
         host: key of its host.
         address: of its socket, an abstract one: it has no file, and is gone with its process.
-        token: hexadecimal; whoever connects must know it.
+        token: hexadecimal; a process that connects must know it.
     """
 
     host: str
@@ -70,33 +70,33 @@ class Card:
     token: str
 
     def to_text(self) -> str:
-        """Gives it as JSON."""
+        """Return it as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Card | None:
-        """Reads what `to_text` gave; None for the empty text of a rank that does not listen."""
+        """Read what `to_text` returned; None for the empty text of a rank that does not listen."""
         return cls(**json.loads(text)) if text else None
 
 
 def encode_place(place: int, forgotten: int) -> bytes:
-    """Packs what follows the header in a frame."""
+    """Pack what follows the header in a frame."""
     return _PLACE.pack(place, forgotten)
 
 
 def decode_place(frame: memoryview) -> tuple[int, int]:
-    """Unpacks place and forgotten slots from a frame of `FRAME_BYTES` bytes."""
+    """Unpack place and forgotten slots from a frame of `FRAME_BYTES` bytes."""
     place, forgotten = _PLACE.unpack_from(frame, HEADER_BYTES)
     return place, forgotten
 
 
 def encode_hello(token: str, source: Peer) -> bytes:
-    """Packs the first packet of a link."""
+    """Pack the first packet of a link."""
     return _HELLO.pack(bytes.fromhex(token), *source)
 
 
 def decode_hello(packet: bytes) -> tuple[str, Peer]:
-    """Unpacks the first packet of a link.
+    """Unpack the first packet of a link.
 
     Raises:
         MalformedMessage: it is something else.
@@ -121,7 +121,7 @@ class Slot:
     Attributes:
         number: among those of its link.
         memory: shared with the receiver.
-        descriptor: of the file, for the receiver; closed by whoever has sent it, and then -1.
+        descriptor: of the file, for the receiver; closed by its sender, and then -1.
     """
 
     number: int
@@ -129,12 +129,12 @@ class Slot:
     descriptor: int
 
     def fill(self, payload: Tensor) -> None:
-        """Copies a tensor of shape `(n,)` in."""
+        """Copy a tensor of shape `(n,)` in."""
         place = torch.frombuffer(self.memory, dtype=payload.dtype, count=payload.numel())
         place.copy_(payload)
 
     def close_descriptor(self) -> None:
-        """Closes the file; its memory stays as long as somebody has it mapped."""
+        """Close the file; its memory stays as long as a process has it mapped."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -157,7 +157,7 @@ class LendingSlots:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lend(self, size: int) -> Slot | None:
-        """Takes a free slot of at least `size` bytes, makes one, or gives None where the bound forbids it."""
+        """Return a free slot of at least `size` bytes, made if need be, or None where the bound forbids it."""
         with self._lock:
             fitting = [number for number in self._free if len(self._slots[number].memory) >= size]
             if fitting:
@@ -167,7 +167,7 @@ class LendingSlots:
             return self._make(_rounded(size))
 
     def take_back(self, number: int) -> None:
-        """Notes that the receiver needs a slot no more."""
+        """Note that the receiver no longer needs a slot."""
         with self._lock:
             if number in self._slots:
                 self._free.add(number)
@@ -178,12 +178,12 @@ class LendingSlots:
         return self._forgotten
 
     def told(self, mask: int) -> None:
-        """Notes that the receiver has been told."""
+        """Note that the receiver has been told."""
         with self._lock:
             self._forgotten &= ~mask
 
     def close(self) -> None:
-        """Lets all memory go that the receiver does not hold."""
+        """Release all memory that the receiver does not hold."""
         with self._lock:
             for slot in self._slots.values():
                 slot.close_descriptor()
@@ -226,7 +226,7 @@ class BorrowedSlots:
         self._lent: dict[int, weakref.ref[memoryview]] = {}
 
     def add(self, number: int, descriptor: int) -> None:
-        """Maps a new slot.
+        """Map a new slot.
 
         Raises:
             MalformedMessage: it is a file whose pages could vanish.
@@ -242,12 +242,12 @@ class BorrowedSlots:
             raise MalformedMessage(f"a slot came that cannot be mapped: {error}") from None
 
     def forget(self, mask: int) -> None:
-        """Lets slots go that will not be used again."""
+        """Release slots that will not be used again."""
         for number in [number for number in self._memories if mask >> number & 1]:
             del self._memories[number]
 
     def tensor(self, number: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """Gives the payload in a slot, shape `(elements,)`; the slot is given back when its last view is dropped.
+        """Return the payload in a slot, shape `(elements,)`; the slot is given back when its last view is dropped.
 
         Raises:
             MalformedMessage: no such slot, too small, or its last payload is still held.
@@ -269,7 +269,7 @@ class BorrowedSlots:
 
 
 def shared_file(size: int) -> int:
-    """Makes a file of memory that has no name, all of it allocated, and gives its descriptor.
+    """Make a file of memory that has no name, all of it allocated, and return its descriptor.
 
     Raises:
         OSError: there is no such thing here, or no memory.
@@ -287,6 +287,6 @@ def shared_file(size: int) -> int:
 
 
 def _rounded(size: int) -> int:
-    """Rounds up by at most an eighth, so that payloads of about the same size share slots."""
+    """Round a size up by at most an eighth, so that payloads of about the same size share slots."""
     unit = max(_SMALLEST_BYTES, 1 << max(0, size.bit_length() - 4))
     return -(-size // unit) * unit

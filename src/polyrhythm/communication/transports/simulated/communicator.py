@@ -42,7 +42,7 @@ class Group:
 
     @classmethod
     def of(cls, name: str, members: tuple[int, ...]) -> Group:
-        """Makes a group."""
+        """Make a group."""
         numbers = {member: number for number, member in enumerate(members)}
         return cls(name, members, crc32(f"{name}{members}".encode()), numbers)
 
@@ -61,7 +61,7 @@ class SharedVector:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody who has it lives: memory is gone with the last process."""
+        """Whether a rank that has it lives: memory is gone with the last process."""
         return any(holder.alive for holder in self.holders)
 
 
@@ -73,11 +73,11 @@ class TaskHandle:
         self._task = task
 
     def done(self) -> bool:
-        """Whether the task has ended."""
+        """Return whether the task has ended."""
         return self._task.ended
 
     def wait(self) -> Any:
-        """Parks until the task has ended; gives its result."""
+        """Park until the task has ended; return its result."""
         return self._time.join(self._task)
 
 
@@ -93,10 +93,10 @@ class Cluster(Protocol):
     received: Callable[[Message], Message]
 
     def group(self, name: str, members: tuple[int, ...]) -> Group:
-        """Gives the group of these ranks that goes by this name."""
+        """Return the group of these ranks that goes by this name."""
 
     def globally(self, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Gives the global ranks of some ranks of a group."""
+        """Return the global ranks of some ranks of a group."""
 
 
 _COLLECTIVE = Direct()
@@ -150,11 +150,11 @@ class SimulatedCommunicator:
         return self._cluster.time
 
     def send(self, to: int, message: Message) -> None:
-        """Sends; returns when the message has left."""
+        """Send; return when the message has left."""
         self.start_send(to, message).wait()
 
     def start_send(self, to: int, message: Message) -> Parcel:
-        """Starts to send; what arrives is what the tensor holds now."""
+        """Start to send; what arrives is what the tensor holds now."""
         home, member, cluster = self._home, self._members[to], self._cluster
         receiver = home.peers.get(member)
         if receiver is None or not home.inbox.quiet:
@@ -175,14 +175,14 @@ class SimulatedCommunicator:
         return parcel
 
     def _weigh(self, message: Message) -> tuple[int, Message]:
-        """Gives the bytes of a message on the links, and what arrives of it."""
+        """Return the bytes of a message on the links, and what arrives of it."""
         nbytes, arriving = self._cluster.nbytes_of(message), self._cluster.received(message)
         if arriving is message:
             self._handed_kind, self._handed_on, self._handed_nbytes = message.kind, message.tensor, nbytes
         return nbytes, arriving
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
+        """Wait for a message."""
         waited = self._waited
         if waited is None or waited[0] != source or waited[1] != tag:  # most receive the same again
             waited = self._wait_for(source, tag)
@@ -190,26 +190,26 @@ class SimulatedCommunicator:
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Takes a message if one is there."""
+        """Take a message if one is there."""
         found = self._home.take_now(self._wait_for(source, tag)[2])
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
-        """Runs `work` as a task of its own."""
+        """Run `work` as a task of its own."""
         name = f"rank {self._home.rank}'s background work"
         return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True, owner=self._home))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all ranks, message by message."""
+        """Add up over all ranks, message by message."""
         _COLLECTIVE.all_reduce(self._apart(), tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks, after those that were started before it: gloo, too, does one at a time."""
+        """Start to add up over all ranks, after those that were started before it: gloo, too, does one at a time."""
         apart, tag = self._apart(), self._next_tag()
         return self._turns.start(self.start, lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrites `tensor` with `root`'s."""
+        """Overwrite `tensor` with `root`'s."""
         tensor, apart, tag = tensor.detach(), self._apart(), self._next_tag()
         if self._rank == root:
             for to in range(self.size):
@@ -221,11 +221,11 @@ class SimulatedCommunicator:
             tensor.copy_(message.tensor.view_as(tensor))
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Return when all ranks have called it."""
         self.all_reduce(torch.zeros(self.size))
 
     def revoke(self) -> None:
-        """Ends the use of this communicator."""
+        """End the use of this communicator."""
         if not self._has_revoked:
             self._has_revoked = True
             for to in revoke_tells(self._rank, self.size):
@@ -234,17 +234,17 @@ class SimulatedCommunicator:
         self.revoke_here()
 
     def revoke_here(self) -> None:
-        """Ends the use of this communicator on this rank alone."""
+        """End the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:
-        """Ends the use of this communicator on this rank once another is lost."""
+        """End the use of this communicator on this rank once another is lost."""
         member = self._members[rank]
         self._home.inbox.need(self._context, member, self._incarnations.get(member, 0))
         self._home.revoke_useless()
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Gives a vector that all ranks read and write; it is there as soon as rank 0 is."""
+        """Return a vector that all ranks read and write; it is there as soon as rank 0 is."""
         cluster, home, first = self._cluster, self._home, self._members[0]
         hosts = {cluster.host_of[member] for member in self._members} if cluster.host_of else {0}
         if len(hosts) > 1:
@@ -266,7 +266,7 @@ class SimulatedCommunicator:
     def regrouped(
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
     ) -> SimulatedCommunicator:
-        """Makes the communicator of some of these ranks, as they are now."""
+        """Make the communicator of some of these ranks, as they are now."""
         known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
         for rank, incarnation in known.items():
             self._home.expect(rank, incarnation)
@@ -285,7 +285,7 @@ class SimulatedCommunicator:
         return self._context
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
-        """Makes the communicator of some of these ranks."""
+        """Make the communicator of some of these ranks."""
         cluster = self._cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
@@ -296,7 +296,7 @@ class SimulatedCommunicator:
         return made
 
     def _wait_for(self, source: int | None, tag: int) -> _Waited:
-        """Gives what a receiver waits for: that of the last time if it is the same."""
+        """Return what a receiver waits for: that of the last time if it is the same."""
         waited = self._waited
         if waited is None or waited[0] != source or waited[1] != tag:
             who = "anyone" if source is None else f"rank {self._members[source]}"
@@ -306,7 +306,7 @@ class SimulatedCommunicator:
         return waited
 
     def _apart(self) -> SimulatedCommunicator:
-        """Gives the message space of collectives, which number their messages' tags themselves."""
+        """Return the message space of collectives, which number their messages' tags themselves."""
         if self._collective_space is None:
             group = self._cluster.group(f"{self._group.name}#collectives", self._members)
             self._collective_space = SimulatedCommunicator(self._cluster, self._home, group, self._lineage)
@@ -350,18 +350,18 @@ class SimulatedCluster:
         self._groups: dict[str, Group] = {}
 
     def communicator(self, rank: int) -> SimulatedCommunicator:
-        """Gives a rank's communicator over all ranks."""
+        """Return a rank's communicator over all ranks."""
         return SimulatedCommunicator(self, self.ranks[rank], self.group("all", self._everyone))
 
     def group(self, name: str, members: tuple[int, ...]) -> Group:
-        """Gives the group of these ranks that goes by this name."""
+        """Return the group of these ranks that goes by this name."""
         found = self._groups.get(name)
         if found is None or not (found.members is members or found.members == members):
             found = self._groups[name] = Group.of(name, members)
         return found
 
     def globally(self, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Gives the global ranks of some ranks of a group; at once where that is all of it, or it is everyone."""
+        """Return the global ranks of some ranks of a group; at once where that is all of it, or it is everyone."""
         if ranks == range(len(group.members)):
             return group.members
         if group.members is self._everyone:
@@ -369,13 +369,13 @@ class SimulatedCluster:
         return tuple(group.members[rank] for rank in ranks)
 
     def lose(self, rank: int) -> None:
-        """Tells all other ranks that one is gone."""
+        """Tell all other ranks that one is gone."""
         for other in self.ranks:
             if other.rank != rank:
                 other.hear_of_loss(self.ranks[rank])
 
     def kill(self, rank: int) -> None:
-        """Ends a rank with all its tasks, as the loss of its process does; called by queued actions, never by tasks.
+        """End a rank with all its tasks, as the loss of its process does; called by queued actions, never by tasks.
 
         What has left arrives. What is leaving is cut: it takes its time on the links, and does not arrive. The others
         hear of the loss one latency later, as they do over TCP.
@@ -391,7 +391,7 @@ class SimulatedCluster:
                     self.courier.tell_loss(victim, other)
 
     def replace(self, rank: int) -> None:
-        """Gives a killed rank a successor, whose links are new."""
+        """Give a killed rank a successor, whose links are new."""
         successor = SimulatedRank(self, rank, self.ranks[rank].incarnation + 1)
         self.ranks[rank] = successor
         successor.met = {other.rank: other.incarnation for other in self.ranks}

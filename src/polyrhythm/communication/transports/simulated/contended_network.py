@@ -75,7 +75,7 @@ class Link:
             bundle.allowed.pop(self, None)
 
     def load(self) -> float:
-        """Gives what crosses it now, in bytes/s."""
+        """Return what crosses it now, in bytes/s."""
         if self.coupling:
             return sum([bundle.rate * bundle.size for bundle in self.bundles])
         return sum([bundle.rate * flows for bundle, flows in self.bundles.items()])
@@ -171,7 +171,7 @@ class Bundle:
         self._allowances: list[tuple[float, int, Link]] = []
 
     def admit(self, flow: Flow, now_s: float) -> bool:
-        """Does what `join` and `refill` do, where the rate does not rise; else nothing. Called when some are there.
+        """Do what `join` and `refill` do, where the rate does not rise; else nothing. Called when some are there.
 
         Returns:
             Whether it has.
@@ -202,7 +202,7 @@ class Bundle:
         return True
 
     def refill(self) -> bool:
-        """Takes all that its links have, and plans; called when a flow has just come or gone, and some are left.
+        """Take all that its links have, and plan; called when a flow has just come or gone, and some are left.
 
         Returns:
             False, and nothing has been changed, where it shares a coupling link with another.
@@ -221,13 +221,13 @@ class Bundle:
         return True
 
     def change_rate(self, rate: float, now_s: float) -> None:
-        """Lets its flows go on at another rate from now on."""
+        """Change the rate of its flows from now on."""
         self._count += self.rate * (now_s - self._counted_at)
         self._counted_at = now_s
         self.rate = rate
 
     def join(self, flow: Flow, now_s: float) -> None:
-        """Takes in a flow."""
+        """Add a flow."""
         if self.size:
             self._count += self.rate * (now_s - self._counted_at)
         else:  # a short count keeps its digits
@@ -242,7 +242,7 @@ class Bundle:
         heappush(self._ends, (flow.target, self._joined, flow))
 
     def leave(self, flow: Flow, now_s: float) -> None:
-        """Lets a flow go; `flow.left` is up to date afterwards."""
+        """Remove a flow; `flow.left` is up to date afterwards."""
         self._count += self.rate * (now_s - self._counted_at)
         self._counted_at = now_s
         self.size -= 1
@@ -251,7 +251,7 @@ class Bundle:
         flow.bundle = None
 
     def plan(self) -> None:
-        """Finds out when the next flow ends at the present rate."""
+        """Find out when the next flow ends at the present rate."""
         if not self.size:
             self.ends_at_s = inf
             return
@@ -261,7 +261,7 @@ class Bundle:
         self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
 
     def end_next(self, now_s: float) -> list[Flow]:
-        """Ends the flow that is next, and all that end with it; called when its time has come, after `plan`."""
+        """End the flow that is next, and all that end with it; called when its time has come, after `plan`."""
         ends = self._ends
         count, _, flow = heappop(ends)  # the count as it was planned, whatever rounding says
         self._count, self._counted_at = count, now_s
@@ -280,7 +280,7 @@ class Bundle:
         return ended
 
     def allow(self, link: Link, rate: float) -> None:
-        """Notes that a link which is not coupling has room for its flows up to a rate."""
+        """Note that a link which is not coupling has room for its flows up to a rate."""
         if self.allowed.get(link) == rate:
             return
         if len(self._allowances) > 2 * len(self.allowed) + 64:  # most are of links that it crosses no more
@@ -290,7 +290,7 @@ class Bundle:
         heappush(self._allowances, (rate, link.number, link))
 
     def outgrown(self) -> list[Link]:
-        """Gives, and forgets, the links that had room for less than the present rate."""
+        """Return and forget the links that had room for less than the present rate."""
         links: list[Link] = []
         while self._allowances and self._allowances[0][0] < self.rate:
             rate, _, link = heappop(self._allowances)
@@ -300,7 +300,7 @@ class Bundle:
         return links
 
     def _forget_strangers(self) -> None:
-        """Forgets, before whoever is next, those that left, and perhaps came back with another target."""
+        """Forget, before the one that is next, those that left, and perhaps came back with another target."""
         ends = self._ends
         while self._strangers:
             target, _, flow = ends[0]
@@ -325,7 +325,7 @@ class Demand(NamedTuple):
 
 
 def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -> dict[int, float]:
-    """Gives the rate of a flow of every bundle, in bytes/s.
+    """Return the rate of a flow of every bundle, in bytes/s.
 
     Args:
         capacities: of each link, in bytes/s.
@@ -365,7 +365,7 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
 
 
 def _crossings(demands: Mapping[int, Demand]) -> tuple[dict[Any, list[int]], dict[Any, int]]:
-    """Gives the bundles that cross each link, by key, and how many flows that are; the first one's links first."""
+    """Return the bundles that cross each link, by key, and how many flows that are; the first one's links first."""
     across: dict[Any, list[int]] = {}
     flows_across: dict[Any, int] = {}
     for key, (links, flows, _) in demands.items():
@@ -392,7 +392,7 @@ class Component(NamedTuple):
 
     @classmethod
     def of(cls, bundle: Bundle) -> Component:
-        """Finds the component of a bundle."""
+        """Find the component of a bundle."""
         found = {bundle: None}
         bandwidths = {link: link.bandwidth for link in bundle.links}
         todo = list(bundle.links)
@@ -407,7 +407,7 @@ class Component(NamedTuple):
         return cls(list(found), bandwidths)
 
     def rates(self) -> dict[int, float]:
-        """Gives the rates of a flow of each bundle, in bytes/s, by the place of the bundle."""
+        """Return the rates of a flow of each bundle, in bytes/s, by the place of the bundle."""
         demands = [Demand(bundle.links, bundle.size, bundle.limit) for bundle in self.bundles]
         return fair_rates(self.bandwidths, dict(enumerate(demands)))
 
@@ -434,7 +434,7 @@ class Coupling:
         self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
 
     def take_in(self, flows: Iterable[Flow], now_s: float) -> None:
-        """Finds the bundles of new flows, which their links know already."""
+        """Find the bundles of new flows, which their links know already."""
         for flow in flows:
             for link in flow.way.links:
                 if not link.coupling and len(link.flows) > 1:
@@ -444,7 +444,7 @@ class Coupling:
             self._put(flow, now_s)
 
     def forget(self, bundle: Bundle) -> None:
-        """Forgets a bundle without flows."""
+        """Forget a bundle without flows."""
         self._bundles.pop((bundle.links, bundle.limit), None)
 
     def suspect(self, bundle: Bundle) -> None:
@@ -453,7 +453,7 @@ class Coupling:
             self.suspects[link] = None
 
     def couple_overloaded(self, now_s: float) -> None:
-        """Looks at suspects: couples those that carry too much, and divides the room of the others."""
+        """Look at suspects: couple those that carry too much, and divide the room of the others."""
         suspects, self.suspects = self.suspects, {}
         overloaded = []
         for link in suspects:
@@ -469,7 +469,7 @@ class Coupling:
             self.couple(link, True, now_s)
 
     def loosen(self, links: Iterable[Link], now_s: float) -> None:
-        """Leaves out, of links that got new rates, those that have had room for long."""
+        """Leave out, of links that got new rates, those that have had room for long."""
         roomy = []
         for link in links:
             link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
@@ -479,7 +479,7 @@ class Coupling:
             self.couple(link, False, now_s)
 
     def couple(self, link: Link, coupling: bool, now_s: float) -> None:
-        """Has a link asked from now on, or no more, and moves its flows to the bundles that they belong to then."""
+        """Ask a link from now on, or no more, and move its flows to the bundles that they belong to then."""
         link.coupling, link.roomy = coupling, 0
         for flow in list(link.flows):
             if flow.bundle is not None:
@@ -488,7 +488,7 @@ class Coupling:
                 self._put(flow, now_s)
 
     def _foresee(self, flow: Flow, now_s: float) -> None:
-        """Couples the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
+        """Couple the link that will stop a new flow if that is plain to see; whatever is missed is found later."""
         tightest, least = flow.way.links[0], inf
         for link in flow.way.links:
             share = link.bandwidth / len(link.flows)
@@ -507,7 +507,7 @@ class Coupling:
         self.couple(tightest, True, now_s)
 
     def _put(self, flow: Flow, now_s: float) -> None:
-        """Puts a flow into the bundle of the coupling links that it crosses."""
+        """Put a flow into the bundle of the coupling links that it crosses."""
         coupling: tuple[Link, ...] = ()
         loose: tuple[Link, ...] = ()
         limit = room = inf
@@ -576,13 +576,13 @@ class Sharing:
         return self._coupling.flows_moved
 
     def begin(self, flow: Flow) -> None:
-        """Takes in a new flow."""
+        """Add a new flow."""
         for link in flow.way.links:
             link.flows[flow] = None
         self._starting.append(flow)
 
     def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
-        """Ends the flow of a bundle that is next, and all that end with it; called when its time has come."""
+        """End the flow of a bundle that is next, and all that end with it; called when its time has come."""
         self._now_s = now_s
         ended, coupled = bundle.end_next(now_s), bundle.links
         for flow in ended:
@@ -608,7 +608,7 @@ class Sharing:
         return ended
 
     def settle(self, now_s: float) -> Iterable[Bundle]:
-        """Gives new rates to whatever is connected with what has changed.
+        """Give new rates to whatever is connected with what has changed.
 
         Returns:
             The bundles whose next end is another than before.
@@ -642,14 +642,14 @@ class Sharing:
         return self._planned(refilled=False)
 
     def _planned(self, *, refilled: bool) -> dict[Bundle, None]:
-        """Does what `_settle_together` does, and finds out when the next flows end."""
+        """Do what `_settle_together` does, and find out when the next flows end."""
         touched = self._settle_together(refilled=refilled)
         for bundle in touched:
             bundle.plan()
         return touched
 
     def _find_again(self, flow: Flow) -> Bundle | None:
-        """Puts a new flow into the bundle of the last one on its way, and gives it its rate, if that is all to be done.
+        """Put a new flow into the bundle of the last one on its way, with its rate, if that is all there is to do.
 
         Returns:
             The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling
@@ -670,7 +670,7 @@ class Sharing:
         return bundle
 
     def _let_go(self, bundle: Bundle) -> bool:
-        """Forgets a bundle without flows; says no where others share a coupling link with it, which get more now."""
+        """Forget a bundle without flows; return False where others share a coupling link with it and get more now."""
         for link in bundle.links:
             if link.bundles:
                 return False
@@ -678,7 +678,7 @@ class Sharing:
         return True
 
     def _settle_together(self, *, refilled: bool) -> dict[Bundle, None]:
-        """Settles bundles that share links, and links that turn out to be full; gives all bundles that it touches.
+        """Settle bundles that share links, and links that turn out to be full; return all bundles that it touches.
 
         Args:
             refilled: whether what has changed has its new rates, and only links are left.
@@ -702,7 +702,7 @@ class Sharing:
         return touched
 
     def _components(self, changed: Iterable[Bundle], touched: dict[Bundle, None]) -> list[Component]:
-        """Gives new rates to bundles that share no coupling link; gives the others, as they are connected."""
+        """Give new rates to bundles that share no coupling link; return the others, as they are connected."""
         components = []
         found: set[Bundle] = set()
         for bundle in changed:
@@ -722,7 +722,7 @@ class Sharing:
         return components
 
     def _fill_alone(self, bundle: Bundle) -> bool:
-        """Gives the rate that `fair_rates` would give to a single bundle."""
+        """Return the rate that `fair_rates` would give to a single bundle."""
         self.rates_computed += 1
         rate = bundle.limit
         for link in bundle.links:
@@ -730,7 +730,7 @@ class Sharing:
         return self._give(bundle, rate)
 
     def _fill(self, component: Component) -> list[Bundle]:
-        """Gives new rates to the bundles of a component; gives those whose rates are others than before."""
+        """Give new rates to the bundles of a component; return those whose rates are others than before."""
         rates = component.rates()
         self.rates_computed += len(rates)
         return [bundle for place, bundle in enumerate(component.bundles) if self._give(bundle, rates[place])]
@@ -784,7 +784,7 @@ class ContendedNetwork:
         self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Starts a transfer now; see `Network.transfer`."""
+        """Start a transfer now; see `Network.transfer`."""
         ways = self._ways.get(source)
         way = None if ways is None else ways.get(to)
         if way is None:
@@ -792,12 +792,12 @@ class ContendedNetwork:
         self.sharing.begin(Flow(way, sent, arrived, nbytes))
         if not self._settling:
             self._settling = True
-            # A call of what an object holds, written as one of its methods, is looked up anew.
+            # A call of what an object holds, written as one of its methods, is looked up each time.
             soon = self._soon
             soon(self._settle_all)
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Gives α of the way from one global rank to another."""
+        """Return α of the way from one global rank to another."""
         return self._route(source, to)[1]
 
     def _find_way(self, source: int, to: int) -> Way:
@@ -811,7 +811,7 @@ class ContendedNetwork:
         return way
 
     def _settle(self) -> None:
-        """Gives new rates, once for all that happens at this instant."""
+        """Give new rates, once for all that happens at this instant."""
         self._settling = False
         for bundle in self.sharing.settle(self._time.now_s):
             ends_at_s = bundle.ends_at_s
@@ -822,7 +822,7 @@ class ContendedNetwork:
                 self._time.at(ends_at_s, bundle.alarm)
 
     def _look_at(self, bundle: Bundle) -> None:
-        """Ends flows, if it is time; else, and if nothing else happens until then, it becomes time."""
+        """End flows, if it is time; else, and if nothing else happens until then, it becomes time."""
         time = self._time
         now, ends_at_s = time.now_s, bundle.ends_at_s
         if bundle.alarm_at_s <= now:

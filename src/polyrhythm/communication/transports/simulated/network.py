@@ -13,7 +13,7 @@ class Network(Protocol):
     """Moves bytes between ranks in virtual time."""
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Starts a transfer now.
+        """Start a transfer now.
 
         Args:
             source: global rank of the sender.
@@ -24,7 +24,7 @@ class Network(Protocol):
         """
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Gives α of the way from one global rank to another."""
+        """Return α of the way from one global rank to another."""
 
 
 Action = Callable[[], None]
@@ -48,7 +48,7 @@ class ConstantNetwork:
     _free_at: dict[int, float] = field(default_factory=dict)
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Starts a transfer now; see `Network.transfer`."""
+        """Start a transfer now; see `Network.transfer`."""
         start = max(self.time.now(), self._free_at.get(source, 0.0))
         left = start + nbytes / self.bandwidth_bytes_per_s
         self._free_at[source] = left
@@ -56,5 +56,5 @@ class ConstantNetwork:
         self.time.at(left + self.latency_s, arrived)
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Gives α: the same everywhere."""
+        """Return α: the same everywhere."""
         return self.latency_s

@@ -70,7 +70,7 @@ class SimulatedRank:
         self._broken: set[SimulatedRank] = set()
 
     def peer(self, context: int, rank: int) -> SimulatedRank:
-        """Gives the other end of the link to a rank.
+        """Return the other end of the link to a rank.
 
         Raises:
             PeerLost: as far as this rank knows it is gone, or nobody is there to open a link to.
@@ -88,7 +88,7 @@ class SimulatedRank:
         return found
 
     def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
-        """Gives a message to who waits for it, or else to the inbox; a broken link brings nothing."""
+        """Hand a message to the task that waits for it, or else to the inbox; a broken link brings nothing."""
         rank = source.rank
         if self.peers.get(rank) is not source or self._broken:
             if not (self.alive and self.hears(source)):
@@ -100,7 +100,7 @@ class SimulatedRank:
             self.revoke(context)
             return
         parked = self._parked
-        for waiting in parked:  # who waits has looked at all that came before
+        for waiting in parked:  # a task that waits has looked at all that came before
             want = waiting[0]
             awaited = want.source
             if want.context == context and want.tag == message[7] and (awaited is None or awaited == rank):
@@ -110,7 +110,7 @@ class SimulatedRank:
         self.inbox.put(context, rank, message)
 
     def hears(self, source: SimulatedRank) -> bool:
-        """Whether there is a link from this rank; a successor's first message opens one."""
+        """Return whether there is a link from this rank; a successor's first message opens one."""
         known = self.peers.get(source.rank)
         if known is source:
             return source not in self._broken
@@ -126,23 +126,23 @@ class SimulatedRank:
         return True
 
     def expect(self, rank: int, incarnation: int) -> None:
-        """Notes that so many have had a rank's number before the one that is there now."""
+        """Note that so many have had a rank's number before the one that is there now."""
         newest = self.cluster.ranks[rank]
         if newest is not self and newest.incarnation == incarnation:
             self.hears(newest)
 
     def revoke(self, context: int) -> None:
-        """Ends the use of a communicator on this rank."""
+        """End the use of a communicator on this rank."""
         if self.inbox.revoke(context):
             self._look_again()
 
     def revoke_useless(self) -> None:
-        """Ends the use of communicators that need who is gone."""
+        """End the use of communicators that need a rank which is gone."""
         for context in self.inbox.useless():
             self.revoke(context)
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
-        """Notes that a peer is gone, unless its successor has been heard already."""
+        """Note that a peer is gone, unless its successor has been heard already."""
         if self.alive and self.peers.setdefault(gone.rank, gone).incarnation <= gone.incarnation:
             self.peers[gone.rank] = gone
             self.inbox.lose(gone.rank, gone.incarnation)
@@ -150,18 +150,18 @@ class SimulatedRank:
             self._look_again()
 
     def break_link(self, peer: SimulatedRank) -> None:
-        """Breaks the link with a peer, which may live: nothing more comes from it."""
+        """Break the link with a peer, which may live: nothing more comes from it."""
         self._broken.add(peer)
         self.hear_of_loss(peer)
 
     def _look_again(self) -> None:
-        """Lets all parked tasks look whether what they wait for can still come."""
+        """Make all parked tasks look whether what they wait for can still come."""
         parked, self._parked = self._parked, []
         for _, task in parked:
             self._time.wake_soon(task)
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
-        """Receives, parking the running task until the message is there."""
+        """Receive, parking the running task until the message is there."""
         inbox = self.inbox
         while True:
             if inbox.arrived or not inbox.quiet:
@@ -175,7 +175,7 @@ class SimulatedRank:
                 return handed
 
     def take_now(self, want: Want, reason: str = "looking for a message") -> tuple[int, Message] | None:
-        """Receives if the message is there."""
+        """Receive if the message is there."""
         inbox = self.inbox
         if inbox.quiet:
             return inbox.take(want)
@@ -227,11 +227,11 @@ class Parcel:
             self.to.deliver(self.context, self.source, self.message)
 
     def done(self) -> bool:
-        """Whether the message has left."""
+        """Return whether the message has left."""
         return self._left
 
     def wait(self) -> None:
-        """Parks until the message has left."""
+        """Park until the message has left."""
         if not self._left:
             time = self.source.cluster.time
             self._waiter = running()
@@ -242,13 +242,13 @@ class Courier(Protocol):
     """Takes messages over the links, where more may happen to them than that they start now and arrive."""
 
     def carry(self, parcel: Parcel) -> None:
-        """Starts now: calls the parcel's `sent` when it has left, and `arrive` when it is there."""
+        """Start now: call the parcel's `sent` when it has left, and `arrive` when it is there."""
 
     def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Lets a rank hear that another is gone, after all that had left it."""
+        """Inform a rank that another is gone, after all that had left it."""
 
 
 def tell_loss(network: Network, gone: SimulatedRank, to: SimulatedRank) -> None:
-    """Lets a rank hear that another is gone, one latency later, as the end of a TCP connection takes."""
+    """Inform a rank that another is gone, one latency later, as the end of a TCP connection takes."""
     time = gone.cluster.time
     time.at(time.now() + network.alpha_s(gone.rank, to.rank), partial(to.hear_of_loss, gone))

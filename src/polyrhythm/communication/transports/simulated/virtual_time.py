@@ -60,7 +60,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self._work = work
 
     def run(self) -> None:
-        """Does its work; an error that nobody awaits goes on to the hub."""
+        """Do its work; an error that nobody awaits goes on to the hub."""
         try:
             self.result = self._work()
         except Exception as error:
@@ -103,7 +103,7 @@ class VirtualTime:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Parks the running task for so many virtual seconds."""
+        """Park the running task for so many virtual seconds."""
         task, to_hub = running(), self._to_hub
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
@@ -111,7 +111,7 @@ class VirtualTime:
         to_hub()
 
     def at(self, time_s: float, action: Action) -> None:
-        """Queues an action; it must not block. What should have been done before is done at the present time."""
+        """Queue an action; it must not block. What should have been done before is done at the present time."""
         if time_s <= self.now_s:
             self._present.append(action)
         else:
@@ -119,7 +119,7 @@ class VirtualTime:
             self._queued += 1
 
     def last_place(self) -> int | None:
-        """Takes a place for `finish` among what is queued; None if something is left to be done at the present time.
+        """Take a place for `finish` among what is queued; None if something is left to be done at the present time.
 
         If nothing is, an action may as well do at once, as its last thing, what it would queue for this time.
         """
@@ -131,7 +131,7 @@ class VirtualTime:
         return place
 
     def finish(self, time_s: float, place: int, action: Action) -> None:
-        """Does an action at a time to come: at once, if nothing else is to be done until then, which saves the queue.
+        """Do an action at a time to come: at once, if nothing else is to be done until then, which saves the queue.
 
         Args:
             time_s: later than the present time.
@@ -146,7 +146,7 @@ class VirtualTime:
         action()
 
     def pass_to(self, time_s: float) -> bool:
-        """Lets time pass, if nothing else is to be done until then; gives whether it has.
+        """Let time pass, if nothing else is to be done until then; return whether it has.
 
         Args:
             time_s: later than the present time. What the caller still does is done then.
@@ -160,7 +160,7 @@ class VirtualTime:
     def spawn(
         self, name: str, work: Callable[[], Any], *, awaited: bool = False, owner: object = None
     ) -> Task:
-        """Makes a task; it starts at the present time, after what is already queued for it.
+        """Make a task; it starts at the present time, after what is already queued for it.
 
         Args:
             name: for messages.
@@ -174,13 +174,13 @@ class VirtualTime:
         return task
 
     def kill(self, owner: object) -> None:
-        """Ends all tasks of an owner where they are; called by queued actions, never by tasks."""
+        """End all tasks of an owner where they are; called by queued actions, never by tasks."""
         for task in [task for task in self._tasks if task.owner is owner]:
             self._kill(task)
         self._unheard = [task for task in self._unheard if task.owner is not owner]
 
     def close(self) -> None:
-        """Ends all tasks that are left, once nothing will be done any more; called by the hub.
+        """End all tasks that are left, once nothing will be done any more; called by the hub.
 
         A parked task and what it holds would stay for ever: no garbage collector looks into its frames.
         """
@@ -196,7 +196,7 @@ class VirtualTime:
         return len(self._later) + len(self._present)
 
     def park(self, reason: str, task: Task | None = None) -> Any:
-        """Blocks the running task until it is woken; gives what it is handed then, `()` if nothing.
+        """Block the running task until it is woken; return what it is handed then, `()` if nothing.
 
         Args:
             reason: what it waits for, in words.
@@ -210,15 +210,15 @@ class VirtualTime:
         return to_hub()
 
     def wake(self, task: Task) -> None:
-        """Lets a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
+        """Let a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
         task.switch()
 
     def wake_soon(self, task: Task) -> None:
-        """Queues a parked task for the present time; may be called by tasks."""
+        """Queue a parked task for the present time; may be called by tasks."""
         self.soon(task.switch)
 
     def join(self, task: Task) -> Any:
-        """Waits for another task, gives its result or raises its error."""
+        """Wait for another task; return its result or raise its error."""
         while not task.ended:
             self._waiters.setdefault(task, []).append(running())
             self.park(f"the end of {task.name}")
@@ -229,7 +229,7 @@ class VirtualTime:
         return task.result
 
     def run(self) -> None:
-        """Runs until all tasks have ended.
+        """Run until all tasks have ended.
 
         Raises:
             Deadlock: tasks are left but nothing is queued.
@@ -260,7 +260,7 @@ class VirtualTime:
             task.throw()
 
     def end(self, task: Task) -> None:
-        """Notes that a task has done its work; called by itself, at its very end.
+        """Note that a task has done its work; called by itself, at its very end.
 
         Raises:
             Exception: its error, if that is for nobody else.
@@ -278,7 +278,7 @@ class VirtualTime:
 
 
 def _standstill(stuck: list[Task]) -> str:
-    """Says what each task waits for, or the first of many."""
+    """Return what each task waits for, or the first of many."""
     named = [f"{task.name} waits for {task.waiting_for}" for task in stuck[:_MOST_NAMED]]
     if len(stuck) > len(named):
         named.append(f"and {len(stuck) - len(named):,} more wait")

@@ -42,8 +42,8 @@ class TcpCard:
     Attributes:
         address: of its host.
         port: of its listener.
-        name: hexadecimal, of the listener: drawn at random, so another process that gets the port later is told apart.
-        token: hexadecimal; whoever opens a link must know it.
+        name: hexadecimal, of the listener: random, so that another process on the same port later has another one.
+        token: hexadecimal; a process that opens a link must know it.
     """
 
     address: str
@@ -53,16 +53,16 @@ class TcpCard:
 
     @classmethod
     def draw(cls, address: str, port: int) -> TcpCard:
-        """Makes the card of a new listener."""
+        """Make the card of a new listener."""
         return cls(address, port, secrets.token_hex(NAME_BYTES), secrets.token_hex(NAME_BYTES))
 
     def to_text(self) -> str:
-        """Gives it as JSON."""
+        """Return it as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> TcpCard:
-        """Reads what `to_text` gave."""
+        """Read what `to_text` returned."""
         return cls(**json.loads(text))
 
 
@@ -114,14 +114,14 @@ class Attempts:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Has the next attempt follow at once, and counts patience from now."""
+        """Let the next attempt follow at once, and count patience from now."""
         self._began_s, self._pause_s = time.monotonic(), 0.0
 
     def pause_s(self) -> float:
-        """Gives how long to wait before the next attempt, nothing before the first.
+        """Return how long to wait before the next attempt, nothing before the first.
 
         Raises:
-            ProcessGone: patience is over, or somebody has ended the attempts.
+            ProcessGone: patience is over, or another thread has ended the attempts.
         """
         if self._over or time.monotonic() - self._began_s > self._patience_s():
             raise ProcessGone
@@ -130,13 +130,13 @@ class Attempts:
         return pause_s
 
     def make(self, talk: Callable[[TcpSocket], _Found]) -> _Found | None:
-        """Makes one attempt; gives what came of the talk, None if it broke and there may be another attempt.
+        """Make one attempt; return what came of the talk, None if it broke and there may be another attempt.
 
         Args:
             talk: is given the connection; may raise `ProcessGone`.
 
         Raises:
-            ProcessGone: nobody listens there any more, or `talk` says that it is somebody else.
+            ProcessGone: no process listens there any more, or `talk` says that it is another.
         """
         try:
             connection = dial(self._address, self._port, self._hold)
@@ -158,14 +158,14 @@ class Attempts:
         return None
 
     def interrupt(self) -> None:
-        """Ends an attempt that is being made; called on any thread."""
+        """End an attempt that is being made; called on any thread."""
         with self._lock:
             if self._socket is not None:
                 hang_up(self._socket)
                 self._socket = None
 
     def end(self) -> None:
-        """Sees to it that there is no further attempt."""
+        """Make sure that there is no further attempt."""
         self._over = True
         self.interrupt()
 
@@ -186,7 +186,7 @@ _VERDICT = struct.Struct("<BQ")
 _FROM_SENDER, _FROM_RECEIVER = "link, sender", "link, receiver"
 HELLO_BYTES = _HELLO.size + NONCE_BYTES + PROOF_BYTES
 REFUSAL = bytes(_VERDICT.size + PROOF_BYTES)
-"""A verdict that proves nothing, for who has proved nothing."""
+"""A verdict that proves nothing, for a caller that has proved nothing."""
 
 
 class Answer(IntEnum):
@@ -216,12 +216,12 @@ class Hello:
     port: int
 
     def to_bytes(self) -> bytes:
-        """Packs it."""
+        """Return it packed."""
         return _HELLO.pack(_MAGIC, *self.source, self.link, self.name, self.port, self.address.encode())
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> Hello:
-        """Unpacks it.
+        """Unpack it.
 
         Raises:
             MalformedMessage: it is something else.
@@ -249,7 +249,7 @@ class Greeted:
     nonces: tuple[bytes, bytes]
 
     def answer(self, answer: Answer, received: int = 0) -> None:
-        """Says what becomes of the connection, and how many messages of the link have been received.
+        """Return what becomes of the connection, and how many messages of the link have been received.
 
         Raises:
             OSError: it broke.
@@ -293,7 +293,7 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
         link: as in `Hello`.
 
     Raises:
-        ProcessGone: somebody else listens there, or it refuses, or it does not know the secret.
+        ProcessGone: another process listens there, or it refuses, or it does not know the secret.
         OSError: the connection broke, or the receiver takes too long.
     """
     name, theirs = hear_greeting(connection)
@@ -314,7 +314,7 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
 
 
 def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Gives the name of whoever listens at the other end, and its nonce.
+    """Return the name of the listener at the other end, and its nonce.
 
     Raises:
         ProcessGone: something else listens there.

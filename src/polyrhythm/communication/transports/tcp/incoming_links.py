@@ -55,7 +55,7 @@ class FrameReader:
         self._start = self._end = 0
 
     def take(self, length: int) -> bytes:
-        """Gives the next bytes.
+        """Return the next bytes.
 
         Args:
             length: how many; fewer than the buffer has.
@@ -77,7 +77,7 @@ class FrameReader:
         return taken
 
     def fill(self, target: memoryview) -> None:
-        """Fills a piece of memory with the next bytes; raises what `take` raises."""
+        """Fill a piece of memory with the next bytes; raise what `take` raises."""
         ready = min(len(target), self._end - self._start)
         target[:ready] = self._buffer[self._start : self._start + ready]
         self._advance(ready)
@@ -90,7 +90,7 @@ class FrameReader:
 
 
 _MOST_UNTOLD, _MOST_UNTOLD_BYTES = 256, 1 << 18
-"""Of short messages, before the sender is told that they are here and need not be kept."""
+"""Of short messages, before the sender learns that they are here and need not be kept."""
 
 
 class IncomingTcpLink:
@@ -100,7 +100,7 @@ class IncomingTcpLink:
 
     Args:
         hello: of the sender.
-        membership: is told what happens on the link.
+        membership: informed of what happens on the link.
 
     Attributes:
         source: the sender.
@@ -124,7 +124,7 @@ class IncomingTcpLink:
         self._received = self._untold = self._untold_bytes = 0
 
     def offer(self, greeted: Greeted) -> bool:
-        """Goes on with another connection of the same link; gives whether it is one."""
+        """Go on with another connection of the same link; return whether it is one."""
         if greeted.hello.link != self._hello.link:
             return False
         with self._news:
@@ -142,7 +142,7 @@ class IncomingTcpLink:
         return True
 
     def run(self) -> None:
-        """Receives until the link is over."""
+        """Receive until the link is over."""
         ended = Answer.GIVEN_UP
         try:
             while not self._read(self._next_connection()):
@@ -159,11 +159,11 @@ class IncomingTcpLink:
             self._membership.lose(self.source)
 
     def give_up(self) -> None:
-        """Ends the link at once; called on any thread."""
+        """End the link at once; called on any thread."""
         self._end(Answer.GIVEN_UP)
 
     def say_goodbye(self) -> None:
-        """Tells the sender that this rank is leaving, or has understood that the sender is."""
+        """Tell the sender that this rank is leaving, or has understood that the sender is."""
         self._leaving = True
         self._tell(GOODBYE)
 
@@ -178,7 +178,7 @@ class IncomingTcpLink:
         self._attempts.end()
 
     def _next_connection(self) -> Greeted:
-        """Waits for the sender to connect.
+        """Wait for the sender to connect.
 
         Raises:
             ProcessGone: it will not.
@@ -197,14 +197,14 @@ class IncomingTcpLink:
             self._attempts.make(self._look)
 
     def _look(self, connection: TcpSocket) -> None:
-        """Finds out whether the sender's process is still there."""
+        """Find out whether the sender's process is still there."""
         name, _ = hear_greeting(connection)
         hang_up(connection)
         if name != self._hello.name:
             raise ProcessGone
 
     def _read(self, greeted: Greeted) -> bool:
-        """Receives over one connection; gives whether the sender has closed the link, or the connection broke."""
+        """Receive over one connection; return whether the sender has closed the link, or the connection broke."""
         connection = greeted.connection
         try:
             greeted.answer(Answer.GO_ON, self._received)
@@ -265,7 +265,7 @@ class IncomingTcpLinks:
         own: this process.
         address: of this host, as the others reach it.
         key: of the run; may be empty.
-        membership: is told what happens on the links.
+        membership: informed of what happens on the links.
 
     Attributes:
         identity: this process, as its links tell it; its card is for the senders.
@@ -287,7 +287,7 @@ class IncomingTcpLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stops accepting, says goodbye and waits for the senders' last words."""
+        """Stop accepting, say goodbye, and wait for the senders' last words."""
         deadline_s = time.monotonic() + patience_s
         for link in self._all():
             link.say_goodbye()
@@ -305,13 +305,13 @@ class IncomingTcpLinks:
             thread.join(_ENDING_S)
 
     def wait_for_last_words(self, source: Peer, patience_s: float) -> None:
-        """Returns when all that a sender sent before it left has been delivered, if that is soon."""
+        """Return when all that a sender sent before it left has been delivered, if that is soon."""
         link = self._links.get(source)
         if link is not None:
             link.over.wait(patience_s)
 
     def give_up(self, source: Peer) -> None:
-        """Takes nothing more from a sender."""
+        """Take nothing more from a sender."""
         link = self._links.get(source)
         if link is not None:
             link.give_up()
@@ -347,7 +347,7 @@ class IncomingTcpLinks:
             link.run()
 
     def _begin(self, connection: TcpSocket) -> IncomingTcpLink | None:
-        """Gives the link that a connection begins, if it begins one."""
+        """Return the link that a connection begins, if it begins one."""
         source = _NOBODY
         try:
             tune(connection)
@@ -368,7 +368,7 @@ class IncomingTcpLinks:
         return None
 
     def _admit(self, greeted: Greeted) -> IncomingTcpLink | None:
-        """Gives a new link; None where an old one goes on, or its sender is lost.
+        """Return a new link; None where an old one goes on, or its sender is lost.
 
         Raises:
             RefusedMessage: it is not whose it says it is.

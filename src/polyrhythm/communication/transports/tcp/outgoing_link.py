@@ -9,7 +9,7 @@ A link is one-directional and opened by the sender when it first has something t
 connections: if one breaks, the keeper opens another, the receiver says how many messages it has, and the rest
 is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has said
 goodbye; when its process is gone (nobody listens there any more), it does without this rank, or it cannot be
-reached for as long as the membership has patience; or when somebody who knows better gives it up.
+reached for as long as the membership has patience; or when the rank gives it up because it knows better.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SendHandle:
             self._pieces = [b"".join((header, payload))]
 
     def write(self, connection: TcpSocket, start: int, flags: int = 0) -> int:
-        """Hands one record to the system; gives how many bytes it has taken.
+        """Hand one record to the system; return how many bytes it has taken.
 
         Args:
             connection: to the receiver.
@@ -94,23 +94,23 @@ class SendHandle:
         return connection.sendmsg(record, (), flags | END_OF_RECORD)
 
     def written(self) -> None:
-        """Notes that the system has taken all of it."""
+        """Note that the system has taken all of it."""
         if self.is_short:
             self._left.set()
 
     def end(self, broken: bool) -> None:
-        """Notes that the receiver has it, or never will."""
+        """Note that the receiver has it, or never will."""
         if not self._left.is_set():
             self._broken = broken
         self._pieces = []
         self._left.set()
 
     def done(self) -> bool:
-        """Whether it has left, or never will."""
+        """Return whether it has left, or never will."""
         return self._left.is_set()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Blocks until the message has left.
+        """Block until the message has left.
 
         Raises:
             PeerLost: the receiver is gone, or takes longer than `patience_s`.
@@ -151,21 +151,21 @@ class Outbox:
         return self._written < self.arrived + len(self._kept)
 
     def put(self, message: SendHandle) -> None:
-        """Adds a message."""
+        """Add a message."""
         self._kept.append(message)
 
     def next(self) -> tuple[int, SendHandle]:
-        """Gives what is to be written next, and its number."""
+        """Return what is to be written next, and its number."""
         return self._written, self._kept[self._written - self.arrived]
 
     def wrote(self, number: int) -> None:
-        """Notes that all of a message has been written; its receiver may have said so before."""
+        """Note that all of a message has been written; its receiver may have said so before."""
         if number == self._written:
             self._kept[number - self.arrived].written()
             self._written, self.started = number + 1, 0
 
     def arrive(self, count: int) -> bool:
-        """Notes that the receiver has the first `count` messages; gives whether that can be."""
+        """Note that the receiver has the first `count` messages; return whether that can be."""
         if not self.arrived <= count <= self.arrived + len(self._kept):
             return False
         while self.arrived < count:
@@ -180,7 +180,7 @@ class Outbox:
         self._written, self.started = self.arrived, 0
 
     def end(self) -> None:
-        """Lets go of all that has not arrived."""
+        """Release all that has not arrived."""
         while self._kept:
             self._kept.popleft().end(broken=True)
 
@@ -202,7 +202,7 @@ class OutgoingTcpLink:
         identity: of this process.
         card: of the receiver.
         to: the receiver.
-        membership: is told if the link breaks.
+        membership: informed if the link breaks.
 
     Attributes:
         incarnation: of the receiver.
@@ -225,7 +225,7 @@ class OutgoingTcpLink:
         self._keeper.start()
 
     def start_send(self, message: Message, context: int) -> SendHandle:
-        """Starts to send a message; its tensor must be on the CPU.
+        """Start to send a message; its tensor must be on the CPU.
 
         Raises:
             PeerLost: the link is over.
@@ -241,8 +241,8 @@ class OutgoingTcpLink:
         return handle
 
     def close(self, patience_s: float) -> None:
-        """Tells the receiver that nothing more will come, and waits for its goodbye."""
-        with suppress(PeerLost):  # who is gone needs not be told
+        """Tell the receiver that nothing more will come, and wait for its goodbye."""
+        with suppress(PeerLost):  # a process that is gone need not be informed
             self._closing = True
             self.start_send(Message(Kind.CLOSE), 0)
         self._keeper.join(patience_s)
@@ -252,7 +252,7 @@ class OutgoingTcpLink:
             self._writer.join(_ENDING_S)
 
     def give_up(self) -> None:
-        """Ends the link at once, whoever is waiting for it; called on any thread."""
+        """End the link at once, even if another thread waits for it; called on any thread."""
         with self._news:
             self._over = True
             if self._connection is not None:
@@ -284,13 +284,13 @@ class OutgoingTcpLink:
         self._news.notify_all()
 
     def _break(self, connection: TcpSocket) -> None:
-        """Ends a connection; the keeper sees it."""
+        """End a connection; the keeper sees it."""
         if self._connection is connection:
             self._connection = None
         hang_up(connection)
 
     def _write(self) -> None:
-        """Sends what could not leave at once."""
+        """Send what could not leave at once."""
         while True:
             with self._news:
                 self._writing = False
@@ -314,7 +314,7 @@ class OutgoingTcpLink:
                     self._outbox.wrote(number)
 
     def _keep(self) -> None:
-        """Keeps a connection open until the link is over."""
+        """Keep a connection open until the link is over."""
         with suppress(ProcessGone):
             while not (self._left and self._closing):  # who leaves may still hear the last words
                 if self._news_of_end(self._attempts.pause_s()):
@@ -339,7 +339,7 @@ class OutgoingTcpLink:
             return self._news.wait_for(lambda: self._over, pause_s)
 
     def _agree(self, connection: TcpSocket) -> TcpSocket:
-        """Begins to use a connection, where the last one ended."""
+        """Begin to use a connection, where the last one ended."""
         said, received = answer(connection, self._identity, self._card, self._number)
         self._left = self._left or said is Answer.ENDED_WELL
         with self._news:

@@ -54,12 +54,12 @@ class CollectiveHandle:
         self._reason = ""
 
     def done(self) -> bool:
-        """Whether the collective has ended."""
+        """Return whether the collective has ended."""
         work = self._work
         return work is None or bool(work.is_completed())
 
     def wait(self) -> None:
-        """Blocks until the collective has ended.
+        """Block until the collective has ended.
 
         Raises:
             CollectiveBroken: a rank is gone.
@@ -74,7 +74,7 @@ class CollectiveHandle:
         work = self._work
         try:
             while not self._ends(work):
-                if self._reason:  # somebody has given the whole group up
+                if self._reason:  # another thread has given the whole group up
                     return
         except RuntimeError as error:
             reason = _essence(str(error))
@@ -89,7 +89,7 @@ class CollectiveHandle:
             self._fail(reason)
 
     def _ends(self, work: Any) -> bool:
-        """Waits, but no longer than until somebody may have given up; tells whether the collective has ended.
+        """Wait, but no longer than until another thread may have given up; return whether the collective has ended.
 
         Raises:
             RuntimeError: it broke.
@@ -106,11 +106,11 @@ class CollectiveHandle:
         return True
 
     def under_way(self) -> Any:
-        """Gives the library's work, if it has not ended."""
+        """Return the library's work, if it has not ended."""
         return None if self.done() else self._work
 
     def let_go(self, reason: str) -> None:
-        """Gives the collective up; `wait` raises `reason` from now on."""
+        """Give the collective up; `wait` raises `reason` from now on."""
         self._work, self._reason = None, self._reason or reason
 
 
@@ -136,7 +136,7 @@ class GlooCollectives:
     def start(
         self, operation: Callable[[Any], Any], finish: Callable[[], None] | None = None
     ) -> CollectiveHandle:
-        """Starts a collective.
+        """Start a collective.
 
         Args:
             operation: starts it on the group, gives the library's work.
@@ -153,26 +153,26 @@ class GlooCollectives:
         return handle
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> CollectiveHandle:
-        """Starts to add up over all members, in place; `finish` is called when it has ended well."""
+        """Start to add up over all members, in place; `finish` is called when it has ended well."""
         return self.start(lambda group: group.allreduce([tensor]), finish)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all members, in place."""
+        """Add up over all members, in place."""
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrites a tensor with member `root`'s."""
+        """Overwrite a tensor with member `root`'s."""
         copy = tensor.detach().contiguous()
         self.start(lambda group: group.broadcast(copy, root)).wait()
         if copy.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
+        """Return when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """Ends all collectives, also those that wait for someone who is there and says nothing."""
+        """End all collectives, also those that wait for a member that is there and says nothing."""
         with self._lock:
             under_way = [work for handle in self._handles if (work := handle.under_way()) is not None]
             if under_way:  # the library cannot let go of them, and would wait for ever if it were made to
@@ -180,7 +180,7 @@ class GlooCollectives:
         self._let_go(reason.reason)
 
     def close(self) -> None:
-        """Leaves nothing behind: the library ends its connections with the process."""
+        """Leave nothing behind: the library ends its connections with the process."""
 
     def _let_go(self, reason: str) -> None:
         with self._lock:
@@ -192,12 +192,12 @@ class GlooCollectives:
 
 
 def _keep_for_ever(kept: Any) -> None:
-    """Sees to it that something is never torn down, not even when the process ends."""
+    """Make sure that something is never torn down, not even when the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _essence(text: str) -> str:
-    """Takes the first sentence of the library's message, without its place in the library."""
+    """Return the first sentence of the library's message, without its place in the library."""
     sentence = text.splitlines()[0].partition(". ")[0]
     return sentence.partition("] ")[2] if sentence.startswith("[/") else sentence
 
@@ -244,7 +244,7 @@ class RankCollectives:
         self._in_use: list[_InUse] = []
 
     def make(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
-        """Makes the collectives of some ranks; all of them call it.
+        """Make the collectives of some ranks; all of them call it.
 
         Raises:
             PeerLost: one of them is known to be gone, or they have been given up meanwhile.
@@ -262,7 +262,7 @@ class RankCollectives:
         return made
 
     def vector_to_sum(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
-        """Makes a vector of zeros that some ranks share, if all of them are on this host; all of them call it."""
+        """Make a vector of zeros that some ranks share, if all of them are on this host; all of them call it."""
         introductions = self._meet(name, members, self._introduction(), ())
 
         def tell_all(subject: str, word: str) -> list[str]:
@@ -271,7 +271,7 @@ class RankCollectives:
         return share_vector(members.index(self._rendezvous.rank), introductions, like, tell_all)
 
     def revoke(self, context: int, later: Callable[[Callable[[], None]], object]) -> None:
-        """Ends those of a communicator, and of all that are parts of it.
+        """End those of a communicator, and of all that are parts of it.
 
         Args:
             context: of the communicator.
@@ -285,14 +285,14 @@ class RankCollectives:
             later(entry.made.close)
 
     def lose(self, peer: Peer) -> None:
-        """Ends those that a rank takes part in which is gone."""
+        """End those that a rank takes part in which is gone."""
         with self._lock:
             broken = [entry.made for entry in self._in_use if peer.rank in entry.members]
         for made in broken:
             made.give_up(CollectiveBroken(f"rank {peer.rank} is gone", peer.rank))
 
     def close(self) -> None:
-        """Leaves all."""
+        """Leave all collectives."""
         for entry in self._in_use:
             entry.made.close()
 
@@ -310,7 +310,7 @@ class RankCollectives:
         return found or network(range(len(members)))
 
     def _over_network(self, name: str, ranks: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
-        """Makes collectives that share no memory."""
+        """Make collectives that share no memory."""
         member = ranks.index(self._rendezvous.rank)
         if len(ranks) > _MOST_HOSTS or not hasattr(select, "epoll"):
             return GlooCollectives(self._groups.gloo(f"{name}/network", member, len(ranks)))
@@ -324,7 +324,7 @@ class RankCollectives:
         return Introduction.own(self._rendezvous.address, self._shares_memory).to_json()
 
     def _meet(self, name: str, members: tuple[int, ...], word: str, lineage: tuple[int, ...]) -> list[str]:
-        """Returns when all members have called it with this name, however late; gives everyone's word.
+        """Return when all members have called it with this name, however late; return everyone's word.
 
         Raises:
             PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.

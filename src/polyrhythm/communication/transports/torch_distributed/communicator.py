@@ -48,7 +48,7 @@ class OwnStreamCopy:
         self._stream: Any = torch.cuda.Stream(device)
 
     def __call__(self, source: Tensor, target: Tensor) -> None:
-        """Copies what the stream that computes will have made of the source when it has done what it was told."""
+        """Copy what the stream that computes will have made of the source when it has done its work so far."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
@@ -84,7 +84,7 @@ class Staging:
 
     @classmethod
     def of(cls, device: torch.device) -> Staging:
-        """Makes that of a GPU."""
+        """Make the buffers of a GPU."""
         return cls(OwnStreamCopy(device), pinned=True)
 
     @property
@@ -93,7 +93,7 @@ class Staging:
         return sum(buffer.memory.nbytes for buffer in self._buffers)
 
     def send(self, tensor: Tensor, start: Callable[[Tensor], Handle]) -> Handle:
-        """Copies a contiguous tensor and starts to send the copy; the tensor may change when this returns.
+        """Copy a contiguous tensor and start to send the copy; the tensor may change when this returns.
 
         Args:
             tensor: on the device.
@@ -155,11 +155,11 @@ class TorchDistributedCommunicator:
         self._staging: Staging | None = None
 
     def send(self, to: int, message: Message) -> None:
-        """Sends; returns when the message has left."""
+        """Send; return when the message has left."""
         self.start_send(to, message).wait()
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """Starts to send."""
+        """Start to send."""
         self._home.check(self._lineage)
         if message.tensor is None or not message.tensor.is_cuda:
             return self._home.start_send(self._members[to], message, self._context)
@@ -170,22 +170,22 @@ class TorchDistributedCommunicator:
         return self._staging_of(message.tensor.device).send(message.tensor, start)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Waits for a message."""
+        """Wait for a message."""
         who = "anyone" if source is None else f"rank {self._members[source]}"
         global_source, message = self._home.take(self._want(source, tag), f"waiting for a message from {who}")
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Takes a message if one is there."""
+        """Take a message if one is there."""
         found = self._home.take_now(self._want(source, tag))
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
-        """Runs `work` on a thread of its own."""
+        """Run `work` on a thread of its own."""
         return FutureHandle(self._home.background.submit(work))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds up over all ranks."""
+        """Add up over all ranks."""
         if self.size == 1 or tensor.is_cuda:
             self.start_all_reduce(tensor).wait()
         else:
@@ -195,7 +195,7 @@ class TorchDistributedCommunicator:
                 collectives.all_reduce(tensor)
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
-        """Starts to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
+        """Start to add up over all ranks: NCCL where every rank has a GPU, else by way of the CPU."""
         if self.size == 1:
             return CollectiveHandle(None)
         self._home.bytes_sent += self._share_of(tensor)
@@ -211,7 +211,7 @@ class TorchDistributedCommunicator:
         return self._collectives().start_all_reduce(copy, bring_back)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrites `tensor` with `root`'s."""
+        """Overwrite `tensor` with `root`'s."""
         if self.size == 1:
             return
         if self.rank == root:
@@ -223,7 +223,7 @@ class TorchDistributedCommunicator:
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Return when all ranks have called it."""
         if self.size > 1:
             with self._home.activity.doing(f"waiting for all of {self._who}"):
                 self._collectives().barrier()
@@ -231,7 +231,7 @@ class TorchDistributedCommunicator:
     def regrouped(
         self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
     ) -> TorchDistributedCommunicator:
-        """Makes the communicator of some of these ranks, as they are now."""
+        """Make the communicator of some of these ranks, as they are now."""
         known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
         for peer in known.items():
             if peer[0] != self._home.rendezvous.rank:
@@ -245,7 +245,7 @@ class TorchDistributedCommunicator:
         self._home.know_losses(self._context, incarnations)
 
     def revoke(self) -> None:
-        """Ends the use of this communicator."""
+        """End the use of this communicator."""
         if not self._has_revoked:
             self._has_revoked = True
             for to in revoke_tells(self.rank, self.size):
@@ -254,23 +254,23 @@ class TorchDistributedCommunicator:
         self.revoke_here()
 
     def revoke_here(self) -> None:
-        """Ends the use of this communicator on this rank alone."""
+        """End the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:
-        """Ends the use of this communicator on this rank once another is lost."""
+        """End the use of this communicator on this rank once another is lost."""
         member = self._members[rank]
         self._home.need(self._context, Peer(member, self._incarnations.get(member, 0)))
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Gives a vector that all ranks read and write."""
+        """Return a vector that all ranks read and write."""
         if like.is_cuda:
             raise NoSharedMemory("their parameters are on a GPU")
         with self._home.activity.doing(f"waiting for memory that {self._who} share"):
             return self._home.vectors.get(self._vector_name(name), self._members, like, later=later)
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
-        """Makes a vector that is added up where it lies, if all ranks share a host, and it is not small."""
+        """Make a vector that is added up where it lies, if all ranks share a host, and it is not small."""
         if self.size == 1 or like.is_cuda:
             return None
         collectives = self._collectives()
@@ -288,7 +288,7 @@ class TorchDistributedCommunicator:
         return group_name(f"{self._name}/vector {name}", self._members)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
-        """Makes the communicator of some of these ranks."""
+        """Make the communicator of some of these ranks."""
         members = tuple(self._members[rank] for rank in ranks)
         made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
         if self._incarnations:
@@ -326,7 +326,7 @@ class TorchDistributedCommunicator:
 
 
 def one_gpu_a_rank(members: int) -> bool:
-    """Whether each member of a communicator has a GPU that no other has (NCCL refuses to share one).
+    """Return whether each member of a communicator has a GPU that no other has (NCCL refuses to share one).
 
     Args:
         members: of the communicator, which are all on this host unless torchrun says how many are.
@@ -335,7 +335,7 @@ def one_gpu_a_rank(members: int) -> bool:
 
 
 def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, TorchDistributedCommunicator]:
-    """Joins a run: gives this rank, to be closed at the end, and its communicator over all ranks.
+    """Join a run: return this rank, to be closed at the end, and its communicator over all ranks.
 
     Args:
         rendezvous: how to meet the others.

@@ -76,11 +76,11 @@ class FutureHandle:
         self._future = future
 
     def done(self) -> bool:
-        """Whether the work has ended."""
+        """Return whether the work has ended."""
         return self._future.done()
 
     def wait(self) -> Any:
-        """Blocks until the work has ended; gives its result."""
+        """Block until the work has ended; return its result."""
         return self._future.result()
 
 
@@ -96,7 +96,7 @@ class Rank:
         bytes_sent: by this rank, through all its communicators.
         most_bytes: that the payload of a message to this rank may have.
         patience_s: how long there may be no way to another host before its ranks count as lost.
-        refused: links and bytes that nobody of ours sends, by reason.
+        refused: links and bytes that no rank of this run sends, by reason.
         tell: tells people of the first of each peer and reason.
         vectors: that it shares with others of its host.
     """
@@ -117,7 +117,7 @@ class Rank:
         self._early = EarlyMessages()
         self._news = threading.Condition()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
-        # a rank may send to itself; who comes late has no part in what became of others before
+        # A rank may send to itself. What became of others before it came does not concern a late one.
         self._incarnations = {**rendezvous.met, rendezvous.rank: rendezvous.incarnation}
         standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
         self._collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
@@ -126,7 +126,7 @@ class Rank:
         self._links.join()
 
     def start_send(self, to: int, message: Message, context: int) -> Handle:
-        """Starts to send to a global rank, opening the link if this is the first message."""
+        """Start to send to a global rank, opening the link if this is the first message."""
         with self._news:
             if self._inbox.is_lost_to(context, to):
                 raise PeerLost(to, "sending to it")
@@ -136,7 +136,7 @@ class Rank:
         return link.start_send(message, context)
 
     def take(self, want: Want, reason: str) -> tuple[int, Message]:
-        """Receives, blocking until the message is there."""
+        """Receive, blocking until the message is there."""
         with self._news:
             while True:
                 self.check(want.lineage)
@@ -148,7 +148,7 @@ class Rank:
                     self._news.wait()
 
     def take_now(self, want: Want) -> tuple[int, Message] | None:
-        """Receives if the message is there."""
+        """Receive if the message is there."""
         inbox = self._inbox
         with self._news:
             if (
@@ -162,25 +162,25 @@ class Rank:
             return found
 
     def make(self, context: int) -> None:
-        """Notes that this rank has made a communicator, and will receive on it."""
+        """Note that this rank has made a communicator, and will receive on it."""
         with self._news:
             self._early.make(context)
 
     def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
-        """Notes of which incarnations of which ranks a communicator is."""
+        """Note of which incarnations of which ranks a communicator is."""
         with self._news:
             self._inbox.know_losses(context, incarnations)
 
     def collectives(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
-        """Makes the collectives of some ranks on the CPU; see `RankCollectives.make`."""
+        """Make the collectives of some ranks on the CPU; see `RankCollectives.make`."""
         return self._collectives.make(name, members, lineage)
 
     def vector_to_sum(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
-        """Makes a vector of zeros that some ranks share; see `RankCollectives.vector_to_sum`."""
+        """Make a vector of zeros that some ranks share; see `RankCollectives.vector_to_sum`."""
         return self._collectives.vector_to_sum(name, members, like)
 
     def revoke(self, context: int) -> None:
-        """Ends the use of a communicator on this rank, and of all that are parts of it."""
+        """End the use of a communicator on this rank, and of all that are parts of it."""
         with self._news:
             news = self._inbox.revoke(context)
             if news and self._early.is_early(context):  # nobody will ever take what is for it
@@ -203,7 +203,7 @@ class Rank:
             self.revoke(context)
 
     def close(self) -> None:
-        """Leaves the run in good order; every rank calls it when it has nothing more to send or receive."""
+        """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
         deadline = self.clock.now() + _CLOSING_PATIENCE_S
         self._links.close_outgoing(_CLOSING_PATIENCE_S)
         with suppress(RuntimeError):  # a store that is gone has nobody left to tell
@@ -216,7 +216,7 @@ class Rank:
     def _wait_to_leave(self, deadline: float) -> None:
         store = self.rendezvous.store
         store.add("closed", 1)
-        if self.rendezvous.keeper:  # whoever hosts the store leaves last
+        if self.rendezvous.keeper:  # the process that hosts the store leaves last
             while store.add("closed", 0) < self._present() and self.clock.now() < deadline:
                 self.clock.sleep(0.01)
 
@@ -224,7 +224,7 @@ class Rank:
         return sum(not self._inbox.is_lost(rank) for rank in range(self.rendezvous.size))
 
     def check(self, lineage: tuple[int, ...]) -> None:
-        """Checks that a communicator may be used.
+        """Check that a communicator may be used.
 
         Args:
             lineage: its own context, and those of the communicators that it is a part of.
@@ -245,7 +245,7 @@ class Rank:
         return self._incarnations.get(rank, 0)
 
     def is_lost(self, rank: int) -> bool:
-        """Whether a rank is known to be gone, and no successor has come."""
+        """Return whether a rank is known to be gone, and no successor has come."""
         return self._inbox.is_lost(rank)
 
     def admit(self, peer: Peer) -> None:
@@ -262,7 +262,7 @@ class Rank:
             self._linked.add(peer)
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        """A link that is said to be a peer's brought something that nobody of ours sends: it is counted, and told."""
+        """A link that is said to be a peer's brought what no rank of this run sends: it is counted and reported."""
         with self._news:
             self.refused[refusal.reason.value] += 1
             first = (peer, refusal.reason) not in self._told and len(self._told) < _MOST_TOLD
@@ -329,7 +329,7 @@ class Links:
     Args:
         rendezvous: how to meet the others.
         groups: lends connections to the store.
-        membership: is told what happens on the links.
+        membership: informed of what happens on the links.
         shared_memory: whether to use it inside a host.
 
     Raises:
@@ -351,12 +351,12 @@ class Links:
         self._cards = Cards(memory_card, self._tcp.identity.card.to_text())
 
     def join(self) -> None:
-        """Lets others open links, and hears of losses; word of one may be waiting already."""
+        """Let others open links, and listen for losses; news of one may be waiting already."""
         self._words = WordListener(self._rendezvous, self._membership)
         join(self._rendezvous, self._cards)
 
     def to(self, rank: int) -> OutgoingLink:
-        """Gives the link to the newest process of a rank.
+        """Return the link to the newest process of a rank.
 
         Raises:
             PeerLost: it is gone.
@@ -370,26 +370,26 @@ class Links:
         return link
 
     def wait_for_last_words(self, peer: Peer) -> None:
-        """Returns when all that a peer sent before it left has been delivered, if that is soon."""
+        """Return when all that a peer sent before it left has been delivered, if that is soon."""
         self._tcp.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
         if self._memory is not None:
             self._memory.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
 
     def give_up(self, peer: Peer) -> None:
-        """Ends what is sent to a peer, or comes from it: nobody waits for a host that is cut off."""
+        """End what is sent to a peer, or comes from it: nobody waits for a host that is cut off."""
         self._tcp.give_up(peer)
         link = self._outgoing.get(peer.rank)
         if isinstance(link, OutgoingTcpLink) and link.incarnation == peer.incarnation:
             link.give_up()
 
     def close_outgoing(self, patience_s: float) -> None:
-        """Tells all receivers that nothing more will come."""
+        """Tell all receivers that nothing more will come."""
         deadline_s = time.monotonic() + patience_s
         for link in list(self._outgoing.values()):
             link.close(max(0.0, deadline_s - time.monotonic()))
 
     def close_incoming(self, patience_s: float) -> None:
-        """Waits for the last words of all senders; nothing can be received any more."""
+        """Wait for the last words of all senders; nothing can be received any more."""
         self._words.close(patience_s)
         self._tcp.close(patience_s)
         if self._memory is not None:

@@ -61,7 +61,7 @@ class Rendezvous:
 
 
 def host_store(port: int = 0) -> dist.TCPStore:
-    """Starts a store on the loopback interface of this host.
+    """Start a store on the loopback interface of this host.
 
     Args:
         port: where it listens; 0 picks a free one.
@@ -92,13 +92,13 @@ def host_store(port: int = 0) -> dist.TCPStore:
 
 
 def local(rank: int, size: int, port: int, incarnation: int = 0) -> Rendezvous:
-    """Meets at a store that `host_store` has started on this host."""
+    """Meet at a store that `host_store` has started on this host."""
     store = dist.TCPStore(LOOPBACK, port, None, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
     return Rendezvous(store, rank, size, LOOPBACK, incarnation=incarnation)
 
 
 def from_environment() -> Rendezvous:
-    """Meets where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """Meet where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
     The store may hold what processes that torchrun has ended since have left; `launch/torchrun/gathering.py` tells them
     apart.
@@ -136,7 +136,7 @@ def _number(name: str) -> int:
 
 
 def own_address(host: str, port: int) -> str:
-    """Gives the address of the interface through which this host reaches another one.
+    """Return the address of the interface through which this host reaches another one.
 
     Gloo must be told; left alone it resolves the host's name, which often leads nowhere. Nothing is sent.
     """
@@ -164,7 +164,7 @@ class Groups:
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
-        """Lends a connection to the store for the caller alone: whoever waits for a key keeps a connection busy.
+        """Lend a connection to the store for the caller alone: one that waits for a key keeps a connection busy.
 
         They are used again, because making one can take seconds where no name server answers: the library asks for
         the name of every address that it connects to.
@@ -174,7 +174,7 @@ class Groups:
         self._idle.append(store)  # not after an error: its last answer may still be under way
 
     def gloo(self, name: str, rank: int, size: int) -> Any:
-        """Makes a gloo group; returns when all `size` members have.
+        """Make a gloo group; return when all `size` members have.
 
         Args:
             name: the same on all members, and never used before.
@@ -194,7 +194,7 @@ class Groups:
             return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
     def nccl(self, name: str, rank: int, size: int) -> Any:
-        """Makes an NCCL group; every member has a GPU of its own."""
+        """Make an NCCL group; every member has a GPU of its own."""
         options = dist.ProcessGroupNCCL.Options()
         store = dist.PrefixStore(f"nccl/{name}", self._store.clone())
         return dist.ProcessGroupNCCL(store, rank, size, options)
@@ -206,7 +206,7 @@ def _gloo_options() -> Any:
 
 
 def group_name(name: str, members: Sequence[int]) -> str:
-    """Names the group of some ranks, the same on all of them."""
+    """Name the group of some ranks, the same on all of them."""
     return f"group/{name}/{'-'.join(map(str, members))}"
 
 
@@ -240,7 +240,7 @@ def join(rendezvous: Rendezvous, cards: Cards) -> None:
 
 
 def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
-    """Waits until a peer has joined, and gives its cards.
+    """Wait until a peer has joined, and return its cards.
 
     Raises:
         PeerLost: it is gone.
@@ -260,7 +260,7 @@ def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
 
 
 def tell_of_start(store: Any, peer: Peer) -> None:
-    """Says that a process is about to be started, for who comes by itself before that one can be reached.
+    """Announce that a process is about to be started, to ranks that come before it can be reached.
 
     Args:
         store: where the ranks meet.
@@ -270,7 +270,7 @@ def tell_of_start(store: Any, peer: Peer) -> None:
 
 
 def newest_incarnations(store: Any, size: int) -> dict[int, int]:
-    """Gives the newest incarnation of every rank that has joined, or is about to.
+    """Return the newest incarnation of every rank that has joined, or is about to.
 
     Args:
         store: where the ranks meet.
@@ -285,12 +285,12 @@ def newest_incarnations(store: Any, size: int) -> dict[int, int]:
 
 
 def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
-    """Leaves word for a rank that another is gone; who has seen a process die need not wait until links break.
+    """Inform a rank, by the store, that another is gone: a launcher that saw a process die need not wait for its links.
 
     Args:
         store: where the ranks meet.
-        lost: who is gone.
-        to: who is told.
+        lost: the rank that is gone.
+        to: the rank that is informed.
     """
     store.queue_push(_words(to), f"{lost.rank} {lost.incarnation}".encode())
 
@@ -300,7 +300,7 @@ class WordListener:
 
     Args:
         rendezvous: where words are left.
-        membership: is told of losses.
+        membership: informed of losses.
     """
 
     def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
@@ -313,7 +313,7 @@ class WordListener:
         self._thread.start()
 
     def close(self, patience_s: float) -> None:
-        """Listens no longer."""
+        """Stop listening."""
         with suppress(RuntimeError):  # the store is gone, and so the thread has ended
             self._closing_store.queue_push(self._words, _CLOSE.encode())
         self._thread.join(patience_s)

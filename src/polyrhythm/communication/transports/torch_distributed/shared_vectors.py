@@ -56,7 +56,7 @@ class Offer:
     token: str
 
     def to_json(self) -> str:
-        """Gives it as text."""
+        """Return it as text."""
         return json.dumps(asdict(self))
 
 
@@ -81,7 +81,7 @@ class KeptVector:
 
     @classmethod
     def made_like(cls, like: Tensor, own: Introduction) -> KeptVector:
-        """Makes a vector of zeros.
+        """Make a vector of zeros.
 
         Args:
             like: gives size and dtype.
@@ -100,7 +100,7 @@ class KeptVector:
 
     @classmethod
     def found(cls, offer: str, like: Tensor, own: Introduction) -> KeptVector | None:
-        """Finds the vector; gives None where the process that has offered it is gone.
+        """Find the vector; return None where the process that has offered it is gone.
 
         Args:
             offer: as JSON.
@@ -130,12 +130,12 @@ class KeptVector:
         return cls(descriptor, memory, like, own)
 
     def close(self) -> None:
-        """Lets nobody find it through this process any more; the vector stays for as long as it is used."""
+        """Stop offering it to other processes; the vector stays for as long as it is used."""
         os.close(self._descriptor)
 
 
 def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_all: Round) -> Tensor:
-    """Sets up the memory of a vector; all members call it.
+    """Set up the memory of a vector; all members call it.
 
     Args:
         member: this one.
@@ -169,7 +169,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
 
 
 def _offered(like: Tensor, own: Introduction) -> tuple[KeptVector | None, str]:
-    """Gives the vector, or None and the reason."""
+    """Return the vector, or None and the reason."""
     try:
         return KeptVector.made_like(like, own), ""
     except NoSharedMemory as error:
@@ -177,7 +177,7 @@ def _offered(like: Tensor, own: Introduction) -> tuple[KeptVector | None, str]:
 
 
 def _accepted(offer: str, like: Tensor, own: Introduction) -> tuple[KeptVector | None, str]:
-    """Gives the vector, or None and the reason."""
+    """Return the vector, or None and the reason."""
     try:
         found = KeptVector.found(offer, like, own)
     except NoSharedMemory as error:
@@ -213,7 +213,7 @@ class KeptVectors:
         self._kept: list[KeptVector] = []
 
     def get(self, name: str, members: Sequence[int], like: Tensor, *, later: bool) -> Tensor:
-        """Gives a vector that some ranks share; see `Communicator.shared_vector`.
+        """Return a vector that some ranks share; see `Communicator.shared_vector`.
 
         Args:
             name: tells it apart from all other vectors of the run.
@@ -238,12 +238,12 @@ class KeptVectors:
         return kept.vector
 
     def close(self) -> None:
-        """Lets nobody find them through this rank any more."""
+        """Stop offering them to other processes."""
         while self._kept:
             self._kept.pop().close()
 
     def _find(self, name: str, members: Sequence[int], like: Tensor, *, later: bool) -> KeptVector:
-        """Looks for a member that has it, until the first one would be the only one to make it, and is lost."""
+        """Look for a member that has it, until the first one would be the only one to make it, and is lost."""
         own, first, pause_s = self._rendezvous.rank, members[0], _FIRST_INTERVAL_S
         while True:
             lost = self._is_lost(first)  # before the others are asked, who may have it from that one
@@ -259,7 +259,7 @@ class KeptVectors:
             pause_s = min(2 * pause_s, _INTERVAL_S)
 
     def _wait_for_others(self, name: str, others: Sequence[int]) -> None:
-        """Waits until all who have been there all along have found it.
+        """Wait until all that have been there from the start have found it.
 
         Raises:
             NoSharedMemory: one of them cannot.
