@@ -1,4 +1,4 @@
-"""Workers with parameters of their own that are averaged: with each other in rounds, or with a centre on servers."""
+"""Workers with models of their own that are averaged: with each other in rounds, or with a centre on servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER = -1
 
 @dataclass
 class _Model:
-    """What is known of one worker: its vector after step `at`, and whether that counts in a mean."""
+    """One worker: its vector after step `at`, and whether it counts in a mean."""
 
     vector: Tensor
     incarnation: int = 0
@@ -28,11 +28,15 @@ class _Model:
 
 
 class LocalModels(Invariant):
-    """No update is lost or doubled, in a round or by a mean.
+    """No update is lost or doubled, neither between two means nor by a mean.
+
+        w_i(s) = w_i(s-1) - g_i(s)                          between two means
+        w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a mean; a worker that came since the last one does not
+                                                            count, unless no other is left
 
     Args:
-        conditions: with known gradients; without, nothing is checked.
-        meet: tells, from a step's number, whether all workers have met after it.
+        conditions: of the run; without known gradients nothing is checked.
+        meet: whether all workers have met after a step, by its number.
     """
 
     def __init__(self, conditions: Conditions, meet: Callable[[int], bool]) -> None:
@@ -46,7 +50,6 @@ class LocalModels(Invariant):
         self._brought: dict[tuple[int, int], Tensor] = {}
 
     def stepped(self, event: Stepped) -> None:
-        """Compares with what the worker should hold."""
         if self._gradient is None:
             return
         model = self._models[event.rank]
@@ -62,7 +65,7 @@ class LocalModels(Invariant):
         model.vector, model.at = event.vector.clone(), event.step
 
     def _came(self, event: Stepped) -> _Model:
-        """Enters a successor: it holds the last mean if a round begins, else another worker's model."""
+        """Enter a successor: it holds the last mean at the beginning of a round, else a model of another worker."""
         first = self._met == event.step - 1 and not self._meet(event.step)
         model = _Model(self._outcome, event.incarnation, event.step - 1 if first else _NEVER, first)
         self._models[event.rank] = model
@@ -90,10 +93,10 @@ class LocalModels(Invariant):
         self._outcome = event.vector.clone()
 
     def _doubtful(self, step: int, there: dict[int, int]) -> list[Tensor]:
-        """Gives what may be in a mean or not.
+        """Return what may be in a mean or not.
 
-        Who takes its first step at a meeting counts if it came before the others took theirs. Who is replaced by
-        now may have been there, or was lost before.
+        A worker whose first step ends with a mean counts if it came before the others took that step. A worker that has
+        been replaced may have taken part, or was lost before.
         """
         new = [member for member in there.items() if member not in self._brought]
         early = [self._stepped_on(self._before, rank, step) for rank, _ in new]
@@ -124,13 +127,15 @@ class LocalModels(Invariant):
 
 
 class Elastic(Invariant):
-    """Follows the centre and every worker bit by bit, from the messages alone.
+    """What the centre gains in an exchange is what the worker loses, bit for bit, and nothing else moves either.
+
+        d = alpha (x - c),   c' = c + d   at a server,   x' = x - d - g   at a worker      steps of rate 1, in order
 
     Args:
-        conditions: with or without known gradients; without them workers are not followed.
-        alpha: share of the difference that each side moves by.
+        conditions: of the run; without known gradients workers are not followed.
+        alpha: share of the difference by which each side moves.
         plain: whether a worker's flat vector holds its parameters after a step.
-        pull: how far a worker is moved, in units of how far the centre is.
+        pull: by how much a worker moves, over how much the centre does.
     """
 
     def __init__(self, conditions: Conditions, alpha: float, *, plain: bool, pull: float = 1.0) -> None:
@@ -147,7 +152,7 @@ class Elastic(Invariant):
         self._incarnation: dict[tuple[int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Notes what a worker offers, begins with, and is given."""
+        """Note what a worker offers, begins with, and is given."""
         tensor = event.message.tensor
         if tensor is None or tensor.dtype == torch.uint8:
             return
@@ -163,7 +168,7 @@ class Elastic(Invariant):
                 own.copy_(tensor)
 
     def handled(self, event: Handled) -> None:
-        """Makes every difference again, and moves the centre."""
+        """Compute every difference, and move the centre."""
         message, server = event.message, event.server
         if message is not None and message.kind is Kind.PARAMETERS:
             self._centre[server] = self._offered[server, event.source].clone()
@@ -179,7 +184,7 @@ class Elastic(Invariant):
                 )
 
     def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:
-        """Adds the differences of all who exchanged, in the order of their ranks."""
+        """Add the differences of all who exchanged, in the order of their ranks."""
         before = self._centre[event.server].clone()
         for rank in sorted(given.keys() | self._parting.pop(event.server, set())):
             difference = (self._offered[event.server, rank] - before) * self._alpha
@@ -194,7 +199,6 @@ class Elastic(Invariant):
             self._centre[event.server] += difference
 
     def stepped(self, event: Stepped) -> None:
-        """Makes the worker's own step again."""
         if self._gradient is None:
             return
         own = self._own[event.rank]

@@ -1,4 +1,4 @@
-"""What holds for every strategy, and filters that apply an invariant to a part of a run only."""
+"""What holds for every strategy, and filters that show an invariant a part of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyrhythm.verification.invariant import (
 
 
 class Progress(Invariant):
-    """Virtual time since the last update or step stays within a bound.
+    """Virtual time since the last update or step stays within a bound; messages alone are no progress.
 
     Args:
         patience_s: the bound.
@@ -28,7 +28,6 @@ class Progress(Invariant):
         self._latest_s = 0.0
 
     def delivered(self, event: Delivered) -> None:
-        """Messages alone are no progress."""
         quiet_s = event.time_s - self._latest_s
         if quiet_s > self._patience_s:
             raise Violation(
@@ -40,24 +39,21 @@ class Progress(Invariant):
             )
 
     def handled(self, event: Handled) -> None:
-        """An update is progress."""
         if event.version != event.version_before:
             self._latest_s = event.time_s
 
     def stepped(self, event: Stepped) -> None:
-        """A step is progress."""
         self._latest_s = event.time_s
 
 
 class Versions(Invariant):
-    """Versions are monotone."""
+    """A server's version rises by one with every update, and no worker is answered with an older one than before."""
 
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         self._shown: dict[tuple[int, int, int], int] = {}
 
     def handled(self, event: Handled) -> None:
-        """A message makes one update or none."""
         known = self._latest.setdefault(event.server, 0)
         if event.version_before != known or event.version not in (known, known + 1):
             raise Violation(
@@ -70,7 +66,6 @@ class Versions(Invariant):
         self._latest[event.server] = event.version
 
     def delivered(self, event: Delivered) -> None:
-        """What a worker gets is never older than what it had."""
         if event.message.kind is not Kind.PARAMETERS or event.source not in self._latest:
             return
         key = event.source, event.to, event.to_incarnation
@@ -89,18 +84,21 @@ class Versions(Invariant):
 class EveryStep(Invariant):
     """No step is left out, and none is taken twice by the same incarnation.
 
-    A successor may take again what had been its predecessor's, if its effect was lost. Each that was lost may have died
-    with one step of which only the gradient was seen. Where workers regroup, steps that somebody had finished are
-    handed on to the others, with their gradients in them.
+    A step of a worker is a batch. So every sample is seen, unless it belongs to a step of a worker that was lost, from
+    the step on that the worker had reached.
+
+    A successor may repeat steps whose effect was lost with the worker that it replaces. Of each lost worker, the effect
+    of one step may be known although the step itself never ended. Where workers regroup, steps that some member had
+    finished are handed to the others together with their effect.
 
     Args:
         workers: their ranks.
-        leaves_out: whether a worker may leave steps out to be where the others are.
+        leaves_out: whether a worker may skip steps to catch up with the others.
         regroups: whether workers regroup.
-        again: whether those who regroup may take their latest step again, whose update was not whole.
-        apart: whether groups regroup: who does is told how far its group has come, and the very last step may be over
-            though none of those who are left has said so.
-        skips: whether a successor begins where others are, and steps that they took without it are over.
+        again: whether workers that regroup may repeat their latest step, whose update was not whole.
+        apart: whether groups regroup by themselves: then a worker is told how far its group has come, and the very last
+            step may be done though no survivor has reported it.
+        skips: whether a successor begins where the others are, and the steps that they took without it count as done.
     """
 
     def __init__(
@@ -123,7 +121,6 @@ class EveryStep(Invariant):
         self._incarnations = dict.fromkeys(workers, 0)
 
     def stepped(self, event: Stepped) -> None:
-        """Compares with the step before it."""
         expected = self._reached[event.rank]
         lost = event.incarnation - self._incarnations[event.rank]
         first, last = (0 if lost else expected), expected + lost
@@ -143,7 +140,7 @@ class EveryStep(Invariant):
         self._reached[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
-        """Goes on where its group has come to, which is never behind what it had done itself."""
+        """Go on where the group has come to, which is never behind what its members had done."""
         if not self._apart:
             return
         told, lost = event.steps[event.rank], event.members[event.rank] - self._incarnations[event.rank]
@@ -158,7 +155,7 @@ class EveryStep(Invariant):
         self._reached[event.rank], self._incarnations[event.rank] = told, event.members[event.rank]
 
     def ended(self, event: Ended) -> None:
-        """All who have left had taken their last step, or one of them where they regroup."""
+        """Where workers regroup, it is enough that one of them had taken the last step."""
         if self._leaves_out:
             return
         missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}
@@ -178,43 +175,66 @@ class EveryStep(Invariant):
                 )
 
 
-class Meetings(Invariant):
-    """Lets another invariant see only the steps after which workers have met.
+class Filter(Invariant):
+    """Pass events on to another invariant; a subclass leaves some out, or changes them first.
+
+    Args:
+        inner: the other invariant.
+    """
+
+    def __init__(self, inner: Invariant) -> None:
+        self._inner = inner
+
+    def delivered(self, event: Delivered) -> None:
+        self._inner.delivered(event)
+
+    def handled(self, event: Handled) -> None:
+        self._inner.handled(event)
+
+    def stepped(self, event: Stepped) -> None:
+        self._inner.stepped(event)
+
+    def regrouped(self, event: Regrouped) -> None:
+        self._inner.regrouped(event)
+
+    def ended(self, event: Ended) -> None:
+        self._inner.ended(event)
+
+
+class Meetings(Filter):
+    """Pass on only the steps after which workers have met, such as those that end with a mean of all models.
 
     Args:
         inner: the other invariant, which looks at steps.
-        meet: tells, from a step's number, whether they have.
+        meet: whether they have met after a step, by its number.
     """
 
     def __init__(self, inner: Invariant, meet: Callable[[int], bool]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._meet = meet
 
     def stepped(self, event: Stepped) -> None:
-        """Passes it on, if they have met."""
         if self._meet(event.step):
             self._inner.stepped(event)
 
 
-class Undisturbed(Invariant):
-    """Lets another invariant see only what happens before workers regroup for the first time, or servers lose one.
+class Undisturbed(Filter):
+    """Pass on only what happens before workers regroup for the first time, or a server hears of a loss.
 
     Args:
         inner: the other invariant, which looks at steps, and at servers.
     """
 
     def __init__(self, inner: Invariant) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._over = False
 
     def handled(self, event: Handled) -> None:
-        """Passes it on, if no server has heard of a loss."""
         self._over |= event.message is None
         if not self._over:
             self._inner.handled(event)
 
     def stepped(self, event: Stepped) -> None:
-        """Passes it on, if nobody has regrouped."""
         self._over |= event.regrouped is not None
         if not self._over:
             self._inner.stepped(event)

@@ -1,15 +1,20 @@
-"""The invariant of mixing in turns: workers hold what the matrices of their topology say.
+"""Gossip: nothing is lost or doubled when workers mix their parameters, in turns or in pairs.
 
-Nothing may be lost or doubled. The expected parameters are computed with whole matrices in float64:
+In turns (`MatrixMixing`) workers hold what the matrices of their topology give, computed as whole matrices in
+float64:
 
     gradient first    X(t+1) = P_t (X(t) - G(t)),  a(t+1) = P_t a(t),  z = X/a       push-sum
     else              X(t+1) = P_t X(t) - G(t)                                       D-PSGD
 
 X = the parameters of all workers times their masses a, G = their gradients, P_t = the matrix of turn t.
 
-Workers that begin anew, when one is lost or joins, do so at the mean of what each held after its steps, by
-their masses, with or without what it had learned in the step that broke; from there on the rule holds again.
-If all are lost that held anything, the others begin at what one of them handed on.
+Workers that begin anew, when one is lost or joins, do so at the mean of what each held after its steps, by their
+masses, with or without the gradient of the step that broke. From there on the rule holds again. If all workers are
+lost that held anything, the others begin at what one of them had handed on.
+
+In pairs (`Exchanges`, AD-PSGD) the messages alone show everything. A worker that answers with half a difference d to
+parameters x shows its own, x - 2d before and x - d after; from one answer to the next they change by its own gradients
+only. A worker that asks changes by the answers that it is given and by its gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from polyrhythm.verification.invariant import (
 )
 
 Gradient = Callable[[int, int], Tensor]
-"""Gives the gradient, `(numbers,)`, of a worker's index and step."""
+"""Return the gradient, `(numbers,)`, of a worker's index and step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,7 @@ class Start:
     Attributes:
         worker: its index among all workers of the run.
         step: that it takes first.
-        learned: whether what it learned in that step is there already.
+        learned: whether the gradient of that step is in its parameters already.
     """
 
     worker: int
@@ -59,7 +64,7 @@ class RuleOfTurns:
 
     Args:
         places: of the members, in order.
-        matrices: a period of them.
+        matrices: of one period.
         point: `(numbers,)`, where all begin, with a mass of 1.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
         delay: steps after which what was sent is taken, with gradients first.
@@ -86,7 +91,7 @@ class RuleOfTurns:
         self._after = {self._done: (self._values, self._mass)}
 
     def held(self, member: int, steps: int, gradient: Gradient) -> tuple[Tensor, Tensor]:
-        """Gives what a member holds after so many steps: its parameters, times their mass, and the mass.
+        """Return what a member holds after so many steps: its parameters times their mass, and the mass.
 
         Args:
             member: its place.
@@ -134,7 +139,7 @@ _MOST_TRIED = 1 << 12
 
 @dataclass(frozen=True)
 class _Share:
-    """What a worker may bring: parameters times mass, the mass, and whether a step that broke is in it."""
+    """What a worker may bring: parameters times mass, the mass, whether the gradient of a broken step is in."""
 
     values: Tensor
     mass: Tensor
@@ -143,13 +148,13 @@ class _Share:
 
 @dataclass
 class _Formation:
-    """Those who go on together.
+    """A membership view.
 
     Attributes:
         members: incarnations by rank.
         rule: of their turns.
-        begun: those who are known to have begun there, and by how many steps they have done.
-        before: what the others may still hold, if they have not.
+        begun: how many steps each has done that has begun there.
+        before: what the others may still hold.
     """
 
     members: dict[int, int]
@@ -159,12 +164,12 @@ class _Formation:
 
 
 class MatrixMixing(Invariant):
-    """Every worker's parameters after every step are those of the rule.
+    """Every worker's parameters after every step are those that the matrices give.
 
     Args:
-        conditions: with known gradients; without, nothing is checked.
-        topology: who mixes with whom.
-        check: refuses a number of workers that cannot have it.
+        conditions: of the run; without known gradients nothing is checked.
+        topology: which workers mix.
+        check: raises `RequestError` for a number of workers that the topology does not allow.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
         delay: steps after which what was sent is taken, with gradients first.
     """
@@ -192,7 +197,6 @@ class MatrixMixing(Invariant):
             self._formation.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
 
     def stepped(self, event: Stepped) -> None:
-        """Compares with the rule."""
         formation = self._formation if self._gradient is not None else None
         if formation is None or event.rank not in formation.members:
             return
@@ -210,7 +214,7 @@ class MatrixMixing(Invariant):
         formation.begun[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
-        """Looks for what the point is the mean of; or whether all begin at the same."""
+        """Find shares of which the point is the mean; all others must begin at the same point."""
         if self._gradient is None:
             return
         if event.members != self._formation.members or event.rank in self._formation.begun:
@@ -239,12 +243,12 @@ class MatrixMixing(Invariant):
         return _Formation(dict(event.members), self._rule(places, event.vector), before=shares)
 
     def _was_handed_on(self, point: Tensor) -> bool:
-        """Tells whether one of those who are all lost may have held this."""
+        """Return whether one of the members, who are all lost, may have held this."""
         members = self._formation.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
     def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
-        """Gives what a worker may bring; nothing if it has just come."""
+        """Yield what a worker may bring; nothing if it has just come."""
         formation = self._formation
         if formation.members.get(rank) != incarnation:
             return
@@ -262,7 +266,6 @@ class MatrixMixing(Invariant):
             yield from formation.before.get(rank) or [self._nothing]
 
     def _steps(self, rank: int) -> int:
-        """Gives how many steps a worker has done."""
         formation = self._formation
         place = formation.rule.places[list(formation.members).index(rank)]
         return formation.begun.get(rank, place.step)
@@ -311,10 +314,10 @@ class _Question:
 
 @dataclass
 class _Known:
-    """What is known of an incarnation.
+    """One incarnation of a worker.
 
     Attributes:
-        base: `(n,)`, its parameters but for gradients, as far as they are followed; None if they are not known.
+        base: `(n,)`, its parameters without the gradients from `from_step` on; None if they are not known.
         from_step: the first step whose gradient is not in `base`.
         answers: by its count of averages: the step it was in, its parameters before and after.
     """
@@ -325,11 +328,11 @@ class _Known:
 
 
 class Exchanges(Invariant):
-    """Questions and answers between workers of two colours.
+    """Every question has one answer, and no average or update is lost or doubled.
 
     Args:
-        conditions: without known gradients, only questions and answers are counted.
-        topology: who may ask whom.
+        conditions: of the run; without known gradients, only questions and answers are counted.
+        topology: which workers may average.
     """
 
     def __init__(self, conditions: Conditions, topology: Topology) -> None:
@@ -343,7 +346,7 @@ class Exchanges(Invariant):
         self._latest = dict.fromkeys(workers, 0)
 
     def delivered(self, event: Delivered) -> None:
-        """Follows a question or an answer; what a worker says to itself is its own business."""
+        """Follow a question or an answer; messages of a worker to itself are no exchange."""
         self._latest[event.source] = max(self._latest[event.source], event.source_incarnation)
         if event.source == event.to or event.message.kind not in (Kind.VECTOR, Kind.DIFFERENCE):
             return
@@ -389,7 +392,7 @@ class Exchanges(Invariant):
         self._follow(event, sent - 2 * half, sent - half)
 
     def _follow(self, event: Delivered, before: Tensor, after: Tensor) -> None:
-        """Compares what two successive answers show of who gave them."""
+        """Compare what two successive answers of a worker show of it."""
         theirs = self._of((event.source, event.source_incarnation))
         number = event.message.version
         theirs.answers[number] = event.message.step, before, after
@@ -401,7 +404,6 @@ class Exchanges(Invariant):
                 self._compare(event.source, event.time_s, f"what answer {later} shows", shown, expected)
 
     def stepped(self, event: Stepped) -> None:
-        """Compares the parameters of a worker that asks."""
         if self._gradient is None or not self._places[event.rank].active:
             return
         known = self._of((event.rank, self._latest[event.rank]))
@@ -413,7 +415,7 @@ class Exchanges(Invariant):
         known.base, known.from_step = found, event.step + 1
 
     def ended(self, event: Ended) -> None:
-        """Nobody who has left still waits for an answer."""
+        """No survivor still waits for an answer of another."""
         for (rank, incarnation), questions in self._open.items():
             asked, asked_incarnation = questions[-1].to
             alive = {rank, asked} <= {*event.survivors}

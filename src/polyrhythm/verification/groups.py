@@ -1,4 +1,4 @@
-"""Groups of workers in front of servers: the invariants of servers, with a group or a leaf in the place of a worker."""
+"""Groups of workers in front of servers: invariants of servers, with a group or a leaf in a worker's place."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.verification.general import Filter
 from polyrhythm.verification.invariant import (
     Conditions,
     Delivered,
@@ -26,8 +27,8 @@ from polyrhythm.verification.servers import Ledger
 _NO_NEWS = Message(Kind.BROKEN)
 
 
-class OfMembers(Invariant):
-    """Lets another invariant see the steps of some workers only.
+class OfMembers(Filter):
+    """Pass on only the steps of some workers.
 
     Args:
         inner: the other invariant.
@@ -35,39 +36,37 @@ class OfMembers(Invariant):
     """
 
     def __init__(self, inner: Invariant, ranks: Collection[int]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._ranks = ranks
 
     def stepped(self, event: Stepped) -> None:
-        """Passes it on, if it is one of theirs."""
         if event.rank in self._ranks:
             self._inner.stepped(event)
 
     def regrouped(self, event: Regrouped) -> None:
-        """Passes it on, if it is one of theirs."""
         if event.rank in self._ranks:
             self._inner.regrouped(event)
 
     def ended(self, event: Ended) -> None:
-        """Passes on which of them are there."""
         there = tuple(rank for rank in event.survivors if rank in self._ranks)
         if there:
             self._inner.ended(replace(event, survivors=there))
 
 
-class OfGroups(Invariant):
-    """Lets another invariant take a group for a pusher, by the rank of its first member.
+class OfGroups(Filter):
+    """Show another invariant each group as one pusher, under the rank of its first member.
 
-    Only the loss of who speaks for a group is one of the pusher; a group counts as there if anybody of it is.
+    Of the losses, only that of the member that speaks for its group is a loss of the pusher. A group survives if any
+    member does.
 
     Args:
         inner: the other invariant.
-        cast: who does what.
+        cast: which ranks do what.
         groups: ranks of the members of each.
     """
 
     def __init__(self, inner: Invariant, cast: RoleAssignment, groups: Sequence[tuple[int, ...]]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speaks: dict[tuple[int, int], int | None] = {
             (server, ranks[0]): ranks[0] for ranks in groups for server in cast.servers
@@ -75,12 +74,10 @@ class OfGroups(Invariant):
         self._speaks_next: dict[tuple[int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Passes it on, in the names of groups."""
         source, to = self._named(event.source), self._named(event.to)
         self._inner.delivered(replace(event, source=source, to=to))
 
     def handled(self, event: Handled) -> None:
-        """Passes it on, in the names of groups."""
         name, message = self._named(event.source), event.message
         key = event.server, name
         speaker = self._speaks.get(key)
@@ -95,16 +92,7 @@ class OfGroups(Invariant):
         replies = [(self._named(to), reply) for to, reply in event.replies]
         self._inner.handled(replace(event, source=name, message=message, replies=replies))
 
-    def stepped(self, event: Stepped) -> None:
-        """Passes it on."""
-        self._inner.stepped(event)
-
-    def regrouped(self, event: Regrouped) -> None:
-        """Passes it on."""
-        self._inner.regrouped(event)
-
     def ended(self, event: Ended) -> None:
-        """Passes on which groups are there."""
         there = tuple(sorted({self._named(rank) for rank in event.survivors}))
         self._inner.ended(replace(event, survivors=there, incarnations={}))
 
@@ -113,10 +101,10 @@ class OfGroups(Invariant):
 
 
 class Means(Invariant):
-    """Notes whose gradients are in what a group pushes; finds nothing wrong itself.
+    """Note whose gradients are in what a group pushes; finds nothing wrong itself.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
         groups: ranks of the members of each.
         drops: whether a gradient may be dropped, and come again.
     """
@@ -129,16 +117,15 @@ class Means(Invariant):
         self._drops = drops
 
     def behind(self, server: int, name: int, step: int) -> tuple[int, ...]:
-        """Gives the indices of the workers whose mean a gradient of a group is; see `Ledger`."""
+        """Return the indices of the workers whose mean a gradient of a group is; see `Ledger`."""
         ranks = self._behind.get((server, name, step), self._there.get(name, ()))
         return tuple(self._indices[rank] for rank in ranks)
 
     def regrouped(self, event: Regrouped) -> None:
-        """From now on it is these."""
         self._there[event.rank] = tuple(event.members)
 
     def handled(self, event: Handled) -> None:
-        """Notes who is behind a gradient that has come, or has come again after it was dropped."""
+        """Note whose mean a gradient is that has come, or has come again after it was dropped."""
         message = event.message
         if message is None or message.kind is not Kind.PUSH:
             return
@@ -148,7 +135,7 @@ class Means(Invariant):
 
 
 def of_rounds(conditions: Conditions, steps: int) -> Conditions:
-    """Gives conditions in which a round's movement stands for a gradient, and the round for its step.
+    """Return conditions in which a round stands for a step, and what a model moves by in it for a gradient.
 
     Args:
         conditions: of the run.
@@ -168,8 +155,8 @@ def of_rounds(conditions: Conditions, steps: int) -> Conditions:
     )
 
 
-class InRounds(Invariant):
-    """Lets another invariant take rounds for steps.
+class InRounds(Filter):
+    """Show another invariant rounds as steps; servers hear of rounds only anyway.
 
     Args:
         inner: the other invariant.
@@ -177,33 +164,23 @@ class InRounds(Invariant):
     """
 
     def __init__(self, inner: Invariant, steps: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._steps = steps
 
-    def delivered(self, event: Delivered) -> None:
-        """Passes it on."""
-        self._inner.delivered(event)
-
-    def handled(self, event: Handled) -> None:
-        """Passes it on: servers hear of rounds only."""
-        self._inner.handled(event)
-
     def stepped(self, event: Stepped) -> None:
-        """Passes it on if a round is over."""
         if (event.step + 1) % self._steps == 0:
             self._inner.stepped(replace(event, step=event.step // self._steps))
 
     def ended(self, event: Ended) -> None:
-        """Passes it on, in rounds."""
         self._inner.ended(replace(event, steps=-(-event.steps // self._steps)))
 
 
 class AtRoots(Invariant):
-    """Every gradient that a leaf has taken is applied exactly once, on all shards.
+    """Roots hold the sum of the leaves' means, and every gradient that a leaf has taken is in one, on all shards.
 
     Args:
-        conditions: with gradients that are known.
-        levels: who belongs to whom.
+        conditions: with known gradients.
+        levels: which workers, leaves and roots belong together.
         drops: whether late means are dropped.
     """
 
@@ -217,7 +194,7 @@ class AtRoots(Invariant):
         self._ledger = Ledger(roots, self._members, drops=drops)
 
     def handled(self, event: Handled) -> None:
-        """Notes whose gradients a leaf has taken, and which of them are in a mean; passes on what roots do."""
+        """Note which workers are in a mean that a leaf makes, and check what roots do."""
         if event.server in self._leaves:
             self._note(event)
         elif event.server in self._roots:

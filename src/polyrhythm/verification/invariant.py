@@ -1,7 +1,7 @@
 """Invariants: what must hold after every event of a run, whatever goes wrong.
 
-They see from outside what ranks send, hear and hold; no strategy knows that it is watched. Ranks are global ones, and
-an incarnation counts the ranks that came before under the same number.
+They see from outside what ranks send, receive and hold. Ranks are global ones; an incarnation counts the processes
+that have had a rank before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class Violation(RunError):
-    """Something happened that must not."""
+    """An invariant does not hold."""
 
     def __init__(self, what: str, *, rank: int, time_s: float, expected: object, found: object) -> None:
         super().__init__(f"at {time_s:g} s, rank {rank}: {what}: expected {expected}, found {found}")
@@ -28,15 +28,15 @@ class Violation(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Under which a run is watched.
+    """What is known of a run before it begins.
 
     Attributes:
-        cast: who does what.
+        cast: which ranks do what.
         numbers: in the flat vector, which begins with zeros.
-        gradient: gives the gradient, `(numbers,)`, of a worker's index and step, of which all means and sums are exact;
-            plain steps of rate 1 are made with it. None: gradients are not known.
-        patience_s: within which something must get on.
-        steps: that every worker takes; None: nobody can tell.
+        gradient: returns the gradient, `(numbers,)`, of a worker's index and step; sums and means of them are exact,
+            and optimizers are plain SGD with rate 1. None: gradients are not known.
+        patience_s: virtual seconds within which there must be an update or a step.
+        steps: that every worker takes; None: not known.
     """
 
     cast: RoleAssignment
@@ -48,7 +48,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message is there."""
+    """A message has arrived, and is about to be received."""
 
     time_s: float
     source: int
@@ -60,17 +60,17 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """A server part took a message, or the news that a worker is gone.
+    """A server has handled a message, or the loss of a worker.
 
     Attributes:
-        time_s: when.
+        time_s: virtual seconds.
         server: its rank.
-        source: of the message, or who is gone.
-        message: None for such news.
-        replies: what it gave.
+        source: rank of the sender, or of the lost worker.
+        message: None for a loss.
+        replies: what it answers.
         version_before: its updates before.
-        version: its updates now.
-        applied: gradients that it counted, by staleness.
+        version: its updates after.
+        applied: how many gradients it has counted, by their staleness.
     """
 
     time_s: float
@@ -85,16 +85,16 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A worker has exchanged and updated.
+    """A worker has taken a step.
 
     Attributes:
-        time_s: when.
+        time_s: virtual seconds.
         rank: of the worker.
-        step: the step's number.
-        vector: `(numbers,)`, its parameters now; changes later.
-        regrouped: incarnations of the workers in step with it since they have regrouped, by rank; None before.
-        incarnation: how many have had the worker's rank before it.
-        formation: tells those who go in step now from the same ones before or after; 0 until they have regrouped.
+        step: its number.
+        vector: `(numbers,)`, the parameters after it; a view, which changes later.
+        regrouped: incarnations of the members of the worker's view by rank; None before anyone has regrouped.
+        incarnation: of the worker.
+        formation: tells this view from another one with the same members; 0 before anyone has regrouped.
     """
 
     time_s: float
@@ -108,14 +108,15 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """A worker goes on with others than before.
+    """A worker has got another membership view.
 
     Attributes:
-        time_s: when.
+        time_s: virtual seconds.
         rank: of the worker.
-        vector: `(numbers,)`, its parameters now; changes later.
-        members: incarnations of all who go on together, by rank, in their order.
-        steps: that each of them has done, or a successor takes for done; those of others may have taken some since.
+        vector: `(numbers,)`, its parameters; a view, which changes later.
+        members: incarnations of all members by rank, in their order.
+        steps: that each of them has done, by rank; a successor counts as having done those of the worker that it
+            replaces. The others may have gone on since.
     """
 
     time_s: float
@@ -130,10 +131,10 @@ class Ended:
     """The run is over.
 
     Attributes:
-        time_s: when.
+        time_s: virtual seconds.
         steps: that every worker had to take.
-        survivors: ranks of the workers that have left of their own accord.
-        incarnations: by rank, how many have had each one's number before it.
+        survivors: ranks of the workers that were alive at the end.
+        incarnations: of each of them, by rank.
     """
 
     time_s: float
@@ -143,19 +144,19 @@ class Ended:
 
 
 class Invariant:
-    """One rule; a subclass hears what it wants to hear, and raises `Violation`."""
+    """One rule. A subclass overrides what it has to see, and raises `Violation`."""
 
     def delivered(self, event: Delivered) -> None:
-        """A message is there, and nobody has taken it."""
+        """Called when a message arrives, before its receiver has it."""
 
     def handled(self, event: Handled) -> None:
-        """A server part took something."""
+        """Called when a server has handled a message or a loss."""
 
     def stepped(self, event: Stepped) -> None:
-        """A worker's step is over."""
+        """Called after each step of a worker."""
 
     def regrouped(self, event: Regrouped) -> None:
-        """A worker goes on with others."""
+        """Called when a worker has got another membership view."""
 
     def ended(self, event: Ended) -> None:
-        """The run is over."""
+        """Called once, after the run."""

@@ -13,15 +13,15 @@ from polyrhythm.verification.invariant import Conditions, Ended, Invariant, Step
 
 
 class Replicas(Invariant):
-    """The members of a group agree.
+    """Members of a group hold the same bits after the same step; if gradients are known, the right ones.
 
-    Where they regroup, a step that only lost members had finished is taken again by those who are left; nobody who
-    has finished it goes on beside them.
+    When a group regroups, a step that only lost members had finished is repeated by the survivors. No member that has
+    finished it goes on beside them.
 
     Args:
-        conditions: with or without known gradients.
-        groups: ranks of workers that go in step with each other.
-        alone: whether a group's parameters are the sum of its own gradients only, so that they can be told beforehand.
+        conditions: of the run.
+        groups: ranks of workers that step together.
+        alone: whether a group's parameters are the sum of its own gradients only, so that they can be predicted.
     """
 
     def __init__(self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool) -> None:
@@ -36,7 +36,7 @@ class Replicas(Invariant):
         self._sums_before = dict(self._sums)
 
     def stepped(self, event: Stepped) -> None:
-        """Compares with whoever was first at this step."""
+        """Compare with the first member of the group to have finished this step."""
         number = self._group_of[event.rank]
         latest = self._latest.get(number)
         step, first = (-1, event.vector) if latest is None else (latest.step, latest.vector)
@@ -59,7 +59,7 @@ class Replicas(Invariant):
         self._finishers[number].add((event.rank, (event.regrouped or {}).get(event.rank, 0)))
 
     def _is_taken_again(self, event: Stepped, latest: Stepped, number: int) -> bool:
-        """Whether this is the latest step, by a later formation to which none belongs who has finished it before."""
+        """Return whether a later view repeats the latest step, none of whose members had finished it."""
         if event.step != latest.step or event.regrouped in (None, latest.regrouped):
             return False
         return self._finishers[number].isdisjoint((event.regrouped or {}).items())
@@ -88,12 +88,12 @@ _Formation = tuple[int, tuple[int, ...]]
 
 @dataclass
 class _Taken:
-    """What is known of a step.
+    """One step.
 
     Attributes:
         before: `(numbers,)`, with the updates of all steps before it.
-        by_formation: that have taken it, with what each held afterwards.
-        finishers: who have taken it.
+        by_formation: parameters after it, for each view that has taken it.
+        finishers: rank and incarnation of every worker that has taken it.
     """
 
     before: Tensor
@@ -102,10 +102,13 @@ class _Taken:
 
 
 class LateReplicas(Invariant):
-    """All members of a formation agree, and every gradient is in every number once.
+    """Replicas are equal, while updates come up to a step late: each number gets each step's update once.
+
+        after step s      a number has the updates of all steps before s; of step s too, if its worker is alone
+                          or if the update had come before workers regrouped and repeated the step
 
     Args:
-        conditions: with or without known gradients; without them, members are only compared.
+        conditions: of the run; without known gradients, members are only compared with each other.
     """
 
     def __init__(self, conditions: Conditions) -> None:
@@ -115,7 +118,6 @@ class LateReplicas(Invariant):
         self._steps = [_Taken(nothing)]
 
     def stepped(self, event: Stepped) -> None:
-        """Compares with what others held after this step, or with what it may have come to."""
         there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
         formation = event.formation, tuple(there)
         self._go_to(event, set(there.items()), formation)
@@ -129,7 +131,7 @@ class LateReplicas(Invariant):
             self._compare(event, taken.before, [*self._updates(event.step, taken, formation), *own])
 
     def _go_to(self, event: Stepped, there: set[tuple[int, int]], formation: _Formation) -> None:
-        """Makes the event's step the latest: the one after it, or one that only lost workers had got beyond."""
+        """Make the event's step the latest one; it is the next, or one beyond which only lost workers had got."""
         latest = len(self._steps) - 1
         if event.step == latest + 1:
             self._steps.append(_Taken(self._before_next(event, formation)))
@@ -140,7 +142,7 @@ class LateReplicas(Invariant):
         del self._steps[event.step + 1 :]
 
     def _before_next(self, event: Stepped, formation: _Formation) -> Tensor:
-        """Gives what the step before has come to, which this event shows: alone, less its own update."""
+        """Return the parameters before this step, of which the event shows all but its own update."""
         if self._gradient is None:
             return self._steps[-1].before
         taken = self._steps[-1]
@@ -161,7 +163,7 @@ class LateReplicas(Invariant):
             self._refuse(event, "all updates before this step's", wrong)
 
     def _updates(self, step: int, taken: _Taken, formation: _Formation) -> list[Tensor]:
-        """Gives the updates of a step that others have made of it, of which some numbers may have had theirs."""
+        """Return the updates that other views have made of a step; some numbers may have one of them."""
         return [self._update(step, each) for each in taken.by_formation if each != formation]
 
     def _update(self, step: int, formation: _Formation) -> Tensor:
@@ -180,10 +182,12 @@ class LateReplicas(Invariant):
 
 
 class OneVector(Invariant):
-    """No update is lost, torn or doubled.
+    """Workers share one vector: no update is lost, torn or doubled.
+
+        w = 0 - sum over all steps of all workers of their gradients      steps of rate 1, exact numbers
 
     Args:
-        conditions: with gradients that are known.
+        conditions: with known gradients.
     """
 
     def __init__(self, conditions: Conditions) -> None:
@@ -194,7 +198,6 @@ class OneVector(Invariant):
         self._steps: Counter[int] = Counter()
 
     def stepped(self, event: Stepped) -> None:
-        """Adds an update, and looks."""
         self._sum -= self._gradient(self._workers.index(event.rank), event.step)
         self._steps[event.rank] += 1
         wrong = int((self._sum != event.vector.to(self._sum.dtype)).sum())
@@ -208,7 +211,6 @@ class OneVector(Invariant):
             )
 
     def ended(self, event: Ended) -> None:
-        """All steps of all who have left were done, each once."""
         for rank in event.survivors:
             if self._steps[rank] != event.steps:
                 raise Violation(

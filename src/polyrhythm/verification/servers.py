@@ -1,4 +1,4 @@
-"""Parameter servers: what they answer, count and add up, found out from their messages alone."""
+"""Parameter servers: what they answer, count and add up, derived from their messages alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
 
 
 class Answers(Invariant):
-    """Every answer goes to the incarnation that asked.
+    """A worker gets an answer for each of its questions, and no successor one to its predecessor.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
         asking: kinds of message that are answered with parameters.
     """
 
@@ -47,7 +47,6 @@ class Answers(Invariant):
         self._open: Counter[tuple[int, int, int]] = Counter()
 
     def delivered(self, event: Delivered) -> None:
-        """Counts questions and answers of an incarnation."""
         if event.to in self._servers and event.message.kind in self._asking:
             self._open[event.to, event.source, event.source_incarnation] += 1
         elif event.source in self._servers and event.message.kind is Kind.PARAMETERS:
@@ -68,7 +67,7 @@ class Push:
     """A gradient that a server holds or has applied.
 
     Attributes:
-        source: who pushed it.
+        source: rank of the pusher.
         message: the push.
         doubtful: whether an update may have been made without it.
     """
@@ -79,13 +78,13 @@ class Push:
 
 
 class Pushes:
-    """Follows the gradients from their coming to their update.
+    """Follow gradients from their arrival to their update.
 
     A server holds what comes, and an update takes all that is held. A step that has come before does not count again.
 
     Args:
-        drops: whether a gradient of an earlier step than the server's is dropped, and what a lost pusher had pushed;
-            pushers then leave out steps, and every update is a step.
+        drops: whether a gradient of an earlier step than the server's is dropped, and so is what a lost pusher had
+            pushed; pushers then skip steps, and every update is a step.
         doubts: whether servers drop what a lost pusher had pushed unless all have it; then it comes again.
     """
 
@@ -96,11 +95,11 @@ class Pushes:
         self._held: defaultdict[int, list[Push]] = defaultdict(list)
 
     def come(self, server: int, source: int) -> int:
-        """How many steps of a pusher have come to a server."""
+        """Return how many steps of a pusher have come to a server."""
         return self._come[server, source]
 
     def follow(self, event: Handled) -> list[Push]:
-        """Takes an event; gives the gradients of the update that it made, if it made one.
+        """Return the gradients of the update that the event made; empty if it made none.
 
         Raises:
             Violation: a step came before the one ahead of it.
@@ -133,7 +132,7 @@ class Pushes:
 
 
 class Staleness(Invariant):
-    """Staleness as counted is staleness as the messages show it.
+    """Staleness as counted is the version at the update minus the version of the last answer to the pusher.
 
     Args:
         drops: whether late gradients are dropped.
@@ -148,12 +147,10 @@ class Staleness(Invariant):
         self._drops = drops
 
     def delivered(self, event: Delivered) -> None:
-        """A worker has read what it was answered with."""
         if event.message.kind is Kind.PARAMETERS:
             self._read[event.source, event.to] = event.message.version
 
     def handled(self, event: Handled) -> None:
-        """Counts what is applied now."""
         message, before = event.message, self._read_before[event.server]
         if message is not None and message.kind is Kind.PUSH:
             read = self._read.get((event.server, event.source), 0)
@@ -183,13 +180,14 @@ Behind = Callable[[int, int, int], tuple[int, ...]]
 
 
 class Ledger(Invariant):
-    """Every gradient that was taken is applied exactly once, on all shards.
+    """Every gradient that a server has taken is applied exactly once, whole, and on all shards.
+
+        values = 0 - sum over updates of the mean of its workers' gradients      steps of rate 1, exact numbers
 
     Args:
-        conditions: with gradients that are known.
-        behind: gives the indices of the workers whose mean a gradient is, from the server that has it, its pusher and
-            its step.
-        drops: whether late gradients are dropped, so that not all come to be applied.
+        conditions: with known gradients.
+        behind: returns the indices of the workers whose mean a gradient is, from its server, pusher and step.
+        drops: whether late gradients are dropped, so that not all are applied in the end.
     """
 
     def __init__(self, conditions: Conditions, behind: Behind, *, drops: bool = False) -> None:
@@ -205,7 +203,7 @@ class Ledger(Invariant):
         self._drops = drops
 
     def handled(self, event: Handled) -> None:
-        """Books an update, and compares what is answered."""
+        """Book an update, and compare what is answered."""
         applied = self._pushes.follow(event)
         if applied:
             members = [
@@ -241,7 +239,7 @@ class Ledger(Invariant):
         )
 
     def ended(self, event: Ended) -> None:
-        """All steps of all who have left came to all servers."""
+        """All steps of all survivors have come to all servers."""
         if self._drops:
             return
         for server in self._shards:
@@ -258,10 +256,12 @@ class Ledger(Invariant):
 
 
 class Sums(Invariant):
-    """Every gradient is in exactly one sum that was applied.
+    """Every gradient is in exactly one sum that was pushed and applied.
+
+        values = 0 - sum over pushes of (gradients since the pusher's push before)      steps of rate 1, exact numbers
 
     Args:
-        conditions: with gradients that are known.
+        conditions: with known gradients.
     """
 
     def __init__(self, conditions: Conditions) -> None:
@@ -276,7 +276,7 @@ class Sums(Invariant):
         self._steps: defaultdict[tuple[int, int], int] = defaultdict(int)
 
     def handled(self, event: Handled) -> None:
-        """Books a sum, and compares what is answered."""
+        """Book a sum, and compare what is answered."""
         message = event.message
         if message is not None and message.kind is Kind.PUSH and message.tensor is not None:
             self._book(event, message.step + 1, message.tensor)
@@ -299,7 +299,7 @@ class Sums(Invariant):
         self._values[event.server] -= expected
 
     def ended(self, event: Ended) -> None:
-        """All steps of all who have left came to all servers."""
+        """All steps of all survivors have come to all servers."""
         for server in self._shards:
             for source in event.survivors:
                 if self._steps[server, source] != event.steps:
@@ -325,17 +325,15 @@ class Sums(Invariant):
 
 
 class ShardsTogether(Invariant):
-    """Every server has made as many updates as every worker steps."""
+    """Where workers step together, every server has made as many updates as every worker steps."""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
 
     def handled(self, event: Handled) -> None:
-        """Notes the version."""
         self._versions[event.server] = event.version
 
     def stepped(self, event: Stepped) -> None:
-        """Nobody can be ahead before this worker has pushed again."""
         for server, version in self._versions.items():
             if version != event.step + 1:
                 raise Violation(
@@ -348,12 +346,12 @@ class ShardsTogether(Invariant):
 
 
 class Gathered(Invariant):
-    """Counts the gradients of every update.
+    """Every update is made of exactly so many gradients.
 
     Args:
-        count: that it must be.
+        count: of gradients.
         drops: whether late gradients are dropped, so that what is applied is fresh.
-        leftover: whether an update may have fewer when somebody leaves or is lost, who may have been the last there.
+        leftover: whether an update may have fewer when a pusher leaves or is lost, which may have been the last.
     """
 
     def __init__(self, count: int, *, drops: bool = False, leftover: bool = False) -> None:
@@ -362,7 +360,6 @@ class Gathered(Invariant):
         self._leftover = leftover
 
     def handled(self, event: Handled) -> None:
-        """Looks at an update."""
         if event.version == event.version_before:
             return
         found = sum(event.applied.values())
@@ -386,14 +383,15 @@ class Gathered(Invariant):
 
 
 class ClockBound(Invariant):
-    """Keeps every pusher's clock on every server, from the messages alone.
+    """No worker goes on more than s steps ahead of the slowest, nor with a copy that lacks older updates.
 
-    A lost pusher counts for nothing until its successor pushes; that one's clock begins at the slowest of those that
-    are there, if the other fell before that, and while it catches up it
-    does not pass the first of those who never were behind. Where nobody is left of them, all clocks go back alike.
+    Every pusher's clock on every server follows from the messages. A lost pusher does not count until its successor
+    pushes. The successor's clock begins at the slowest of those present, if its own count of steps is behind that;
+    while it catches up it does not pass the first of those who never were behind. Where none of those is left, all
+    clocks go back alike.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
         pushers: the ranks that push.
         s: the bound.
         cached: whether answers may be empty.
@@ -412,7 +410,7 @@ class ClockBound(Invariant):
         self._copies: dict[tuple[int, int], int] = {}
 
     def handled(self, event: Handled) -> None:
-        """Moves the sender's clock, then looks at everyone who may go on."""
+        """Move the sender's clock, then check every worker that may go on."""
         clocks, gone = self._clocks[event.server], self._gone[event.server]
         if event.message is None or event.message.kind is Kind.LEAVE:
             self._lose(event.server, event.source)
@@ -433,7 +431,7 @@ class ClockBound(Invariant):
                 self._copies[event.server, to] = min(present, default=clocks[to])
 
     def _lose(self, server: int, pusher: int) -> None:
-        """Shifts all clocks that are left alike, if none of them is the count of its pusher's steps."""
+        """Move all clocks that are left back alike, if none of them is the count of its own steps."""
         gone, credits = self._gone[server], self._credits[server]
         gone.add(pusher)
         left = [other for other in credits if other not in gone]
@@ -479,10 +477,10 @@ class ClockBound(Invariant):
 
 
 class Batches(Invariant):
-    """Keeps every server's batch under way, from the messages alone.
+    """Sandblaster: every portion that was pushed is in exactly one batch, which has what all workers have pushed.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
     """
 
     def __init__(self, cast: RoleAssignment) -> None:
@@ -492,7 +490,7 @@ class Batches(Invariant):
         self._gone: dict[int, set[int]] = {server: set() for server in cast.servers}
 
     def handled(self, event: Handled) -> None:
-        """Notes what is pushed, and looks at a batch that is over."""
+        """Note what is pushed, and check a batch that is over."""
         server, message = event.server, event.message
         held, gone = self._held[server], self._gone[server]
         answered = {to: reply for to, reply in event.replies if reply.kind is Kind.PARAMETERS}
@@ -590,15 +588,15 @@ def _(
 
 
 def adds_up(handling: Handling) -> bool:
-    """Whether the parameters are the sum of the gradients' means as they came."""
+    """Return whether the parameters are the sum of the means of the gradients as they came."""
     return handling.merge.keeps_gradients and not handling.aggregator.robust
 
 
 class Agreement:
-    """Compares entries; all that a server would write into a checkpoint counts.
+    """The replicas of a shard are equal after each of its entries; all that a checkpoint would hold counts.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
     """
 
     def __init__(self, cast: RoleAssignment) -> None:
@@ -607,7 +605,7 @@ class Agreement:
         self._digests: dict[tuple[int, int], str] = {}
 
     def is_new(self, entry: Entry, time_s: float) -> bool:
-        """Whether nobody has told of an entry before.
+        """Return whether this is the first report of an entry.
 
         Raises:
             Violation: another server of the shard was not the same after it.
@@ -630,10 +628,10 @@ class Agreement:
 
 
 class OfShards(Invariant):
-    """Tells others what happens to a shard under the rank of the server whose own it is.
+    """Show invariants what happens to a shard under the rank of the server whose own it is, wherever it is served.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
         told: the invariants.
     """
 
@@ -645,7 +643,7 @@ class OfShards(Invariant):
         self._relays: dict[tuple[int, int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Passes on what travels between workers and shards, and not what servers tell each other, or whom to ask."""
+        """Pass on what travels between workers and shards, and neither what servers tell each other nor whom to ask."""
         source, to, message = event.source, event.to, event.message
         link = source, event.source_incarnation, to
         if to in self._before and message.kind is Kind.RELAY:
@@ -662,16 +660,13 @@ class OfShards(Invariant):
             entry.delivered(event)
 
     def handled(self, event: Handled) -> None:
-        """Passes it on: it is of a shard already."""
         for entry in self._told:
             entry.handled(event)
 
     def stepped(self, event: Stepped) -> None:
-        """Passes it on."""
         for entry in self._told:
             entry.stepped(event)
 
     def ended(self, event: Ended) -> None:
-        """Passes it on."""
         for entry in self._told:
             entry.ended(event)

@@ -1,4 +1,4 @@
-"""Sites: in the end, worker 0's site holds all updates of all sites, each once; and none was ever too far ahead.
+"""Sites (Gaia): in the end worker 0's site holds all updates of all sites, each once; none was ever too far ahead.
 
 w = 0 - sum over sites and rounds of the mean of a site's gradients      steps of rate 1, exact numbers
 """
@@ -20,8 +20,8 @@ class Sites(Invariant):
     """What was sent and what was kept add up.
 
     Args:
-        conditions: with or without known gradients.
-        sites: who belongs where.
+        conditions: of the run.
+        sites: which workers and servers are at which.
         lag: rounds by which the slowest site may be behind.
     """
 
@@ -50,7 +50,7 @@ class Sites(Invariant):
         self._shown: dict[int, Tensor] = {}
 
     def handled(self, event: Handled) -> None:
-        """Follows who is there and what is pushed, books a round, and keeps what is answered."""
+        """Follow which workers are there and what they push, book a round, and note what is answered."""
         server = event.server
         if event.source not in self._workers:
             self._hear(event)
@@ -98,7 +98,7 @@ class Sites(Invariant):
             self._sum[cut] -= torch.stack(gradients).sum(0) / len(gradients)
 
     def _tick(self, event: Handled, clock: int) -> None:
-        """A site has made a round; one that was asleep may leave some out, since nobody waited for them."""
+        """Check a round of a site; one without workers may skip some, since none was waiting for them."""
         server = event.server
         site, cut = self._place[server]
         left_out = clock - self._clocks[server] - 1
@@ -128,7 +128,7 @@ class Sites(Invariant):
         return bool(self._present[server])
 
     def ended(self, event: Ended) -> None:
-        """Worker 0 was given the sum of everything."""
+        """Worker 0's site has the sum of everything."""
         if self._gradient is None:
             return
         for server in self._sites.servers[0]:
