@@ -10,14 +10,14 @@ from torch.nn import functional
 from conformance.jobs import batch, blobs, cosine, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.message import Kind
 from polyrhythm.simulation.run import Surroundings
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
 
 @pytest.fixture
 def arrivals(monkeypatch):
     """Gives a list that fills with (server, rank, step) of all that arrives, in order; a pull's step is None."""
     seen, servers = [], []
-    inner = ShardServer.on_message
+    inner = ServerSession.on_message
 
     def on_message(self, source, message):
         if not any(self is server for server in servers):
@@ -26,7 +26,7 @@ def arrivals(monkeypatch):
             seen.append((servers.index(self), source, message.step if message.kind is Kind.PUSH else None))
         return inner(self, source, message)
 
-    monkeypatch.setattr(ShardServer, "on_message", on_message)
+    monkeypatch.setattr(ServerSession, "on_message", on_message)
     return seen
 
 

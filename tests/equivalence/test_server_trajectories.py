@@ -12,7 +12,7 @@ from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers, note_arrivals
 from polyrhythm.communication.message import Kind
 from polyrhythm.simulation.run import Surroundings
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
 SERVERS = 2
 OPTIMIZERS = [
@@ -24,7 +24,7 @@ OPTIMIZERS = [
 
 @pytest.fixture
 def arrivals(monkeypatch):
-    return note_arrivals(monkeypatch, ShardServer)
+    return note_arrivals(monkeypatch, ServerSession)
 
 
 def one_that_limps(seed=0):

@@ -10,7 +10,7 @@ from polyrhythm.roles.job import Job, Losses
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from simulation.deaths import events_of
 from simulation.trying import trial
 
@@ -108,7 +108,8 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     begin = GroupServer._begin_to_speak
 
     def forgetful(self: GroupServer, name: int, source: int) -> list[Reply]:
-        self._held.steps[self._numbers[name]] = max(0, self._held.steps[self._numbers[name]] - 1)
+        held = self._session._held
+        held.steps = [max(0, steps - (rank == name)) for rank, steps in self._session.steps.items()]
         return begin(self, name, source)
 
     monkeypatch.setattr(GroupServer, "_begin_to_speak", forgetful)

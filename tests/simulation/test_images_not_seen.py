@@ -11,42 +11,34 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.result import images_of_broken_rounds
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import Surroundings, simulate_on
-from polyrhythm.strategies.parameter_server.serving.shard import Shard
+from polyrhythm.strategies.parameter_server.serving.rule import Applied
+from polyrhythm.strategies.parameter_server.serving.shard import ShardRule
 from unit.simulation.clusters import cluster
 
-Applied = list[tuple[int, int, int]]
+Gradients = list[tuple[int, int, int]]
 
 
 @pytest.fixture
-def applied(monkeypatch: pytest.MonkeyPatch) -> Applied:
+def applied(monkeypatch: pytest.MonkeyPatch) -> Gradients:
     """Gives a list that fills with (shard, pusher, step) of every gradient that goes into an update."""
-    found: Applied = []
-    shards: list[Shard] = []
-    several, one = Shard.update, Shard.update_by_one
+    found: Gradients = []
+    rules: list[ShardRule] = []
+    apply, resume = ShardRule.apply, ShardRule.resume
 
-    def note(shard: Shard, pushed: Any) -> None:
-        if not any(shard is other for other in shards):
-            shards.append(shard)
-        number = next(number for number, other in enumerate(shards) if other is shard)
-        found.extend(
-            (number, entry.pusher, entry.message.step) for entry in pushed if entry.message.weight > 0
-        )
+    def note(rule: ShardRule, applied: Any) -> Any:
+        if not any(rule is other for other in rules):
+            rules.append(rule)
+        number = next(number for number, other in enumerate(rules) if other is rule)
+        if isinstance(applied, Applied):
+            found.extend((number, entry.pusher, entry.step) for entry in applied.batch if entry.weight > 0)
+        return applied
 
-    def update(self: Shard, pushed: Any, *others: Any) -> Any:
-        if len(pushed) > 1:  # else it comes to the other
-            note(self, pushed)
-        return several(self, pushed, *others)
-
-    def update_by_one(self: Shard, entry: Any, *others: Any) -> Any:
-        note(self, [entry])
-        return one(self, entry, *others)
-
-    monkeypatch.setattr(Shard, "update", update)
-    monkeypatch.setattr(Shard, "update_by_one", update_by_one)
+    monkeypatch.setattr(ShardRule, "apply", lambda self, *given: note(self, apply(self, *given)))
+    monkeypatch.setattr(ShardRule, "resume", lambda self, *given: note(self, resume(self, *given)))
     return found
 
 
-def not_seen(job: Job, applied: Applied, replicas: int = 1) -> float:
+def not_seen(job: Job, applied: Gradients, replicas: int = 1) -> float:
     """Counts the images that are in no gradient of the list, in the mean over shards."""
     per_epoch = job.steps_per_epoch
     seen = sum(
@@ -70,7 +62,7 @@ def one_is_slow(worker: int) -> float:
         ("hierarchical(groups=3, consistency=backup(spare=1))", 2),
     ],
 )
-def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, applied: Applied) -> None:
+def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, applied: Gradients) -> None:
     job = make_job(spec, 6, epochs=3, batch_size=2)
     result = simulated(job, Surroundings(step_s=one_is_slow)).result
     expected = not_seen(job, applied, replicas)
@@ -80,14 +72,14 @@ def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, appl
 
 
 @pytest.mark.parametrize("spec", ["softsync(n=2)", "ssp", "backup_workers(spare=0)"])
-def test_who_drops_nothing_has_seen_everything(spec: str, applied: Applied) -> None:
+def test_who_drops_nothing_has_seen_everything(spec: str, applied: Gradients) -> None:
     job = make_job(spec, 4, epochs=2)
     result = simulated(job, Surroundings(step_s=one_is_slow)).result
     assert not_seen(job, applied) == 0
     assert (result["images_not_seen"], result["gradients_dropped"]) == (0, 0)
 
 
-def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Applied) -> None:
+def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Gradients) -> None:
     job = make_job("parameter_server(consistency=asynchronous, eject_after=50)", 3, optimizer="sgd(lr=0.01)")
     where = cluster({"count": 4, "cores": 4}, faults="byzantine(rank=2, attack=nan, from_s=1, to_s=4)")
     events: list[Any] = []

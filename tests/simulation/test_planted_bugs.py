@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.shard import Pushed
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Deferred, Reply
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, ShardRule
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
@@ -21,41 +21,25 @@ from simulation.trying import trial
 SEEDS = range(300)
 
 
-class OneWayServer(ShardServer):
-    """Applies a gradient that comes alone as it does several, so that what is planted in `planted` is met by all."""
-
-    def __init__(self, pushers: tuple[int, ...], consistency: Consistency) -> None:
-        super().__init__(pushers, consistency)
-        self.apply = self._executor.apply
-        self._executor.apply = self.planted  # type: ignore[method-assign]
-        self._executor.apply_alone = lambda entry: self.planted([entry], None)  # type: ignore[method-assign]
-
-    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        raise NotImplementedError
-
-
-class LosingServer(OneWayServer):
+class LosingRule(ShardRule):
     """Forgets the last number of its shard when others have updated four times since the pusher read."""
 
-    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        if any(self.version - entry.message.version > 4 for entry in gradients):
-            kept = float(self.values[-1])
-            self.apply(gradients, distances)
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
+        kept = float(self.values[-1])
+        applied = super().apply(batch, version)
+        if any(version - entry.read_version > 4 for entry in batch):
             self.values[-1] = kept
-        else:
-            self.apply(gradients, distances)
+        return applied
 
 
-class MiscountingServer(OneWayServer):
+class MiscountingRule(ShardRule):
     """Counts the update itself among those that a gradient is behind."""
 
-    def planted(self, gradients: list[Pushed], distances: Tensor | None) -> None:
-        self._updates.version += 1
-        self.apply(gradients, distances)
-        self._updates.version -= 1
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
+        return super().apply(batch, version + 1)
 
 
-class LoyalServer(ShardServer):
+class LoyalSession(ServerSession):
     """Gives the answer that a dead worker is owed to its successor, as a queue by rank number would."""
 
     def on_loss(self, rank: int) -> list[Reply]:
@@ -74,25 +58,28 @@ class LoyalServer(ShardServer):
 class Planted(ParameterServer):
     """The parameter server with a bug."""
 
-    server_type: type[ShardServer] = ShardServer
+    bug: type[ShardRule | ServerSession] = ServerSession
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        return self.server_type(setting.cast.workers, self.consistency)
+        workers = setting.cast.workers
+        planted = self.bug if issubclass(self.bug, ShardRule) else ShardRule
+        session = self.bug if issubclass(self.bug, ServerSession) else ServerSession
+        return session(workers, planted(self.consistency, Handling(), len(workers), (), 0))
 
 
 @pytest.mark.parametrize(
     ("bug", "found"),
     [
-        (LosingServer, r"the sum of what was acknowledged, number 511 of 512 \(1 are wrong\)"),
-        (MiscountingServer, "staleness of the gradients that an update takes"),
+        (LosingRule, r"the sum of what was acknowledged, number 511 of 512 \(1 are wrong\)"),
+        (MiscountingRule, "staleness of the gradients that an update takes"),
         (
-            LoyalServer,
+            LoyalSession,
             "to a question of another, or of nobody|parameters for rank 0, the sum of what was acknowledged",
         ),
     ],
 )
-def test_trials_find_it_and_the_seed_repeats_it(bug: type[ShardServer], found: str) -> None:
-    tried = trial(Planted(servers=2, server_type=bug))
+def test_trials_find_it_and_the_seed_repeats_it(bug: type[ShardRule | ServerSession], found: str) -> None:
+    tried = trial(Planted(servers=2, bug=bug))
     result = try_seeds(tried, SEEDS, on_failure=lambda failure: False)
     assert result.failures, f"not found in {result.seeds} seeds"
     failure = result.failures[0]

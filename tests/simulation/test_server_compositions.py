@@ -27,7 +27,9 @@ from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync, SoftsyncGate
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.shard_server import DecisionExecutor, ShardServer
+from polyrhythm.strategies.parameter_server.serving.rule import Applied
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import ShardRule
 from simulation.trying import trial
 
 Times = Callable[[int, int], float]
@@ -39,18 +41,20 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int]]:
     """Gives a list that fills with every update: virtual time, version, step of the pushes."""
     found: list[tuple[float, int, int]] = []
     clocks: dict[str, Any] = {}
-    draw, apply = DrawnPace.forward, DecisionExecutor.apply
+    draw, apply = DrawnPace.forward, ShardRule.apply
 
     def forward(self: DrawnPace, shares: Any, use: Any, work: float = 1.0) -> None:
         clocks["now"] = self.clock.now
         draw(self, shares, use, work)
 
-    def noted(self: DecisionExecutor, gradients: Any, distances: Any) -> None:
-        apply(self, gradients, distances)
-        found.append((clocks["now"](), self._updates.version, gradients[0].message.step))
+    def noted(self: ShardRule, batch: Any, version: int) -> Any:
+        applied = apply(self, batch, version)
+        assert isinstance(applied, Applied)
+        found.append((clocks["now"](), version + applied.updates, batch[0].step))
+        return applied
 
     monkeypatch.setattr(DrawnPace, "forward", forward)
-    monkeypatch.setattr(DecisionExecutor, "apply", noted)
+    monkeypatch.setattr(ShardRule, "apply", noted)
     return found
 
 
@@ -68,15 +72,17 @@ def run_with(times: list[list[float]], spec: str, monkeypatch: pytest.MonkeyPatc
         return times[worker][taken[worker]]
 
     taken = [0] * workers
-    begin = ShardServer._push
+    take = ServerSession.on_message
 
-    def push(self: ShardServer, pusher: int, message: Message) -> list[Any]:
-        replies = begin(self, pusher, message)
-        for to, reply in replies:  # with one server, ranks of workers are their numbers
+    def on_message(self: ServerSession, source: int, message: Message) -> list[Any]:
+        replies = take(self, source, message)
+        for to, reply in (
+            replies if message.kind is Kind.PUSH else ()
+        ):  # with one server, ranks of workers are their numbers
             taken[to] = min(reply.step, len(times[to]) - 1)
         return replies
 
-    monkeypatch.setattr(ShardServer, "_push", push)
+    monkeypatch.setattr(ServerSession, "on_message", on_message)
     job = make_job(spec, workers, dataset=blobs(train=workers * 4 * len(times[0])), epochs=1)
     simulated(job, Surroundings(step_s=draws, **FREE))
 
@@ -247,14 +253,14 @@ def test_a_planted_bug_is_found(
 def test_a_late_worker_leaves_out_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20 steps, a worker that is ten times as slow takes three or so, and all end together."""
     pushed: defaultdict[int, list[int]] = defaultdict(list)
-    take = ShardServer.on_message
+    take = ServerSession.on_message
 
-    def noted(self: ShardServer, source: int, message: Message) -> list[Any]:
+    def noted(self: ServerSession, source: int, message: Message) -> list[Any]:
         if message.kind is Kind.PUSH:
             pushed[source].append(message.step)
         return take(self, source, message)
 
-    monkeypatch.setattr(ShardServer, "on_message", noted)
+    monkeypatch.setattr(ServerSession, "on_message", noted)
 
     def one_slow(worker: int) -> float:
         return 0.095 if worker == 1 else 0.01

@@ -11,7 +11,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -180,7 +180,7 @@ def test_servers_of_mixed_listen_to_the_groups_leaders_only():
     made = strategy("mixed(replicas=2, servers=2)")
     assert made.groups(5) == 3
     server = made.server(ServerSetting(0, RoleAssignment((0, 1, 2, 3, 4), (5, 6))))
-    assert isinstance(server, ShardServer)
+    assert isinstance(server, GroupServer)
     assert server.steps == dict.fromkeys(range(5), 0)
     with pytest.raises(RefusedMessage, match="PUSH from rank 1, which speaks for no group"):
         server.on_message(1, Message(Kind.PUSH, torch.zeros(1)))

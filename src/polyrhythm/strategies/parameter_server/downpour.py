@@ -43,7 +43,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
-from polyrhythm.strategies.parameter_server.serving.membership import Presence
+from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import (
@@ -375,7 +375,7 @@ class SumServer:
         self.version = 0
         self.staleness: Counter[int] = Counter()
         self._shard = OptimizedShard()
-        self._presence = Presence(workers)
+        self._presence = PusherRegistry(workers)
         self._warm_start_steps = warm_start_steps
         self._steps = [0] * len(workers)
         self._stop = False

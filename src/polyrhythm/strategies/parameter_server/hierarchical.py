@@ -28,7 +28,9 @@ from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
@@ -120,17 +122,17 @@ class Hierarchical(WithServers):
         levels = Levels.of(setting.cast, self.groups)
         if setting.index < self.groups:
             return LeafServer(levels, setting.index)
-        return RootServer(levels.busy_leaves, self.consistency)
+        return shard_session(levels.busy_leaves, self.consistency, session=RootSession)
 
     def _busy(self, workers: int) -> int:
         return min(self.groups, workers)
 
 
-class RootServer(ShardServer):
-    """One server; see `ShardServer`. What a push sets free goes out as `VECTOR`."""
+class RootSession(ServerSession):
+    """A session whose answers to a push go out as `VECTOR`, which leaves tell from answers to workers."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a leaf and gives the replies.
+        """Take a message from a leaf; return the replies.
 
         Raises:
             RefusedMessage: a message that no leaf sends.

@@ -56,8 +56,8 @@ from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Sear
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
-from polyrhythm.strategies.parameter_server.serving.distance_exchange import Parts, summed
-from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
+from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
+from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry, Rounds
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -260,8 +260,8 @@ class BatchServer:
         self.staleness: Counter[int] = Counter()
         self._shard = OptimizedShard()
         self._curvature = Curvature(self._shard, search)
-        self._presence = Presence(setting.cast.workers)
-        self._parts = Parts(setting.cast.servers, setting.index)
+        self._presence = PusherRegistry(setting.cast.workers)
+        self._parts = DistanceExchange(setting.cast.servers, setting.index)
         self._steps = [0] * len(setting.cast.workers)
         self._rounds = Rounds(len(setting.cast.workers))
         self._held: dict[int, Message] = {}

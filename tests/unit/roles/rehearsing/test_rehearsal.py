@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from conformance.jobs import OPTIMIZERS, strategies, strategy
+from polyrhythm.communication.message import Message
 from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.dry_run import Rehearsal
 from polyrhythm.simulation.run import rehearsed
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.specs import build
-from polyrhythm.strategies.parameter_server.serving.shard_server import DecisionExecutor
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.training.model_sizes import ModelSizes
 
 SIZES = ModelSizes((6_000_000, 4_000_000), (0.25, 0.75))
@@ -70,15 +71,13 @@ def test_many_workers_have_few_events() -> None:
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers and a rate of 1: the servers hold minus the sum of all that was pushed."""
     values: dict[int, Tensor] = {}
-    finish = DecisionExecutor.answer_final
+    take = ServerSession.on_message
 
-    def kept(self: DecisionExecutor) -> Any:
-        shard = self._updates.shard
-        if shard is not None:
-            values[id(self)] = shard.values
-        return finish(self)
+    def kept(self: ServerSession, source: int, message: Message) -> Any:
+        values[id(self)] = self.values
+        return take(self, source, message)
 
-    monkeypatch.setattr(DecisionExecutor, "answer_final", kept)
+    monkeypatch.setattr(ServerSession, "on_message", kept)
 
     def gradient(worker: int, step: int, gradients: Tensor) -> None:
         gradients.fill_(worker + 10 * step)

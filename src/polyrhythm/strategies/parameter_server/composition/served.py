@@ -22,8 +22,8 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers, recut
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import PLACEMENTS, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -134,8 +134,8 @@ class Served(WithServers):
         consistency, handling = self.rules()
         handling = replace(handling, eject_after=self.eject_after, finite=setting.finite)
 
-        def make(shard: int) -> ShardServer:
-            return ShardServer(cast.workers, consistency, handling, cast.servers, shard)
+        def make(shard: int) -> ServerSession:
+            return shard_session(cast.workers, consistency, handling, cast.servers, shard)
 
         return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, cast.workers, make)
 

@@ -39,7 +39,7 @@ class Asynchronous(Consistency):
         return AsynchronousGate()
 
 
-class AsynchronousGate:
+class AsynchronousGate(Gate):
     """Lets everything through."""
 
     def ask(self, pusher: int, step: int) -> Decision:

@@ -61,7 +61,7 @@ class Backup(Consistency):
         return BackupGate(pushers, self.gathers(pushers)) if self.spare else SynchronousGate(pushers)
 
 
-class BackupGate:
+class BackupGate(Gate):
     """Counts the gradients of the current step; its step is the one of all pushers."""
 
     def __init__(self, pushers: int, needed: int) -> None:

@@ -72,7 +72,7 @@ class BoundedStaleness(Consistency):
         )
 
 
-class BoundedStalenessGate:
+class BoundedStalenessGate(Gate):
     """Keeps the pushers' clocks, and lets those wait who are too far ahead."""
 
     def __init__(self, pushers: int, s: int, cached_reads: bool) -> None:

@@ -61,7 +61,7 @@ class Softsync(Consistency):
         return SoftsyncGate(pushers, self.gathers(pushers))
 
 
-class SoftsyncGate:
+class SoftsyncGate(Gate):
     """Answers at once, and counts to c."""
 
     def __init__(self, pushers: int, gathers: int) -> None:

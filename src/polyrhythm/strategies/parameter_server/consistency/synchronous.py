@@ -36,7 +36,7 @@ class Synchronous(Consistency):
         return SynchronousGate(pushers)
 
 
-class SynchronousGate:
+class SynchronousGate(Gate):
     """Holds gradients until there is one of everybody who is there; what a lost one had pushed goes with them.
 
     Args:
@@ -45,6 +45,8 @@ class SynchronousGate:
     Attributes:
         rounds: of which each is an update, and those who are to come in.
     """
+
+    rounds: Rounds
 
     def __init__(self, pushers: int) -> None:
         self.rounds = Rounds(pushers)

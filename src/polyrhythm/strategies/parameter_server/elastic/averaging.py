@@ -49,7 +49,7 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
-from polyrhythm.strategies.parameter_server.serving.membership import Presence, Rounds
+from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry, Rounds
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import (
     STEPS,
@@ -509,7 +509,7 @@ class CentreServer:
         self.staleness: Counter[int] = Counter()
         self.centre = torch.empty(0)
         self._rule = rule
-        self._presence = Presence(workers)
+        self._presence = PusherRegistry(workers)
         self._rounds = Rounds(len(workers))
         self._held: dict[int, Message] = {}
         self._steps = [0] * len(workers)

@@ -23,15 +23,20 @@ had no answer of another yet when its speaker died: the first tells that one, to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.strategies.state import State
 
 WORD_TAG = 1
 """Nothing else that a server sends a worker can be taken for a word about its group."""
@@ -166,8 +171,11 @@ _PUSH, _PULL, _LEAVE = Kind.PUSH, Kind.PULL, Kind.LEAVE
 _NOBODY = -1
 
 
-class GroupServer(ShardServer):
-    """One server; see `ShardServer`. A group goes by the rank of the member that is its first at the beginning.
+class GroupServer:
+    """One server; see `ServerPart`. A group goes by the rank of the member that is its first at the beginning.
+
+    In front of a session whose pushers are the groups: it translates between members and groups, and hears by itself
+    what members say of their group.
 
     Args:
         groups: ranks of the members of each.
@@ -184,8 +192,10 @@ class GroupServer(ShardServer):
         setting: ServerSetting,
     ) -> None:
         servers = setting.cast.servers
-        super().__init__(tuple(ranks[0] for ranks in groups), consistency, handling, servers, setting.index)
+        names = tuple(ranks[0] for ranks in groups)
+        self._session = shard_session(names, consistency, handling, servers, setting.index)
         self._servers = servers
+        self._leader = names[0]
         self._is_first = setting.index == 0
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speakers = {ranks[0]: ranks[0] for ranks in groups}
@@ -202,9 +212,66 @@ class GroupServer(ShardServer):
         """How many steps another server has told of a group."""
 
     @property
+    def session(self) -> ServerSession:
+        """Of the groups."""
+        return self._session
+
+    @property
+    def values(self) -> Tensor:
+        """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
+        return self._session.values
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        return self._session.version
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """How many gradients were applied at which staleness."""
+        return self._session.staleness
+
+    @property
+    def dropped(self) -> int:
+        """Gradients that came too late."""
+        return self._session.dropped
+
+    @property
+    def not_finite(self) -> int:
+        """How many gradients were left out since they were not finite."""
+        return self._session.not_finite
+
+    @property
+    def ejected(self) -> int:
+        """How many groups were let go, once each time."""
+        return self._session.ejected
+
+    @property
+    def done(self) -> bool:
+        """Whether all groups have left, and worker 0 has let the servers go."""
+        return self._session.done
+
+    @property
+    def left_out(self) -> dict[int, list[list[int]]]:
+        """For each group, stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
+        return self._session.left_out
+
+    def latest_staleness(self) -> dict[int, int]:
+        """Return how many gradients were applied at which staleness since the last call."""
+        return self._session.latest_staleness()
+
+    def state(self) -> State:
+        """Return all that a resumed server needs, parameters included."""
+        return self._session.state()
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+        self._session.load_state(state)
+
+    @property
     def steps(self) -> dict[int, int]:
         """How many gradients of each worker's group need not be pushed again."""
-        named = super().steps
+        named = self._session.steps
         return {rank: named[name] for rank, name in self._name_of.items()}
 
     @property
@@ -230,7 +297,7 @@ class GroupServer(ShardServer):
         if self._speakers[name] == source:
             return self._hear_speaker(name, message)
         if self._is_last_word(source, message):
-            return self._addressed(super().on_message(source, message))
+            return self._addressed(self._session.on_message(source, message))
         if kind is _PULL and not message.stop:
             admit_bare(message)
             return self._hear_next_speaker(name, source)
@@ -250,8 +317,8 @@ class GroupServer(ShardServer):
         if name is None:
             return []
         self._undisturbed = False
-        if self._presence.final == rank:  # its successor will ask again
-            self._presence.final = None
+        if self._session.final == rank:
+            self._session.forget_final()
         roster, speaks = self._rosters[name], self._speakers[name] == rank
         roster.lose(rank)
         replies = self._lose_speaker(name) if speaks else []
@@ -271,9 +338,10 @@ class GroupServer(ShardServer):
             return self._hear_member(name, self._speakers[name], message)
         if kind is Kind.CONFIGURE:
             self._contributions = max(0, message.step)
-        before = kind is _LEAVE and not self._presence.is_there(name)
-        replies = [] if before and self._presence.final != name else super().on_message(name, message)
-        if self._executor.stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
+        session = self._session
+        before = kind is _LEAVE and not session.is_there(name)
+        replies = [] if before and session.final != name else session.on_message(name, message)
+        if session.stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
             self._through.update(to for to, reply in replies if reply.stop)
         if kind is _LEAVE:
             self._through.add(name)
@@ -286,9 +354,9 @@ class GroupServer(ShardServer):
 
     def _is_last_word(self, source: int, message: Message) -> bool:
         """Whether worker 0, which may not be its group's speaker, asks for the final parameters, or ends the run."""
-        if source != self._presence.pushers[0]:
+        if source != self._leader:
             return False
-        ends = message.kind is _LEAVE and self._presence.final == source
+        ends = message.kind is _LEAVE and self._session.final == source
         return ends or (message.kind is _PULL and message.stop)
 
     def _hear_next_speaker(self, name: int, source: int) -> list[Reply]:
@@ -299,23 +367,17 @@ class GroupServer(ShardServer):
 
     def _lose_speaker(self, name: int) -> list[Reply]:
         """Lets nobody wait for a group."""
-        number = self._numbers[name]
         self._speakers[name] = _NOBODY
         if name in self._have_left:
             return []
         self._silent.add(name)
-        self._readings.forget(number)
-        if name in self._presence.asking:
-            self._presence.asking.remove(name)
-        return self._executor.carry_out(self._gate.leave(number))
+        return self._session.silence(name)
 
     def _told_the_first(self, name: int) -> list[Reply]:
         """Tells the first server how many steps of a group are here."""
         if self._is_first:
             return []
-        return [
-            (self._servers[0], Message(Kind.REPORT, version=name, step=self._held.steps[self._numbers[name]]))
-        ]
+        return [(self._servers[0], Message(Kind.REPORT, version=name, step=self._session.steps_of(name)))]
 
     def _told_of_end(self, name: int, steps: int) -> list[Reply]:
         """Tells the other servers that a group goes on no more, though not all its steps are done."""
@@ -323,32 +385,23 @@ class GroupServer(ShardServer):
 
     def _lose_group(self, name: int) -> list[Reply]:
         """Forgets a group that nobody is left of, or that was through with its run when its speaker was lost."""
-        if not self._presence.is_there(name):
+        if not self._session.is_there(name):
             return []
-        if not self._is_through(name):
-            self._losses.lose(name)
-            self._losses.check()
-        self._presence.leave(name)
-        return self._go_on_without(name)
+        return self._session.dismiss(name, lost=not self._is_through(name))
 
     def _begin_to_speak(self, name: int, source: int) -> list[Reply]:
         """Another member pulls, and goes on after what had been taken of its group."""
         self._speakers[name] = source
         if not self._is_first:
             self._rosters[name].gone.discard(source)
-        if not self._presence.is_there(name) and self._presence.final is not None and self._has_all(name):
-            return self._let_in_late(name)  # a step of it may be missing on another shard
-        if self._presence.is_there(name) and name in self._silent:
-            self._gate.join(self._numbers[name])
+        session = self._session
+        is_there = session.is_there(name)
+        if not is_there and session.final is not None and self._has_all(name):
+            return session.let_in_late(name)  # a step of it may be missing on another shard
+        if is_there and name in self._silent:
+            session.hear_again(name)
         self._silent.discard(name)
-        return super().on_message(name, Message(_PULL))
-
-    def _let_in_late(self, name: int) -> list[Reply]:
-        """Another shard wants a step of a group that is through here; where groups go in step, in a round."""
-        if self._rounds is None:
-            return [self._executor.answer(name)]
-        self._gate.join(self._numbers[name])
-        return self._entrance.invited(name)
+        return session.on_message(name, Message(_PULL))
 
     def _addressed(self, replies: list[Reply]) -> list[Reply]:
         """Sends what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""
@@ -361,10 +414,10 @@ class GroupServer(ShardServer):
         return found
 
     def _is_final(self, to: int) -> bool:
-        return self._presence.final == to and not self._presence.is_there(to)
+        return self._session.final == to and not self._session.is_there(to)
 
     def _has_all(self, name: int) -> bool:
-        return 0 < self._contributions <= self._held.steps[self._numbers[name]]
+        return 0 < self._contributions <= self._session.steps_of(name)
 
     def _is_through(self, name: int) -> bool:
         return name in self._through or self._has_all(name)
@@ -372,7 +425,7 @@ class GroupServer(ShardServer):
     def _hear_other(self, source: int, message: Message) -> list[Reply]:
         listens = source in self._servers and (self._is_first or source == self._servers[0])
         if not listens or message.kind is not Kind.REPORT:
-            return super().on_message(source, message)
+            return self._session.on_message(source, message)
         name = self._name_of.get(message.version)
         if message.tensor is not None or name is None:
             raise RefusedMessage(
@@ -409,12 +462,12 @@ class GroupServer(ShardServer):
             return []
         roster = self._rosters[name]
         if self._is_over(name):
-            steps, stop = self._held.steps[self._numbers[name]], not self._has_all(name)
+            steps, stop = self._session.steps_of(name), not self._has_all(name)
             word = Message(_LEAVE, step=steps, stop=stop, tag=WORD_TAG)
             dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
             return dismissed + (self._told_of_end(name, steps) if dismissed and name in self._through else [])
         if roster.is_complete:
-            formation = roster.form(self._held.steps[self._numbers[name]])
+            formation = roster.form(self._session.steps_of(name))
             return [(rank, formation.message()) for rank in formation.ranks]
         called = roster.to_call()
         return [] if called is None else [(called, Message(Kind.JOIN, version=roster.round, tag=WORD_TAG))]

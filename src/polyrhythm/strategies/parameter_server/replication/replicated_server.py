@@ -51,7 +51,8 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply, ShardServer
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.strategies.state import State
 
@@ -69,7 +70,7 @@ class ReplicatedServer:
     """
 
     def __init__(
-        self, setting: ServerSetting, pushers: tuple[int, ...], make: Callable[[int], ShardServer]
+        self, setting: ServerSetting, pushers: tuple[int, ...], make: Callable[[int], ServerSession]
     ) -> None:
         servers, index = setting.cast.servers, setting.index
         before, after = (index - 1) % len(servers), (index + 1) % len(servers)
@@ -81,7 +82,7 @@ class ReplicatedServer:
         self._announced: dict[int, tuple[ShardCopy, int, Message]] = {}
 
     @property
-    def parts(self) -> list[ShardServer]:
+    def parts(self) -> list[ServerSession]:
         """The servers of the shards that workers ask for here."""
         return [copy.part for copy in self._copies if copy.leads]
 
@@ -198,7 +199,7 @@ class ReplicatedServer:
         """Takes back what `state` gave."""
         self._own.part.load_state(state)
 
-    def _part_of(self, shard: int) -> ShardServer:
+    def _part_of(self, shard: int) -> ServerSession:
         for copy in self._copies:
             if copy.log.shard == shard:
                 return copy.part
@@ -283,7 +284,7 @@ class ShardCopy:
         self._entered: Counter[int] = Counter()
 
     @property
-    def part(self) -> ShardServer:
+    def part(self) -> ServerSession:
         """The server of the shard."""
         return self.log.part
 
@@ -581,7 +582,7 @@ class Entry:
     digest: str = ""
 
 
-def _digest(part: ShardServer) -> str:
+def _digest(part: ServerSession) -> str:
     if not len(part.values):
         return ""
     tensors, facts = part.exact_state()
@@ -609,7 +610,7 @@ class Log:
         length: entries that have been taken.
     """
 
-    def __init__(self, shard: int, part: ShardServer) -> None:
+    def __init__(self, shard: int, part: ServerSession) -> None:
         self.shard = shard
         self.part = part
         self.told: Told | None = None

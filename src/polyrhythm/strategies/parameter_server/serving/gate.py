@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
@@ -14,7 +14,7 @@ CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 
 
 class Decision(NamedTuple):
-    """What a server must do now.
+    """What a server has to do now.
 
     Attributes:
         apply: pushers whose held gradients become one update, in the order in which they are summed; who is named
@@ -34,44 +34,44 @@ class Decision(NamedTuple):
 
 @cache
 def let_through(pusher: int) -> Decision:
-    """Gives the decision to apply a pusher's gradient at once, alone, and to answer it."""
+    """Return the decision to apply a pusher's gradient at once, alone, and to answer it."""
     return Decision(apply=(pusher,), answer=(pusher,))
 
 
-class Gate(Protocol):
-    """One server's state of a consistency. Pushers are numbered from 0."""
-
-    def ask(self, pusher: int, step: int) -> Decision:
-        """A pusher that would go on with this step asks for the parameters."""
-
-    def arrive(self, pusher: int, step: int) -> Decision:
-        """A gradient of `pusher`'s step `step` is here and held."""
-
-    def leave(self, pusher: int) -> Decision:
-        """A pusher will push no more; one that is lost may have a held gradient."""
-
-    def join(self, pusher: int) -> None:
-        """A pusher that left is back."""
-
-    def state(self) -> dict[str, Any]:
-        """Gives what a resumed gate needs, JSON-able."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
-
-
-@runtime_checkable
-class RoundGate(Gate, Protocol):
-    """A gate whose pushers take rounds together, on all servers the same ones.
+class Gate:
+    """One server's state of a consistency. Pushers are numbered from 0.
 
     Attributes:
-        rounds: and those who are to come in.
+        rounds: that pushers take together, on all servers the same ones; None where there are no such rounds.
     """
 
-    rounds: Rounds
+    rounds: Rounds | None = None
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Decide when a pusher that would go on with `step` gets the parameters: by default at once."""
+        return Decision(answer=(pusher,))
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Decide what becomes of a gradient of `pusher`'s step `step`, which is held from now on."""
+        raise NotImplementedError
+
+    def leave(self, pusher: int) -> Decision:
+        """Decide whom it sets free that a pusher is gone, of which a gradient may still be held."""
+        return Decision()
+
+    def join(self, pusher: int) -> None:
+        """Count on a pusher again that had left."""
 
     def enter(self, pusher: int, number: int) -> Decision:
-        """A pusher that has joined says at which round it comes in."""
+        """Let a pusher in that has joined, at the round that it names; called only where there are `rounds`."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed gate needs, JSON-able."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
 
 
 class Consistency(Config):

@@ -1,10 +1,8 @@
 """Membership of a server: its pushers, those that are lost, and at which round a successor enters.
 
-`Presence` knows which pushers a server has, who of them waits for the first parameters, and how the run ends.
-The end of several servers is one end: worker 0 asks all for the final parameters, and lets them go (a second
-LEAVE) once it has all. From the first of its two requests on, a successor is told to leave.
-
-`Losses` counts pushers that are lost, or were let go, until a successor comes.
+`PusherRegistry` knows which pushers a server has, who of them is lost or waits for the first parameters, and how
+the run ends. The end of several servers is one end: worker 0 asks all for the final parameters, and lets them go (a
+second LEAVE) once it has all. From the first of its two requests on, a successor is told to leave.
 
 `Rounds` counts the rounds that workers take together, which a successor enters at the same one on all
 servers:
@@ -25,30 +23,38 @@ from polyrhythm.communication.message import Kind, Reason, RefusedMessage
 from polyrhythm.errors import RunError
 
 
-class Presence:
+class PusherRegistry:
     """A server's list of its pushers.
 
     Args:
         pushers: their ranks.
+        spares: how many may be lost at once; 0: the run decides.
+        spared_by: what limits that, for an error's text.
 
     Attributes:
         pushers: their ranks.
         numbers: of the pushers, from 0, by rank.
-        asking: ranks that wait for parameters.
+        asking: ranks that wait for the first parameters.
         final: who has asked for the final parameters, or None.
         done: whether that one has let the servers go.
+        ejected: how many pushers were let go, once each time.
     """
 
-    def __init__(self, pushers: tuple[int, ...]) -> None:
+    def __init__(self, pushers: tuple[int, ...], spares: int = 0, spared_by: str = "") -> None:
         self.pushers = pushers
         self.numbers = {rank: number for number, rank in enumerate(pushers)}
         self.asking: list[int] = []
         self.final: int | None = None
         self.done = False
+        self.ejected = 0
+        self._spares = spares
+        self._spared_by = spared_by
         self._left: set[int] = set()
+        self._lost: set[int] = set()
+        self._let_go: set[int] = set()
 
     def number(self, rank: int, kind: Kind) -> int:
-        """Gives a pusher's number.
+        """Return a pusher's number.
 
         Raises:
             RefusedMessage: the rank is none of the pushers; `kind` is what it sent.
@@ -65,19 +71,24 @@ class Presence:
         return len(self.pushers) - len(self._left)
 
     def is_there(self, rank: int) -> bool:
-        """Whether a pusher has not left."""
+        """Return whether a pusher has not left."""
         return rank not in self._left
 
     def enter(self, rank: int) -> bool:
-        """A pusher asks for parameters to begin with; gives whether it may, which a late successor may not."""
+        """Let a pusher or its successor in; return False where the run is ending and it comes too late."""
         if rank in self._left:
             if self.final is not None:  # it might change one shard and not another
                 return False
             self._left.remove(rank)
+            self._lost.discard(rank)
+            self._let_go.discard(rank)
         return True
 
     def leave(self, rank: int) -> bool:
-        """A pusher leaves or is lost; gives whether it was there. Who has the final parameters ends the run."""
+        """Take note that a pusher has left or is lost; return whether it was there.
+
+        The second leave of the pusher that has the final parameters ends the run.
+        """
         if rank in self.asking:
             self.asking.remove(rank)
         if rank in self._left:
@@ -87,65 +98,44 @@ class Presence:
         return True
 
     def lose(self, rank: int) -> bool:
-        """A pusher is lost, as in `leave`; if it had asked for the final parameters, its successor will ask again."""
+        """Take note that a pusher is lost, as in `leave`; its successor has to ask for the final parameters again."""
         if self.final == rank:
             self.final = None
         return self.leave(rank)
+
+    def miss(self, rank: int) -> None:
+        """Count a pusher that is there as lost, until a successor enters; `lose` or `leave` strikes it off.
+
+        Raises:
+            RunError: more are lost than can be spared.
+        """
+        if rank not in self._left:
+            self._lost.add(rank)
+        if 0 < self._spares < len(self._lost):
+            ranks = ", ".join(map(str, sorted(self._lost)))
+            raise RunError(
+                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._spared_by} can spare "
+                f"{self._spares}: continue with --resume, or start anew with more spare ones"
+            )
+
+    def let_go(self, rank: int) -> None:
+        """Take note that a pusher is told to leave."""
+        self.ejected += 1
+        self._let_go.add(rank)
+
+    def was_let_go(self, rank: int) -> bool:
+        """Return whether a pusher was told to leave, and no successor has come."""
+        return rank in self._let_go
+
+    def take_asking(self) -> list[int]:
+        """Return the ranks that wait for the first parameters, which wait no more."""
+        asking, self.asking = self.asking, []
+        return asking
 
     @property
     def ready_to_end(self) -> int | None:
         """Who can be given the final parameters now, since nobody can change them any more; or None."""
         return self.final if not self.there else None
-
-
-class Losses:
-    """Counts one server's lost pushers against how many may be lost.
-
-    Args:
-        spares: how many may be lost at once; 0: the run decides.
-        what: can spare them.
-
-    Attributes:
-        ejected: pushers that were let go, once each time.
-    """
-
-    def __init__(self, spares: int, what: str) -> None:
-        self.ejected = 0
-        self._spares = spares
-        self._what = what
-        self._lost: set[int] = set()
-        self._let_go: set[int] = set()
-
-    def lose(self, rank: int) -> None:
-        """Enters a pusher that is gone without having left."""
-        self._lost.add(rank)
-
-    def let_go(self, rank: int) -> None:
-        """Enters a pusher that is told to leave."""
-        self.ejected += 1
-        self._let_go.add(rank)
-
-    def was_let_go(self, rank: int) -> bool:
-        """Whether a pusher was told to leave, and no successor has come."""
-        return rank in self._let_go
-
-    def replace(self, rank: int) -> None:
-        """A successor is here."""
-        self._lost.discard(rank)
-        self._let_go.discard(rank)
-
-    def check(self) -> None:
-        """Makes sure that enough are left.
-
-        Raises:
-            RunError: more are lost than can be spared.
-        """
-        if 0 < self._spares < len(self._lost):
-            ranks = ", ".join(map(str, sorted(self._lost)))
-            raise RunError(
-                f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._what} can spare {self._spares}: "
-                "continue with --resume, or start anew with more spare ones"
-            )
 
 
 _NO_STEP = -1

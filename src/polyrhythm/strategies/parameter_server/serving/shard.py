@@ -1,54 +1,46 @@
-"""A shard of the parameters with its optimiser, as a server keeps it.
+"""The rule of servers that own the optimiser, and a shard for rules of their own.
 
-`Shard` makes an update of several gradients:
+`ShardRule` makes an update of several gradients:
 
     gradients ── merge rule: each by its staleness ──▶ aggregator: one of several ──▶ optimiser step
 
-`Updates` is a server's shard from the plan of its optimiser to what a resumed run needs, and counts the
-updates. `OptimizedShard` is for servers with rules of their own: the values, and the optimiser of worker 0's
-plan.
+An aggregator that compares whole gradients needs their distances over all shards: then an update is deferred until
+all servers have said which gradients they have, with their part of the distances (`DistanceExchange`). What a lost
+worker had pushed may be on one server and not on another: then none of them takes it, and it comes again.
+
+`OptimizedShard` is for servers with rules of their own: the values, and the optimiser of worker 0's plan.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Message, Reason, RefusedMessage
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
+from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, squared_distances
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
-from polyrhythm.strategies.parameter_server.serving.admission import admitted_initial, admitted_plan, payload
+from polyrhythm.strategies.parameter_server.serving.admission import admitted_initial, admitted_plan
+from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.rule import (
+    Applied,
+    Contribution,
+    Deferred,
+    Rule,
+    applied_of,
+)
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER, _MERGER = "optimizer.", "merge."
-
-
-class Pushed(NamedTuple):
-    """A gradient that a server holds.
-
-    Attributes:
-        pusher: its number.
-        message: the push.
-        seen: `(n,)`, what the pusher was answered with before, where the merge rule remembers it.
-    """
-
-    pusher: int
-    message: Message
-    seen: Tensor | None = None
-
-
-pushed_of: Callable[[tuple[int, Message, Tensor | None]], Pushed] = partial(tuple.__new__, Pushed)
-"""Makes one of its fields, in less time than calling the class takes; see `message_of`."""
 
 
 @dataclass(frozen=True)
@@ -68,88 +60,131 @@ class Handling:
     finite: bool = False
 
 
-class Shard:
-    """Parameters, their optimiser, and the handling of their gradients.
+def shard_session(
+    pushers: tuple[int, ...],
+    consistency: Consistency,
+    handling: Handling | None = None,
+    servers: tuple[int, ...] = (),
+    index: int = 0,
+    session: type[ServerSession] = ServerSession,
+) -> ServerSession:
+    """Make a server that owns the optimiser of its shard.
 
     Args:
-        plan: of the optimiser.
-        values: `(n,)`, the parameters to begin with; every update changes them in place.
-        handling: of gradients.
+        pushers: ranks that push gradients, in the order in which gates number them.
+        consistency: makes the gate.
+        handling: of gradients; default: their mean as they come.
+        servers: ranks of all servers, where they must agree on something.
+        index: of this one among them.
+        session: class of the server.
+    """
+    handling = handling or Handling()
+    count, aggregator = len(pushers), handling.aggregator
+    spares, spared_by = consistency.spares(count), str(consistency)
+    in_step = consistency.in_step()
+    if in_step and aggregator.spares(count) < spares:
+        spares, spared_by = aggregator.spares(count), str(aggregator)
+    rule = ShardRule(consistency, handling, count, servers, index)
+    return session(pushers, rule, spares, spared_by, handling.eject_after)
 
-    Attributes:
-        values: `(n,)`, the parameters now.
-        trains: whether updates change any of them.
+
+class ShardRule(Rule):
+    """A shard, its optimiser, and the handling of its gradients.
+
+    Args:
+        consistency: makes the gate.
+        handling: of gradients.
+        pushers: how many there are.
+        servers: ranks of all servers, where they must agree on something.
+        index: of this one among them.
     """
 
-    def __init__(self, plan: OptimizerPlan, values: Tensor, handling: Handling) -> None:
-        self.values = values
-        self._optimizer = plan.build(values)
-        self.trains = self._optimizer.inner is not None
+    def __init__(
+        self, consistency: Consistency, handling: Handling, pushers: int, servers: tuple[int, ...], index: int
+    ) -> None:
+        super().__init__(consistency.gate(pushers))
+        aggregator = handling.aggregator
+        self.remembers = handling.merge.remembers
+        self.chooses = aggregator.robust
+        self.defers = aggregator.whole
+        self.leaves_out = not (consistency.in_step() or aggregator.robust)
+        self.screens = self.leaves_out and not handling.finite
+        self._exchange = DistanceExchange(servers, index, unnamed=pushers) if aggregator.whole else None
+        self._alone = len(servers) <= 1
+        self._everyone = list(range(pushers))
+        self._handling = handling
+        self._aggregator = aggregator
+        self._least = aggregator.least
         self._merger = handling.merge.merger()
-        self._aggregator = handling.aggregator
-        self._least = handling.aggregator.least
-        self._plain = handling.merge.keeps_gradients and not handling.aggregator.robust
+        self._plain = handling.merge.keeps_gradients and not aggregator.robust
+        self._plan: OptimizerPlan | None = None
+        self._resumed: State | None = None
         self._copy: Tensor | None = None
 
-    def shown(self) -> Tensor:
-        """Gives a copy of the values, one for all who are answered with them: it leaves while updates go on."""
+    def configure(self, message: Message) -> None:
+        """Take the plan of the optimiser."""
+        if self.ready:
+            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
+        self._plan = admitted_plan(message)
+
+    def begin(self, values: Tensor) -> None:
+        """Begin with worker 0's parameters, `(n,)`, or go on with those of a resumed run."""
+        plan = admitted_initial(self._plan, values, ready=self.ready)
+        resumed, self._resumed = self._resumed, None
+        self._build(plan, values if resumed is None else resumed[0]["values"])
+        if resumed is not None:
+            self._restore(resumed)
+
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
+        """Make an update of gradients, or tell the other servers of them."""
+        if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
+            _, gradient, read_version, _, weight, rate, _ = batch[0]
+            if weight <= 0:
+                return applied_of((batch, 0, {}))
+            if self._trains:
+                self._copy = None
+                self._step(gradient, rate)
+            return applied_of((batch, 1, {version - read_version: 1}))
+        return self._update(batch, version, None) if self._exchange is None else self._propose(batch)
+
+    def knows(self, peer: int) -> bool:
+        """Return whether a rank is another server whose distances count."""
+        return self._exchange is not None and self._exchange.knows(peer)
+
+    def on_peer(self, peer: int, message: Message) -> None:
+        """Take another server's part of the distances."""
+        if self._exchange is None or message.kind is not Kind.VECTOR or not self._exchange.knows(peer):
+            super().on_peer(peer, message)
+        else:
+            self._exchange.on_message(peer, message)
+
+    def resume(self, batch: Sequence[Contribution], version: int) -> Applied | None:
+        """Make the update of the oldest batch, once all servers have said which of its gradients they have."""
+        assert self._exchange is not None, "a batch was deferred"
+        parts = self._exchange.all()
+        if parts is None:
+            return None
+        if self._alone:  # with gates that do not go in rounds, two gradients may be one pusher's
+            return self._update(batch, version, parts[0])
+        named = [(part, self._names(part)) for part in parts]
+        common = [name for name in self._everyone if all(name in names for _, names in named)]
+        distances = torch.zeros(len(common), len(common), dtype=torch.float64)
+        for part, names in named:
+            distances += _of(part, names, common)
+        kept = [entry for entry in batch if entry.weight == 0 or entry.pusher in common]
+        return self._update(kept, version, distances)
+
+    def answer(self) -> Tensor:
+        """Return a copy of the values, one for all who are answered with them: it leaves while updates go on."""
         if self._copy is None:
+            assert self.ready, "nobody is answered before there are parameters"
             self._copy = self.values.clone()
         return self._copy
 
-    def update(self, pushed: Sequence[Pushed], version: int, distances: Tensor | None) -> dict[int, int]:
-        """Makes one update of several gradients.
-
-        Args:
-            pushed: in the order in which they are summed.
-            version: updates that were made before.
-            distances: between the whole gradients that weigh something, where the aggregator needs them.
-
-        Returns:
-            How many gradients were applied at which staleness; nothing where there was no update: only empty batches,
-            or fewer gradients than the aggregator needs.
-        """
-        weighty = [entry for entry in pushed if entry.message.weight > 0]
-        if len(weighty) < self._least:
-            return Counter()
-        staleness = [version - entry.message.version for entry in pushed]
-        factors = [self._merger.factor(age) for age in staleness]
-        weights = [entry.message.weight for entry in pushed]
-        share = _share(weights, factors)
-        chosen = [*zip(pushed, weights, factors, strict=True)]
-        if self._aggregator.robust:
-            chosen = [entry for entry in chosen if entry[1] > 0]
-        gradient = self._aggregator.aggregate(
-            [self._corrected(entry) for entry, _, _ in chosen],
-            [weight * factor for _, weight, factor in chosen],
-            distances,
-        )
-        self._step(gradient, _rate(weighty) * share)
-        return Counter(age for age, weight in zip(staleness, weights, strict=True) if weight > 0)
-
-    def update_by_one(self, entry: Pushed, version: int, distances: Tensor | None = None) -> int | None:
-        """Does what `update` does with one gradient, as asynchronous servers do at every push, with less ado.
-
-        Returns:
-            Its staleness; None where there was no update.
-        """
-        message = entry.message
-        if message.weight <= 0 or self._least > 1:
-            return None
-        age = version - message.version
-        if self._plain:  # it is applied as it came, and is its own mean
-            if self.trains:
-                self._step(payload(message), message.learning_rate)
-            return age
-        factor = self._merger.factor(age)
-        weight = message.weight * factor
-        gradient = self._aggregator.aggregate([self._corrected(entry)], [weight], distances)
-        share = 1.0 if factor == 1.0 else weight / message.weight
-        self._step(gradient, message.learning_rate * share)
-        return age
-
     def state(self) -> State:
-        """Gives all that a resumed shard needs, parameters included."""
+        """Return what a resumed shard needs, parameters included."""
+        if not self.ready:
+            raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         optimizer, facts = self._optimizer.state()
         merger, merger_facts = self._merger.state()
         tensors = {"values": self.values}
@@ -158,175 +193,108 @@ class Shard:
         return tensors, {"optimizer": facts, "merge": merger_facts}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave, but for the values, which it was made with."""
+        """Restore what `state` returned; worker 0's initial parameters are then not needed."""
+        self._resumed = state
+
+    def exact_state(self) -> State:
+        """Return all that another server's shard needs to go on as this one would."""
+        tensors, facts = self.state() if self.ready else ({}, None)
+        return tensors, {"plan": None if self._plan is None else self._plan.to_json(), "shard": facts}
+
+    def load_exact_state(self, state: State) -> None:
+        """Restore what `exact_state` returned, in place of all that there was."""
+        tensors, facts = state
+        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
+        if self._plan is not None and facts["shard"] is not None:
+            self._build(self._plan, tensors["values"])
+            self._restore((tensors, facts["shard"]))
+
+    def _build(self, plan: OptimizerPlan, values: Tensor) -> None:
+        self.values = values
+        self._optimizer = plan.build(values)
+        self._step = self._optimizer.step
+        self._trains = self._optimizer.inner is not None
+        self._merger = self._handling.merge.merger()
+        self._copy = None
+        self.ready = True
+
+    def _restore(self, state: State) -> None:
         tensors, facts = state
         self._optimizer.load_state(_named(tensors, _OPTIMIZER), facts["optimizer"])
         self._merger.load_state(_named(tensors, _MERGER), facts["merge"])
 
-    def _step(self, gradient: Tensor, learning_rate: float) -> None:
-        if self.trains:
+    def _update(self, batch: Sequence[Contribution], version: int, distances: Tensor | None) -> Applied:
+        """Make an update; `distances` are between the whole gradients that weigh something."""
+        weighty = [entry for entry in batch if entry.weight > 0]
+        if len(weighty) < self._least:
+            return Applied(batch, 0, {})
+        ages = [version - entry.read_version for entry in batch]
+        factors = [self._merger.factor(age) for age in ages]
+        weights = [entry.weight for entry in batch]
+        share = _share(weights, factors)
+        chosen = [*zip(batch, weights, factors, strict=True)]
+        if self._aggregator.robust:
+            chosen = [entry for entry in chosen if entry[1] > 0]
+        gradient = self._aggregator.aggregate(
+            [self._corrected(entry) for entry, _, _ in chosen],
+            [weight * factor for _, weight, factor in chosen],
+            distances,
+        )
+        if self._trains:
             self._copy = None
-        self._optimizer.step(gradient, learning_rate)
+        self._step(gradient, _rate(weighty) * share)
+        staleness: dict[int, int] = {}
+        for age, weight in zip(ages, weights, strict=True):
+            if weight > 0:
+                staleness[age] = staleness.get(age, 0) + 1
+        return Applied(batch, 1, staleness)
 
-    def _corrected(self, entry: Pushed) -> Tensor:
-        gradient = payload(entry.message)
-        if entry.message.weight == 0:
-            return gradient
-        return self._merger.correct(entry.pusher, gradient, entry.seen, self.values)
+    def _corrected(self, entry: Contribution) -> Tensor:
+        if entry.weight == 0:
+            return entry.gradient
+        return self._merger.correct(entry.pusher, entry.gradient, entry.seen, self.values)
+
+    def _propose(self, batch: Sequence[Contribution]) -> Deferred:
+        """Tell the other servers which gradients are here, with this shard's part of their distances."""
+        assert self._exchange is not None, "the aggregator compares whole gradients"
+        weighty = [entry for entry in batch if entry.weight > 0]
+        part = squared_distances([entry.gradient for entry in weighty])
+        names = [entry.pusher for entry in weighty]
+        if names != self._everyone and not self._alone:
+            part = torch.cat([part, torch.tensor([names], dtype=part.dtype)])
+        return Deferred(self._exchange.offer(part))
+
+    def _names(self, part: Tensor) -> Sequence[float]:
+        """Return the pushers whose gradients a part compares."""
+        rows, columns = part.shape
+        if not columns:
+            return []
+        return self._everyone if rows == columns else part[-1].tolist()
 
 
 def _share(weights: Sequence[float], factors: Sequence[float]) -> float:
-    """Gives what part of their rate the gradients have in common: exactly 1 where nothing is taken off."""
+    """Return what part of their rate the gradients have in common: exactly 1 where nothing is taken off."""
     if all(factor == 1.0 for factor in factors):
         return 1.0
     return sum(weight * factor for weight, factor in zip(weights, factors, strict=True)) / sum(weights)
 
 
-def _rate(pushed: Sequence[Pushed]) -> float:
-    """Gives the pushers' learning rate; their mean where they are at different steps of its schedule."""
-    rates = [entry.message.learning_rate for entry in pushed]
+def _rate(batch: Sequence[Contribution]) -> float:
+    """Return the pushers' learning rate; their mean where they are at different steps of its schedule."""
+    rates = [entry.rate for entry in batch]
     return rates[0] if len(set(rates)) == 1 else sum(rates) / len(rates)
+
+
+def _of(part: Tensor, names: Sequence[float], common: Sequence[int]) -> Tensor:
+    """Return the distances between gradients that all servers have, out of those of one server."""
+    if len(names) == len(common):
+        return part[: len(names)]
+    places = [names.index(name) for name in common]
+    return part[places][:, places]
 
 
 def _named(tensors: dict[str, Any], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-_NO_PARAMETERS = "nobody pushes before having pulled"
-
-
-class Updates:
-    """One server's shard, its optimiser, and counts of what was applied.
-
-    Args:
-        handling: of gradients.
-
-    Attributes:
-        shard: the parameters and their optimiser; None until worker 0 has sent them.
-        version: updates applied so far.
-        staleness: how many gradients were applied at which staleness.
-        dropped: gradients that came too late.
-    """
-
-    def __init__(self, handling: Handling) -> None:
-        self.shard: Shard | None = None
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self.dropped = 0
-        self._latest_staleness: Counter[int] = Counter()
-        self._handling = handling
-        self._plan: OptimizerPlan | None = None
-        self._resumed: State | None = None
-
-    def configure(self, message: Message) -> None:
-        """Takes the plan of the optimiser.
-
-        Raises:
-            RefusedMessage: it is none that can be carried out, or comes too late.
-        """
-        if self.shard is not None:
-            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
-        self._plan = admitted_plan(message)
-
-    def begin(self, values: Tensor) -> None:
-        """Begins with worker 0's parameters, or goes on with those of a resumed run.
-
-        Args:
-            values: `(n,)`, the shard's; every update changes them in place.
-
-        Raises:
-            RefusedMessage: they cannot be those to begin with.
-        """
-        plan = admitted_initial(self._plan, values, ready=self.shard is not None)
-        if self._resumed is not None:
-            values = self._resumed[0]["values"]
-        self.shard = Shard(plan, values, self._handling)
-        if self._resumed is not None:
-            self.shard.load_state(self._resumed)
-            self._resumed = None
-
-    def make(self, gradients: Sequence[Pushed], distances: Tensor | None) -> bool:
-        """Makes one update, and counts it; gives whether there was one, which empty batches and too few do not make.
-
-        Args:
-            gradients: in the order in which they are summed.
-            distances: between the whole gradients that weigh something, where the aggregator needs them.
-        """
-        if len(gradients) == 1:
-            return self.make_of_one(gradients[0], distances)
-        assert self.shard is not None, _NO_PARAMETERS
-        applied = self.shard.update(gradients, self.version, distances)
-        if not applied:
-            return False
-        for age, gradients_of_it in applied.items():  # `+=` would look at all that there ever were
-            self.staleness[age] += gradients_of_it
-            self._latest_staleness[age] += gradients_of_it
-        self.version += 1
-        return True
-
-    def make_of_one(self, gradient: Pushed, distances: Tensor | None = None) -> bool:
-        """Does what `make` does with one gradient."""
-        assert self.shard is not None, _NO_PARAMETERS
-        age = self.shard.update_by_one(gradient, self.version, distances)
-        if age is None:
-            return False
-        self.staleness[age] += 1
-        self._latest_staleness[age] += 1
-        self.version += 1
-        return True
-
-    def latest_staleness(self) -> dict[int, int]:
-        """Gives how many gradients were applied at which staleness since the last call.
-
-        That are few, where thousands of pushers have seen thousands of stalenesses.
-        """
-        latest, self._latest_staleness = self._latest_staleness, Counter()
-        return dict(latest)
-
-    def counts(self) -> dict[str, Any]:
-        """Gives what has been counted, JSON-able."""
-        return {
-            "version": self.version,
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "dropped": self.dropped,
-        }
-
-    def state(self) -> State:
-        """Gives what a resumed shard needs, parameters included, beside the `counts`.
-
-        Raises:
-            RefusedMessage: there are no parameters yet.
-        """
-        if self.shard is None:
-            raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
-        return self.shard.state()
-
-    def load_state(self, state: State) -> None:
-        """Takes back `state` with `counts`; worker 0's initial parameters are then not needed."""
-        self._take_counts(state[1])
-        self._resumed = state
-
-    def exact_state(self) -> State:
-        """Gives all that another server's shard needs to go on as this one would, beside the `counts`."""
-        tensors, facts = ({}, {}) if self.shard is None else self.shard.state()
-        return tensors, {
-            "plan": None if self._plan is None else self._plan.to_json(),
-            "shard": None if self.shard is None else facts,
-        }
-
-    def load_exact_state(self, state: State) -> None:
-        """Takes back `exact_state` with `counts`, in place of all that there was."""
-        tensors, facts = state
-        self._take_counts(facts)
-        self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
-        if self._plan is not None and facts["shard"] is not None:
-            self.shard = Shard(self._plan, tensors["values"], self._handling)
-            self.shard.load_state((tensors, facts["shard"]))
-
-    def _take_counts(self, facts: dict[str, Any]) -> None:
-        self.version = facts["version"]
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self.dropped = facts["dropped"]
 
 
 _PREFIX = "optimizer."

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Message
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
-from polyrhythm.strategies.parameter_server.serving.admission import payload
+from polyrhythm.strategies.parameter_server.serving.rule import Contribution
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.state import State
 
@@ -128,16 +128,16 @@ class SiteCopy:
         self._unsent.retained = self._resumed[0]["retained"]
         return True
 
-    def update(self, pushed: Sequence[Message]) -> None:
+    def update(self, pushed: Sequence[Contribution]) -> None:
         """Takes a step with the mean of gradients; those of weight 0 count nothing."""
-        weighty = [message for message in pushed if message.weight > 0]
+        weighty = [entry for entry in pushed if entry.weight > 0]
         if not weighty:
             return
         before = self.values.clone()
-        gradient = mean([payload(message) for message in weighty], [message.weight for message in weighty])
-        self._shard.step(gradient, weighty[0].learning_rate)
+        gradient = mean([entry.gradient for entry in weighty], [entry.weight for entry in weighty])
+        self._shard.step(gradient, weighty[0].rate)
         self._told_later.add(self.values - before)
-        self.staleness.update(self.version - message.version for message in weighty)
+        self.staleness.update(self.version - entry.read_version for entry in weighty)
         self.version += 1
 
     def take_in(self, packet: Tensor) -> None:

@@ -39,9 +39,9 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import Decision
-from polyrhythm.strategies.parameter_server.serving.membership import Presence
-from polyrhythm.strategies.parameter_server.serving.pusher_state import Held
-from polyrhythm.strategies.parameter_server.serving.shard import Pushed
+from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry
+from polyrhythm.strategies.parameter_server.serving.pusher_state import HeldGradients
+from polyrhythm.strategies.parameter_server.serving.rule import Contribution
 from polyrhythm.strategies.parameter_server.sites.site_copy import SiteCopy
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
@@ -245,13 +245,13 @@ class SiteServer:
         self, members: tuple[int, ...], peers: tuple[int, ...], idle: tuple[int, ...], rule: SiteRule
     ) -> None:
         self.done = False
-        self._presence = Presence(members)
+        self._presence = PusherRegistry(members)
         self._post = Post(peers)
         self._idle = idle
         self._rule = rule
         self._copy = SiteCopy()
         self._gate = SynchronousGate(len(members))
-        self._held = Held(len(members))
+        self._held = HeldGradients(len(members))
         self._lost: set[int] = set()
         self._ending = self._through = False
         self._asker: int | None = None
@@ -389,7 +389,9 @@ class SiteServer:
             if not self._gate.rounds.is_next(worker, message.step):
                 return [self._answer(source)]
             message = message._replace(weight=0.0)  # the server of another shard may lack it
-        self._held.hold(Pushed(worker, message))
+        _, gradient, read_version, step, weight, rate, _, _ = message
+        assert gradient is not None, "it has been admitted"
+        self._held.hold(Contribution(worker, gradient, read_version, step, weight, rate))
         return self._carry_out(self._gate.arrive(worker, message.step))
 
     def _carry_out(self, decision: Decision) -> list[Reply]:
@@ -403,9 +405,9 @@ class SiteServer:
             self._presence.asking += sources
             return []
         self._waiting += sources
-        return (self._update([entry.message for entry in taken]) if taken else []) + self._let_on()
+        return (self._update(taken) if taken else []) + self._let_on()
 
-    def _update(self, pushed: list[Message]) -> list[Reply]:
+    def _update(self, pushed: list[Contribution]) -> list[Reply]:
         """Makes a round's update, and tells the other sites what of all updates is significant."""
         self._copy.update(pushed)
         packet = self._copy.significant(self._rule.threshold_of(self._post.clock + 1))

@@ -8,8 +8,8 @@ import torch
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation, GroupServer
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import Reply
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span

@@ -8,8 +8,9 @@ import torch
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.hierarchical import RootServer
+from polyrhythm.strategies.parameter_server.hierarchical import RootSession
 from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
+from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -123,7 +124,7 @@ def test_the_last_of_a_group_takes_the_leafs_leave_and_worker_0_lets_all_servers
 
 
 def test_a_root_answers_pushes_and_pulls_with_different_kinds():
-    root = RootServer((5, 6), Synchronous())
+    root = shard_session((5, 6), Synchronous(), session=RootSession)
     root.on_message(5, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
     root.on_message(5, Message(Kind.PARAMETERS, torch.tensor([1.0, 2.0, 3.0])))
     [(_, pulled)] = root.on_message(6, Message(Kind.PULL))

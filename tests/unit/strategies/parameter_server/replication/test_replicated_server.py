@@ -14,7 +14,8 @@ from polyrhythm.strategies.parameter_server.consistency.synchronous import Synch
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
@@ -34,8 +35,8 @@ class Servers:
     """Three servers, whose messages to each other arrive at once unless they are held up."""
 
     def __init__(self, consistency: Consistency) -> None:
-        def make(shard: int) -> ShardServer:
-            return ShardServer(CAST.workers, consistency)
+        def make(shard: int) -> ServerSession:
+            return shard_session(CAST.workers, consistency)
 
         def server(rank: int) -> ReplicatedServer:
             return ReplicatedServer(ServerSetting(CAST.servers.index(rank), CAST), CAST.workers, make)
@@ -253,7 +254,7 @@ def test_an_answer_that_is_given_again_is_read_on_both_servers() -> None:
     relayed(servers, B, SECOND, push([0.0, 4.0]))
     assert values(relayed(servers, A, SECOND, push([2.0, 0.0]))) == [(SECOND, A, [-0.9, 0.0])]
     kept, follower = (servers.parts[rank]._part_of(0).exact_state()[1] for rank in (SECOND, FIRST))
-    assert kept["books"]["readings"]["versions"] == [2, 2]
+    assert kept["pushers"]["readings"]["versions"] == [2, 2]
     assert follower == kept
 
 
@@ -279,8 +280,8 @@ def test_of_a_loss_that_was_handed_over_a_successor_hears_without_doing_anything
     assert servers.parts[FIRST].on_losses(B, 1) == []
     relayed(servers, B, SECOND, Message(Kind.PULL))  # its successor
     servers.lose(SECOND)
-    assert servers.parts[FIRST]._part_of(0).exact_state()[1]["books"]["presence"]["_left"] == []
-    assert before["books"]["presence"]["_left"] == [1]
+    assert servers.parts[FIRST]._part_of(0).exact_state()[1]["pushers"]["registry"]["_left"] == []
+    assert before["pushers"]["registry"]["_left"] == [1]
 
 
 def test_a_shard_that_nobody_has_any_more_ends_a_successor() -> None:

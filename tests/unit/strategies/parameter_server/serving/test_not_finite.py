@@ -12,8 +12,7 @@ from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.admission import is_finite
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -23,7 +22,7 @@ BAD = [nan, 1.0]
 
 
 def server(consistency, eject_after=3, **handling):
-    made = ShardServer((A, B), consistency, Handling(eject_after=eject_after, **handling))
+    made = shard_session((A, B), consistency, Handling(eject_after=eject_after, **handling))
     plan = OptimizerPlan("SGD", (Span(0, 2, {"lr": 0.5, "momentum": 0.5}),), 0.5)
     made.on_message(A, Message(Kind.CONFIGURE, pack_json(plan.to_json())))
     made.on_message(A, Message(Kind.PARAMETERS, START.clone()))

@@ -10,9 +10,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.rules.aggregator import squared_distances
-from polyrhythm.strategies.parameter_server.serving.distance_exchange import Parts, summed
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -41,7 +40,7 @@ def test_parts_are_summed_in_the_order_of_the_servers_whenever_they_come():
     parts = [torch.full((2, 2), value, dtype=torch.float64) for value in (1e16, 1.0, -1e16)]
     expected = (parts[0] + parts[1]) + parts[2]
     for order in itertools.permutations(range(3)):
-        ends = [Parts(SERVERS, index) for index in range(3)]
+        ends = [DistanceExchange(SERVERS, index) for index in range(3)]
         sent = [(index, reply) for index in order for reply in ends[index].offer(parts[index])]
         for source, (to, message) in sent:
             assert ends[SERVERS.index(to)].all() is None
@@ -52,8 +51,8 @@ def test_parts_are_summed_in_the_order_of_the_servers_whenever_they_come():
 
 
 def test_a_part_of_the_next_round_waits():
-    end = Parts((5, 6), 0)
-    one, two = Parts((5, 6), 1), torch.ones(1, 1, dtype=torch.float64)
+    end = DistanceExchange((5, 6), 0)
+    one, two = DistanceExchange((5, 6), 1), torch.ones(1, 1, dtype=torch.float64)
     for value in (2.0, 30.0):
         [(_, message)] = one.offer(two * value)
         end.on_message(6, message)
@@ -68,7 +67,7 @@ def test_a_part_of_the_next_round_waits():
 def servers_of(count):
     cast = SERVERS[:count]
     made = {
-        rank: ShardServer(WORKERS, Synchronous(), Handling(aggregator=Krum(f=1)), cast, index)
+        rank: shard_session(WORKERS, Synchronous(), Handling(aggregator=Krum(f=1)), cast, index)
         for index, rank in enumerate(cast)
     }
     for place, server in zip(shards(12, count), made.values(), strict=True):

@@ -13,8 +13,7 @@ from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import Wei
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.optimizer_plan import OptimizerPlan, Span
 
 STEPS = 6
@@ -28,7 +27,7 @@ class Company:
         handling = Handling(aggregator=aggregator or WeightedMean())
         pushers = tuple(range(workers))
         self.servers = {
-            rank: ShardServer(pushers, Synchronous(), handling, ranks, index)
+            rank: shard_session(pushers, Synchronous(), handling, ranks, index)
             for index, rank in enumerate(ranks)
         }
         self.held: set[tuple[int, int]] = set()

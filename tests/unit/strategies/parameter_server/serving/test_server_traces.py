@@ -15,8 +15,7 @@ from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.merge.delay_compensated import DelayCompensated
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -29,7 +28,7 @@ def plan(momentum=0.0):
 
 
 def served(consistency, handling=None, workers=2, start=START):
-    made = ShardServer(tuple(range(workers)), consistency, handling)
+    made = shard_session(tuple(range(workers)), consistency, handling)
     made.on_message(A, Message(Kind.CONFIGURE, plan()))
     made.on_message(A, Message(Kind.PARAMETERS, torch.tensor([start], dtype=torch.float64)))
     return made
@@ -121,7 +120,7 @@ def test_softsync_with_rates_by_staleness():
 
 def test_staleness_divides_the_rate_also_for_an_optimiser_that_sees_no_length():
     """Adam's first step is the rate itself, however long the gradient."""
-    made = ShardServer((A, B), Asynchronous(), Handling(StalenessAware()))
+    made = shard_session((A, B), Asynchronous(), Handling(StalenessAware()))
     adam = OptimizerPlan("Adam", (Span(0, 1, {"lr": RATE, "eps": 1e-30}),), RATE)
     made.on_message(A, Message(Kind.CONFIGURE, pack_json(adam.to_json())))
     made.on_message(A, Message(Kind.PARAMETERS, torch.tensor([0.0], dtype=torch.float64)))
@@ -176,7 +175,7 @@ def test_ssp_that_resumes_lets_the_quicker_one_wait():
     a.push(1.0)
     a.push(1.0)
     tensors, facts = unpack_tensors(pack_tensors(*first.state()))
-    second = ShardServer((A, B), BoundedStaleness(s=1))
+    second = shard_session((A, B), BoundedStaleness(s=1))
     second.load_state((tensors, facts))
     second.on_message(A, Message(Kind.CONFIGURE, plan()))
     assert second.on_message(A, Message(Kind.PARAMETERS, torch.zeros(1).double())) == []
@@ -229,7 +228,7 @@ def test_held_gradients_survive_a_checkpoint():
     b.push(16.0, weight=0.5)
     assert first.steps == {A: 1, B: 1, C: 0}
     tensors, facts = unpack_tensors(pack_tensors(*first.state()))
-    second = ShardServer((A, B, C), Softsync(n=1))
+    second = shard_session((A, B, C), Softsync(n=1))
     second.load_state((tensors, facts))
     second.on_message(A, Message(Kind.CONFIGURE, plan()))
     second.on_message(A, Message(Kind.PARAMETERS, torch.zeros(1).double()))

@@ -19,8 +19,7 @@ from polyrhythm.strategies.parameter_server.aggregators.krum import Krum
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.serving.shard_server import ShardServer
+from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -33,7 +32,7 @@ def sgd(momentum=0.0):
 
 
 def server(consistency, pushers=PUSHERS, plan=None, start=START):
-    made = ShardServer(pushers, consistency)
+    made = shard_session(pushers, consistency)
     assert made.on_message(pushers[0], Message(Kind.CONFIGURE, pack_json((plan or sgd()).to_json()))) == []
     assert made.on_message(pushers[0], Message(Kind.PARAMETERS, start.clone())) == []
     return made
@@ -243,7 +242,7 @@ class TestLosses:
         assert answered(made.on_loss(5)) == {0: ([1.0, 2.0, 3.0], 0, 0)}
 
     def test_who_asked_before_there_were_parameters_and_died_gets_no_answer(self):
-        made = ShardServer(PUSHERS, Asynchronous())
+        made = shard_session(PUSHERS, Asynchronous())
         made.on_message(2, Message(Kind.PULL))
         made.on_message(5, Message(Kind.PULL))
         made.on_loss(2)
@@ -264,7 +263,7 @@ class TestLosses:
 
 
 def test_a_pull_before_there_are_parameters_is_answered_later():
-    made = ShardServer(PUSHERS, Asynchronous())
+    made = shard_session(PUSHERS, Asynchronous())
     assert made.on_message(5, Message(Kind.PULL)) == []
     assert made.on_message(2, Message(Kind.PULL)) == []
     assert made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json()))) == []
@@ -305,7 +304,7 @@ def test_state_goes_round_in_the_middle_of_a_run(consistency):
             first.on_message(rank, push([1.0, -1.0, float(rank)], version=first.version, step=step))
     tensors, facts = unpack_tensors(pack_tensors(*first.state()))  # as it travels and lies on disk
     assert facts == json.loads(json.dumps(facts))
-    second = ShardServer(PUSHERS, consistency)
+    second = shard_session(PUSHERS, consistency)
     second.load_state((tensors, facts))
     second.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd(momentum=0.5).to_json())))
     assert second.on_message(2, Message(Kind.PULL)) == []
@@ -333,11 +332,11 @@ def test_a_message_that_makes_no_sense_is_named():
     with pytest.raises(RunError, match=r"^a PUSH came without its tensor$"):
         made.on_message(2, Message(Kind.PUSH))
     with pytest.raises(RunError, match=r"^a CONFIGURE came without its tensor$"):
-        ShardServer(PUSHERS, Asynchronous()).on_message(2, Message(Kind.CONFIGURE))
+        shard_session(PUSHERS, Asynchronous()).on_message(2, Message(Kind.CONFIGURE))
 
 
 def test_a_plan_of_an_unknown_class_is_refused():
-    made = ShardServer(PUSHERS, Asynchronous())
+    made = shard_session(PUSHERS, Asynchronous())
     with pytest.raises(RefusedMessage, match=r"names 'LBFGS', which is none of ours"):
         made.on_message(0, Message(Kind.CONFIGURE, pack_json({"kind": "LBFGS", "spans": [], "rate": 0.1})))
 
@@ -346,7 +345,7 @@ class TestKrumAlone:
     """A server that is alone, whose workers come back wildly."""
 
     def krum(self):
-        made = ShardServer(PUSHERS, Synchronous(), Handling(aggregator=Krum(f=0)))
+        made = shard_session(PUSHERS, Synchronous(), Handling(aggregator=Krum(f=0)))
         made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json())))
         made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
         return made
@@ -378,7 +377,7 @@ class TestKrumAlone:
 
     def test_two_gradients_of_one_worker_are_compared(self):
         """With softsync nobody waits: a quick worker has two of the three gradients of an update."""
-        made = ShardServer(PUSHERS, Softsync(), Handling(aggregator=Krum(f=0)))
+        made = shard_session(PUSHERS, Softsync(), Handling(aggregator=Krum(f=0)))
         made.on_message(0, Message(Kind.CONFIGURE, pack_json(sgd().to_json())))
         made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
         for rank in PUSHERS:

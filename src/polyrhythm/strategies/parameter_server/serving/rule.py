@@ -1,0 +1,174 @@
+"""What the session of a server asks of a strategy: `Rule`, what it applies, and what becomes of it.
+
+    ServerSession ── apply(batch) ─▶ Rule ─▶ Applied: an update was made, or none
+                                          ─▶ Deferred: other servers must be heard first; then `resume`
+
+A rule holds a shard of the parameters and changes it. It knows no pushers beside their numbers, no steps that come
+again, nothing of who is there and of how a run ends: all that is the session's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push
+from polyrhythm.strategies.parameter_server.serving.gate import Gate
+from polyrhythm.strategies.state import State
+
+Reply = tuple[int, Message]
+
+
+class Contribution(NamedTuple):
+    """A gradient that a pusher has sent.
+
+    Attributes:
+        pusher: its number.
+        gradient: `(n,)`.
+        read_version: version of the parameters at which it was computed.
+        step: of the pusher.
+        weight: samples that it is the mean of, in units of a full batch.
+        rate: learning rate of an update with it.
+        seen: `(n,)`, the parameters that the pusher was answered with before, where the rule remembers them.
+    """
+
+    pusher: int
+    gradient: Tensor
+    read_version: int
+    step: int
+    weight: float
+    rate: float
+    seen: Tensor | None = None
+
+
+contribution_of: Callable[[tuple[int, Tensor, int, int, float, float, Tensor | None]], Contribution]
+contribution_of = partial(tuple.__new__, Contribution)
+"""Make one of its fields, in less time than calling the class takes; see `message_of`."""
+
+
+class Applied(NamedTuple):
+    """What has become of a batch.
+
+    Attributes:
+        batch: the contributions that are over: all that were given, but for those that not all servers have.
+        updates: that were made of them; 0 where all are of empty batches, or where they are too few.
+        staleness: how many gradients were applied at which staleness.
+    """
+
+    batch: Sequence[Contribution]
+    updates: int
+    staleness: dict[int, int]
+
+
+applied_of: Callable[[tuple[Sequence[Contribution], int, dict[int, int]]], Applied]
+applied_of = partial(tuple.__new__, Applied)
+
+
+class Deferred(NamedTuple):
+    """A batch waits until other servers have been heard.
+
+    Attributes:
+        tell: messages to them.
+    """
+
+    tell: Sequence[Reply] = ()
+
+
+class Rule:
+    """One server's rule, with its state.
+
+    Attributes:
+        gate: decides when contributions are applied, and who is answered.
+        values: `(n,)`, the shard; empty until it has been begun with.
+        ready: whether there are parameters.
+        remembers: whether contributions come with what their pusher has `seen`.
+        defers: whether other servers are to be heard before an update.
+        chooses: whether a batch that is too small is left out for good.
+        leaves_out: whether contributions of empty batches are noted as left out.
+        screens: whether contributions are looked at for numbers that are not finite, which count as empty batches.
+        admit: refuses a contribution that cannot be right; see `admit_push`.
+    """
+
+    remembers: bool = False
+    defers: bool = False
+    chooses: bool = False
+    leaves_out: bool = False
+    screens: bool = False
+    admit = staticmethod(admit_push)
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.values = torch.empty(0)
+        self.ready = False
+
+    def configure(self, message: Message) -> None:
+        """Take the plan of the optimiser.
+
+        Raises:
+            RefusedMessage: it cannot be carried out, or comes too late.
+        """
+        raise NotImplementedError
+
+    def begin(self, values: Tensor) -> None:
+        """Begin with worker 0's parameters, `(n,)`, which updates change in place; or with those of `load_state`.
+
+        Raises:
+            RefusedMessage: they cannot be those to begin with.
+        """
+        raise NotImplementedError
+
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
+        """Make an update of contributions.
+
+        Args:
+            batch: in the order in which they are summed.
+            version: updates that were made before.
+        """
+        raise NotImplementedError
+
+    def knows(self, peer: int) -> bool:
+        """Return whether a rank is another server that this one hears."""
+        return False
+
+    def on_peer(self, peer: int, message: Message) -> None:
+        """Take what another server says, which `resume` then knows.
+
+        Raises:
+            RefusedMessage: no server says this now.
+        """
+        raise RefusedMessage(
+            Reason.SENDER, f"a server heard {message.kind.name} from rank {peer}, which pushes nothing here"
+        )
+
+    def resume(self, batch: Sequence[Contribution], version: int) -> Applied | None:
+        """Go on with the oldest batch that was deferred; return None as long as servers have still to be heard."""
+        raise NotImplementedError
+
+    def answer(self) -> Tensor:
+        """Return the parameters as they are now, `(n,)`, in memory that no update changes."""
+        raise NotImplementedError
+
+    def state(self) -> State:
+        """Return what a resumed rule needs, parameters included, and nothing that the session counts.
+
+        Raises:
+            RefusedMessage: there are no parameters yet.
+        """
+        raise NotImplementedError
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned; worker 0's parameters are then not needed."""
+        raise NotImplementedError
+
+    def exact_state(self) -> State:
+        """Return all that another server's rule needs to go on as this one would, in the middle of a run."""
+        raise NotImplementedError
+
+    def load_exact_state(self, state: State) -> None:
+        """Restore what `exact_state` returned, in place of all that there was."""
+        raise NotImplementedError

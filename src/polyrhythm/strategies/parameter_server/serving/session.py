@@ -1,0 +1,504 @@
+"""The session of a server: who is there, what they have pushed, whom it answers, and how the run ends.
+
+    pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ rule: apply (merge, aggregate, optimiser step),
+                                                               version + 1
+           ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
+
+A message comes in and replies go out; there is no network here. A message that no pusher sends in this state
+is refused before anything is changed. A push whose step has been applied already (a resumed worker repeats
+itself) is answered and not applied again; where pushers are in lockstep, it counts as an empty batch.
+
+`ServerSession` alone owns the state of the pushers and the count of updates. Two objects decide, and know nothing of
+ranks and steps that come again: the `Gate` says when, the `Rule` says how.
+
+    PULL ─▶ late: LEAVE ─▶ in lockstep: JOIN, at which round? ─▶ wait for the parameters, or ask the gate
+    PUSH ─▶ admit ─▶ repeated? ─▶ finite? ─▶ gate.arrive ─▶ Decision
+    Decision ─▶ drop ─▶ apply: rule.apply ─▶ Applied ─▶ answer, or acknowledge
+                            └─ Deferred: tell other servers ─▶ rule.on_peer ─▶ rule.resume ─▶ Applied
+
+Decisions are carried out in their order: what follows a deferred one waits behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
+from polyrhythm.strategies.parameter_server.serving.admission import FiniteScreen, admit_bare, payload
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, let_through
+from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry
+from polyrhythm.strategies.parameter_server.serving.pusher_state import (
+    HeldGradients,
+    Readings,
+    exact_facts,
+    take_exact_facts,
+)
+from polyrhythm.strategies.parameter_server.serving.rule import (
+    Applied,
+    Contribution,
+    Deferred,
+    Reply,
+    Rule,
+    contribution_of,
+)
+from polyrhythm.strategies.state import State
+
+_PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
+
+
+class ServerSession:
+    """One server; see `ServerPart`.
+
+    A *pusher* is a rank that pushes gradients: a worker, or what stands for a group of workers.
+
+    Args:
+        pushers: ranks that push gradients, in the order in which the gate numbers them.
+        rule: makes updates.
+        spares: how many pushers may be lost at once; 0: the run decides.
+        spared_by: what limits that, for an error's text.
+        eject_after: gradients of a pusher in a row that are not finite, after which it is let go; 0: never.
+
+    Attributes:
+        version: updates applied so far.
+        staleness: how many gradients were applied at which staleness.
+        dropped: gradients that came too late.
+        stop: whether a pusher was asked to stop, which all answers then say.
+    """
+
+    def __init__(
+        self,
+        pushers: tuple[int, ...],
+        rule: Rule,
+        spares: int = 0,
+        spared_by: str = "",
+        eject_after: int = 0,
+    ) -> None:
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+        self.dropped = 0
+        self.stop = False
+        self._latest_staleness: Counter[int] = Counter()
+        self._rule = rule
+        self._gate = rule.gate
+        self._rounds = rule.gate.rounds
+        self._registry = PusherRegistry(pushers, spares, spared_by)
+        self._numbers = self._registry.numbers
+        self._held = HeldGradients(len(pushers))
+        self._readings = Readings(len(pushers), remembers=rule.remembers)
+        self._screen = FiniteScreen(len(pushers), eject_after)
+        self._deferred: deque[tuple[Sequence[Contribution] | None, Decision]] = deque()
+        """Decisions in their order, of which the first waits for other servers; those without a batch for it."""
+        self._proposed = 0
+        """Batches that other servers were told of."""
+
+    @property
+    def values(self) -> Tensor:
+        """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
+        return self._rule.values
+
+    @property
+    def not_finite(self) -> int:
+        """How many gradients were left out since they were not finite."""
+        return self._screen.total
+
+    @property
+    def ejected(self) -> int:
+        """How many pushers were let go, once each time."""
+        return self._registry.ejected
+
+    @property
+    def done(self) -> bool:
+        """Whether all pushers have left, and the one that asked for the final parameters has let the servers go."""
+        return self._registry.done
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
+        return dict(zip(self._registry.pushers, self._held.steps, strict=True))
+
+    @property
+    def left_out(self) -> dict[int, list[list[int]]]:
+        """For each rank, the stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
+        pushers = self._registry.pushers
+        return {pushers[number]: found for number, found in self._held.left_out.by_pusher.items()}
+
+    def latest_staleness(self) -> dict[int, int]:
+        """Return how many gradients were applied at which staleness since the last call.
+
+        That are few, where thousands of pushers have seen thousands of stalenesses.
+        """
+        latest, self._latest_staleness = self._latest_staleness, Counter()
+        return dict(latest)
+
+    def on_message(self, source: int, message: Message) -> list[Reply]:
+        """Take a message from a rank; return the replies.
+
+        Raises:
+            RefusedMessage: neither a pusher nor another server sends it now.
+        """
+        if source not in self._numbers:
+            self._rule.on_peer(source, message)
+            return self._resume_deferred()
+        pusher, kind = self._numbers[source], message.kind
+        if kind is _PUSH:
+            return self._push(pusher, source, message)
+        if kind is Kind.PULL:
+            return self._pull(pusher, source, message)
+        if kind is Kind.LEAVE:
+            admit_bare(message)
+            return self._go_on_without(source) if self._registry.leave(source) else []
+        if kind is Kind.JOIN:
+            return self._come_in(pusher, source, message)
+        return self._begin(source, message)
+
+    def on_loss(self, rank: int) -> list[Reply]:
+        """Forget a pusher that is gone, until a successor pulls; the steps that it pushed still count.
+
+        Raises:
+            RunError: more are lost than can be spared.
+        """
+        if rank not in self._numbers:
+            return []
+        self._registry.miss(rank)
+        return self._go_on_without(rank) if self._registry.lose(rank) else []
+
+    def answer_again(self, source: int) -> list[Reply]:
+        """Answer a pusher whose last answer was lost with a server: with the parameters as they are now."""
+        registry = self._registry
+        let_go = registry.was_let_go(source)
+        if let_go or not (registry.is_there(source) or source == registry.final):
+            return [(source, Message(Kind.LEAVE, stop=let_go))]
+        return self._invitation(source) or [self._answer(self._numbers[source], source)]
+
+    # What stands for several workers may be silent until another of them speaks for it.
+
+    @property
+    def final(self) -> int | None:
+        """The rank that has asked for the final parameters, if one has."""
+        return self._registry.final
+
+    def is_there(self, rank: int) -> bool:
+        """Return whether a pusher has not left."""
+        return self._registry.is_there(rank)
+
+    def steps_of(self, rank: int) -> int:
+        """Return how many gradients of a pusher need not be pushed again."""
+        return self._held.steps[self._numbers[rank]]
+
+    def forget_final(self) -> None:
+        """Forget who has asked for the final parameters: its successor will ask again."""
+        self._registry.final = None
+
+    def silence(self, rank: int) -> list[Reply]:
+        """Wait for a pusher no longer, which is not lost, until `hear_again`."""
+        number = self._numbers[rank]
+        self._readings.forget(number)
+        if rank in self._registry.asking:
+            self._registry.asking.remove(rank)
+        return self._carry_out(self._gate.leave(number))
+
+    def hear_again(self, rank: int) -> None:
+        """Count on a pusher again that was silent."""
+        self._gate.join(self._numbers[rank])
+
+    def dismiss(self, rank: int, *, lost: bool) -> list[Reply]:
+        """Go on without a pusher that was there.
+
+        Args:
+            rank: of the pusher.
+            lost: whether it counts as lost, since it had something left to push.
+
+        Raises:
+            RunError: more are lost than can be spared.
+        """
+        if lost:
+            self._registry.miss(rank)
+        self._registry.leave(rank)
+        return self._go_on_without(rank)
+
+    def let_in_late(self, rank: int) -> list[Reply]:
+        """Answer a pusher that is through here, while another shard wants a step of it; in lockstep, in a round."""
+        if self._rounds is None:
+            return [self._answer(self._numbers[rank], rank)]
+        self._gate.join(self._numbers[rank])
+        return self._invitation(rank)
+
+    def state(self) -> State:
+        """Return all that a resumed server needs, parameters included.
+
+        Raises:
+            RefusedMessage: there are no parameters yet.
+        """
+        tensors, facts = self._rule.state()
+        held, held_facts = self._held.state()
+        return tensors | held, {**self._counts(), "gate": self._gate.state(), **held_facts, **facts}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned; worker 0's initial parameters are then not needed."""
+        tensors, facts = state
+        self._take_counts(facts)
+        self._rule.load_state(state)
+        self._held.load_state(tensors, facts)
+        self._gate.load_state(facts["gate"])
+
+    def exact_state(self) -> State:
+        """Return all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
+        tensors, facts = self._rule.exact_state()
+        held, held_facts = self._held.exact_state()
+        read, read_facts = self._readings.exact_state()
+        counted = {name: exact_facts(part) for name, part in self._counting().items()}
+        return tensors | held | read, {
+            **facts,
+            **self._counts(),
+            "stop": self.stop,
+            "pushers": counted | {"held": held_facts, "readings": read_facts},
+        }
+
+    def load_exact_state(self, state: State) -> None:
+        """Restore what `exact_state` returned, in place of all that there was."""
+        tensors, facts = state
+        self._take_counts(facts)
+        self.stop = facts["stop"]
+        self._rule.load_exact_state(state)
+        pushers = facts["pushers"]
+        self._held.load_state(tensors, pushers["held"])
+        self._readings.load_exact_state(tensors, pushers["readings"])
+        for name, part in self._counting().items():
+            take_exact_facts(part, pushers[name])
+
+    def _counting(self) -> dict[str, object]:
+        parts = {"gate": self._gate, "registry": self._registry, "screen": self._screen}
+        return parts if self._rounds is None else parts | {"rounds": self._rounds}
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "staleness": {str(key): count for key, count in self.staleness.items()},
+            "dropped": self.dropped,
+        }
+
+    def _take_counts(self, facts: dict[str, Any]) -> None:
+        self.version = facts["version"]
+        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
+        self.dropped = facts["dropped"]
+
+    def _begin(self, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.CONFIGURE:
+            self._rule.configure(message)
+            return []
+        if message.kind is _PARAMETERS:
+            self._rule.begin(payload(message))
+            asking = self._registry.take_asking()
+            return [reply for other in asking for reply in self._ask(self._numbers[other])]
+        raise RefusedMessage(
+            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
+        )
+
+    def _pull(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        admit_bare(message)
+        registry = self._registry
+        if message.stop:
+            if pusher != 0:  # the first speaks for the run
+                raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
+            registry.final = source
+            return self._answer_final()
+        if not registry.is_there(source):  # a successor
+            if not registry.enter(source):
+                return [(source, Message(Kind.LEAVE))]
+            self._screen.forget(pusher)
+            self._gate.join(pusher)
+        if invitation := self._invitation(source):
+            return invitation
+        if self._rounds is not None:
+            self._rounds.check_inside(pusher)
+        if not self._rule.ready:
+            registry.asking.append(source)
+            return []
+        return self._ask(pusher)
+
+    def _invitation(self, source: int) -> list[Reply]:
+        """Ask a successor in lockstep at which round it comes in, as long as it has not said so."""
+        number = None if self._rounds is None else self._rounds.invitation(self._numbers[source])
+        return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
+
+    def _come_in(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        """Let a successor in at the round that it names."""
+        if self._rounds is None:
+            raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
+        admit_bare(message._replace(step=0))
+        decision = self._gate.enter(pusher, message.step)
+        if not self._rule.ready:
+            self._registry.asking.append(source)
+            return []
+        return self._carry_out(decision)
+
+    def _ask(self, pusher: int) -> list[Reply]:
+        return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
+
+    def _push(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        rule, held, rounds = self._rule, self._held, self._rounds
+        if rounds is not None or not rule.ready or self._registry.ejected:
+            self._check_may_push(pusher, source)
+        due = held.steps[pusher]
+        rule.admit(message, rule.values, self.version, due)
+        _, gradient, read_version, step, weight, rate, stop, _ = message
+        assert gradient is not None, "it has been admitted"
+        self.stop |= stop
+        if step < due:  # it is repeated
+            if rounds is None or not rounds.is_next(pusher, step):
+                return self._ask(pusher)
+            weight = 0.0
+        if rule.screens:
+            if weight > 0 and not self._screen.passes(pusher, gradient):
+                gradient, weight = torch.zeros_like(gradient), 0.0
+            if self._screen.is_spent(pusher):
+                return self._eject(source)
+        if weight == 0 and rule.leaves_out:
+            held.left_out.add(pusher, due, due + 1)
+        decision = self._gate.arrive(pusher, step)
+        seen = self._readings.values[pusher]
+        entry = contribution_of((pusher, gradient, read_version, step, weight, rate, seen))
+        # The same object, since to compare two takes longer; what is equal is only held and taken.
+        if decision is not let_through(pusher) or rule.defers or held.of(pusher):
+            held.hold(entry)
+            return self._carry_out(decision)
+        held.steps[pusher] = max(due, step + 1)  # as if it had been held and taken
+        applied = rule.apply((entry,), self.version)
+        assert type(applied) is Applied, "nothing is deferred"
+        self._count(applied)
+        return [self._answer(pusher, source)]
+
+    def _check_may_push(self, pusher: int, source: int) -> None:
+        """Refuse a push to a round by a pusher that has left, or not come in: its gradient would count twice."""
+        if not self._rule.ready:
+            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+        if self._registry.was_let_go(source):
+            raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
+        if self._rounds is None:
+            return
+        if not self._registry.is_there(source):
+            raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
+        self._rounds.check_inside(pusher)
+
+    def _eject(self, rank: int) -> list[Reply]:
+        """Let a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
+        self._registry.let_go(rank)
+        return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
+
+    def _go_on_without(self, rank: int) -> list[Reply]:
+        """Set those free who waited for a pusher that is gone."""
+        number = self._numbers[rank]
+        for place, (batch, decision) in enumerate(self._deferred):  # its successor has asked none of this
+            answer = tuple(other for other in decision.answer if other != number)
+            self._deferred[place] = batch, decision._replace(answer=answer)
+        self._readings.forget(number)
+        return self._carry_out(self._gate.leave(number)) + self._answer_final()
+
+    def _carry_out(self, decision: Decision) -> list[Reply]:
+        """Drop, apply and answer what a decision names; return the replies, and what tells other servers."""
+        held, rule = self._held, self._rule
+        for pusher in decision.drop:
+            held.take(pusher)
+            self.dropped += 1
+        batch = [held.take(pusher) for pusher in decision.apply]
+        if rule.defers:
+            return self._defer(batch, decision) + self._resume_deferred()
+        if not batch:
+            return self._settle(decision, ())
+        applied = rule.apply(batch, self.version)
+        assert isinstance(applied, Applied), "nothing is deferred"
+        return self._settle(decision, batch, applied)
+
+    def _defer(self, batch: list[Contribution], decision: Decision) -> list[Reply]:
+        """Let a decision wait until all servers have said which gradients of its round they have."""
+        rounds = self._rounds
+        # What only lost pushers had pushed comes again.
+        counts = bool(batch) and (rounds is None or not set(decision.apply).isdisjoint(decision.answer))
+        told: list[Reply] = []
+        if rounds is not None:  # rounds that were not taken here are over
+            for _ in range(rounds.number - counts - self._proposed):
+                told += self._propose([], Decision())
+        if counts:
+            return told + self._propose(batch, decision)
+        self._deferred.append((None, decision))
+        return told
+
+    def _propose(self, batch: list[Contribution], decision: Decision) -> list[Reply]:
+        self._proposed += 1
+        self._deferred.append((batch, decision))
+        deferred = self._rule.apply(batch, self.version)
+        assert isinstance(deferred, Deferred), "the rule defers"
+        return list(deferred.tell)
+
+    def _resume_deferred(self) -> list[Reply]:
+        """Carry out, in their order, the decisions that other servers have said all about."""
+        replies: list[Reply] = []
+        while self._deferred:
+            batch, decision = self._deferred[0]
+            applied = None if batch is None else self._rule.resume(batch, self.version)
+            if batch is not None and applied is None:
+                break
+            self._deferred.popleft()
+            if applied is None:
+                replies += self._settle(decision, ())
+                continue
+            replies += self._settle(decision, applied.batch, applied)
+            if applied.batch:
+                replies += self._answer_final()
+        return replies
+
+    def _settle(
+        self, decision: Decision, batch: Sequence[Contribution], applied: Applied | None = None
+    ) -> list[Reply]:
+        """Count what has been applied, and answer."""
+        held, pushers, step = self._held, self._registry.pushers, decision.step
+        held.count(batch)
+        for pusher in decision.answer:
+            held.settle(pusher, step)
+        for pusher in decision.acknowledge:
+            held.settle(pusher, step)
+        if batch and applied is not None:
+            self._count(applied)
+        replies = [self._answer(pusher, pushers[pusher]) for pusher in decision.answer]
+        if decision.acknowledge:
+            replies += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
+        return replies
+
+    def _count(self, applied: Applied) -> None:
+        batch, updates, staleness = applied
+        if updates:
+            self.version += updates
+            for age in staleness:  # `+=` would look at all that there ever were
+                self.staleness[age] += staleness[age]
+                self._latest_staleness[age] += staleness[age]
+            for entry in batch:
+                self._readings.versions[entry.pusher] += entry.weight > 0
+        elif self._rule.chooses:  # they were too few
+            for entry in batch:
+                self._held.left_out.add(entry.pusher, entry.step, entry.step + (entry.weight > 0))
+
+    def _answer(self, pusher: int, source: int) -> Reply:
+        """Return the answer to a pusher, with the parameters as they are now."""
+        shown, version = self._rule.answer(), self.version
+        self._readings.note(pusher, version, shown)
+        return source, message_of(
+            (_PARAMETERS, shown, version, self._held.steps[pusher], 1.0, 0.0, self.stop, 0)
+        )
+
+    def _acknowledgement(self, pusher: int) -> Reply:
+        """Return an answer without parameters: the pusher's copy, with its own updates, is new enough."""
+        version, step = self._readings.versions[pusher], self._held.steps[pusher]
+        message = Message(_PARAMETERS, version=version, step=step, stop=self.stop)
+        return self._registry.pushers[pusher], message
+
+    def _answer_final(self) -> list[Reply]:
+        """Answer with the final parameters, if they were asked for and nobody can change them any more."""
+        final = self._registry.ready_to_end
+        if final is None or not self._rule.ready or self._deferred:
+            return []
+        return [self._answer(self._numbers[final], final)]
