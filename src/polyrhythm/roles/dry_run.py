@@ -23,7 +23,7 @@ from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.data.dealing import batch_images, steps_per_epoch
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, WeightlessParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -83,16 +83,27 @@ class StandIn:
         """How many there are."""
         return sum(self.buckets)
 
-    def flat(self) -> FlatParameters:
-        """Makes one worker's copy: zeros, with a parameter a bucket."""
-        return self._pattern.another()
+    def flat(self, *, still: bool = False) -> FlatParameters:
+        """Return one worker's copy: zeros, with a parameter a bucket.
+
+        Args:
+            still: whether nothing ever changes them.
+        """
+        return (self._still if still else self._pattern).another()
 
     @cached_property
     def _pattern(self) -> FlatParameters:
+        return self._made(FlatParameters)
+
+    @cached_property
+    def _still(self) -> FlatParameters:
+        return self._made(WeightlessParameters)
+
+    def _made(self, kind: type[FlatParameters]) -> FlatParameters:
         last_first = nn.ParameterList(
             torch.zeros(count, dtype=self.dtype) for count in reversed(self.buckets)
         )
-        return FlatParameters(last_first, bucket_bytes=0, stands_for=self.scale)
+        return kind(last_first, bucket_bytes=0, stands_for=self.scale)
 
     def nbytes(self, message: Message) -> int:
         """Gives the bytes that a message of the model would have; text in it counts as it is."""

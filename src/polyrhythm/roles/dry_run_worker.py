@@ -73,7 +73,7 @@ class _Rehearser:
         assert not world.pace.live, "nothing is computed here, so the pace must draw the time that it takes"
         self._rehearsal = rehearsal
         self._world = world
-        self._flat = rehearsal.stand_in.flat()
+        self._flat = rehearsal.stand_in.flat(still=rehearsal.still)
         workers = world.workers()
         self._worker = workers.rank
         plan = rehearsal.plan(self._flat)
@@ -84,7 +84,6 @@ class _Rehearser:
             self._flat,
             plan,
             rehearsal.steps,
-            rehearsal.still,
             rehearsal.sizes.head,
             rehearsal.batch_size,
             world.rejoins,

@@ -49,7 +49,6 @@ class WorkerSetting:
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
-        still: whether parameters and gradients are zeros that nothing changes, as in a rehearsal.
         head: in a rehearsal of a strategy that cuts the network, `ModelSizes.head`.
         batch_size: of a step of weight 1, in a rehearsal.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
@@ -63,7 +62,6 @@ class WorkerSetting:
     flat: FlatParameters
     plan: OptimizerPlan
     steps: int | None = None
-    still: bool = False
     head: tuple[int, ...] = ()
     batch_size: int = 0
     succeeds: bool = False

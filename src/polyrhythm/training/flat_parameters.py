@@ -132,6 +132,18 @@ class FlatParameters:
         """`(size + 2,)`: the gradients and the numbers that travel with them."""
         return self._whole_gradients
 
+    def overwrite(self, part: Tensor, values: Tensor) -> None:
+        """Overwrite a part of the vector, given as a view of it, with other values."""
+        part.copy_(values)
+
+    def add_gradients_to(self, total: Tensor, weight: float) -> None:
+        """Add the gradients, times a weight, to a vector of their shape in place."""
+        total.add_(self.gradients, alpha=weight)
+
+    def take_gradients_of(self, total: Tensor, weight: float) -> None:
+        """Overwrite the gradients with a vector of their shape, divided by a weight."""
+        torch.div(total, weight, out=self.gradients)
+
     def set_tail(self, first: float, second: float) -> None:
         """Writes the two numbers that travel with the gradients."""
         if self._last_tail is None or self._last_tail[0] != (first, second):  # nearly always the same ones
@@ -196,6 +208,19 @@ class FlatParameters:
             parameter.grad = gradient
             yield View(name, parameter, gradient, start, stop)
             start = stop
+
+
+class WeightlessParameters(FlatParameters):
+    """Zeros that stay zeros, as in a dry run in which nothing is computed: arithmetic on them takes no time."""
+
+    def overwrite(self, part: Tensor, values: Tensor) -> None:
+        """Do nothing: both are zeros."""
+
+    def add_gradients_to(self, total: Tensor, weight: float) -> None:
+        """Do nothing: both are zeros."""
+
+    def take_gradients_of(self, total: Tensor, weight: float) -> None:
+        """Do nothing: both are zeros."""
 
 
 def _buckets(views: list[View], smallest: int, first: int, end: int) -> list[Bucket]:

@@ -103,7 +103,6 @@ class SynchronousWorker(WorkerPart):
         self._flat = setting.flat
         self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
         self._plan = setting.plan
-        self._still = setting.still
         self._optimizer: FlatOptimizer | BucketwiseUpdate = setting.plan.build(setting.flat.vector)
 
     def start(self, step: int) -> int:
@@ -144,7 +143,7 @@ class SynchronousWorker(WorkerPart):
     def _prepare(self) -> None:
         """Prepares the mean, and has the optimiser work as it comes: whether in parts is known only then."""
         self._mean.prepare()
-        by_bucket = BucketwiseUpdate.fits(self._plan, self._mean) and not self._still
+        by_bucket = BucketwiseUpdate.fits(self._plan, self._mean)
         if by_bucket == isinstance(self._optimizer, BucketwiseUpdate):
             return
         state = self._optimizer.state()
@@ -178,8 +177,8 @@ class BucketwiseUpdate:
 
     @staticmethod
     def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
-        """Whether an optimiser may work on buckets, and their gradients come one by one."""
-        return plan.kind in ELEMENTWISE and mean.comes_in_parts
+        """Return whether an optimiser that changes something may work on buckets, whose gradients come one by one."""
+        return bool(plan.spans) and plan.kind in ELEMENTWISE and mean.comes_in_parts
 
     def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:
         """Averages what is left, and updates; whatever ends the waiting leaves the vector and the state as they were.

@@ -144,7 +144,6 @@ class BatchWorker(WorkerPart):
         self._worker = setting.workers.rank
         self._hands_out = self._worker == 0 and not setting.succeeds
         self._flat = setting.flat
-        self._still = setting.still
         self._servers = PushPull(setting, without_momentum(setting.plan))
         self._portions = portions
         self._sum = torch.zeros_like(setting.flat.vector) if portions > 1 else None
@@ -168,8 +167,8 @@ class BatchWorker(WorkerPart):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Adds the gradient to the batch's, and pushes if the batch is over."""
-        if self._sum is not None and step.weight > 0 and not self._still:
-            self._sum.add_(self._flat.gradients, alpha=step.weight)
+        if self._sum is not None and step.weight > 0:
+            self._flat.add_gradients_to(self._sum, step.weight)
         self._weight += step.weight
         self._stop_requested |= step.stop
         self._last = step, learning_rate
@@ -209,9 +208,9 @@ class BatchWorker(WorkerPart):
     def _push(self) -> bool:
         assert self._last is not None, "a batch has a step"
         step, learning_rate = self._last
-        if self._sum is not None and not self._still:
+        if self._sum is not None:
             if self._weight > 0:
-                torch.div(self._sum, self._weight, out=self._flat.gradients)
+                self._flat.take_gradients_of(self._sum, self._weight)
             self._sum.zero_()
         stop, weight = self._stop_requested, self._weight
         self._weight, self._pushed = 0.0, step.number + 1

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, message_of, pack_json
 from polyrhythm.errors import LetGo, PeerLost
@@ -38,7 +36,6 @@ class PushPull:
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         self._network = setting.network
         self._servers = setting.cast.servers
-        self._still = setting.still
         self._plan = setting.plan if plan is None else plan
         self._pushes = pushes
         self._shards = shards(setting.flat.size, len(self._servers))
@@ -47,8 +44,9 @@ class PushPull:
         self._under_way: list[Handle] = []
         self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
-        self._flat = setting.flat
-        self._zeros: list[Tensor] | None = None
+        self._flat, self._overwrite = setting.flat, setting.flat.overwrite
+        self._sliced = setting.flat.gradients
+        self._gradients = [self._sliced[shard] for shard in self._shards]
 
     def initialise(self) -> None:
         """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
@@ -81,12 +79,6 @@ class PushPull:
             self._ask(position, question).wait()
         return [self._answer(position) for position in range(len(self._servers))]
 
-    def _gradients(self) -> list[Tensor]:
-        """Gives the gradients of every shard; they may move between steps, and zeros that stay zeros need not."""
-        if not self._still or self._zeros is None:
-            self._zeros = [self._flat.gradients[shard] for shard in self._shards]
-        return self._zeros
-
     def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
         """Pushes the flat gradients and overwrites the flat vector with the answers.
 
@@ -110,7 +102,10 @@ class PushPull:
             learning_rate: for the update.
         """
         number, stop, versions, under_way = step.number, step.stop, self._versions, []
-        for position, gradients in enumerate(self._gradients()):
+        gradients_now = self._flat.gradients
+        if gradients_now is not self._sliced:  # they have moved to other memory
+            self._sliced, self._gradients = gradients_now, [gradients_now[shard] for shard in self._shards]
+        for position, gradients in enumerate(self._gradients):
             message = (_PUSH, gradients, versions[position], number, weight, learning_rate, stop, 0)
             under_way.append(self._ask(position, message_of(message)))
         self._under_way = under_way
@@ -144,8 +139,8 @@ class PushPull:
                 raise LetGo(server, "too many of its gradients in a row were not finite")
             if kind is _LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
-            if tensor is not None and not self._still:
-                self._parameters[position].copy_(tensor)
+            if tensor is not None:
+                self._overwrite(self._parameters[position], tensor)
             self._versions[position] = version
             reached = step if reached is None or step < reached else reached
             anyone_stops |= stop
