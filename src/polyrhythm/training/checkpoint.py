@@ -51,14 +51,14 @@ _ROOM_LEFT_BYTES = 1 << 20
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Names the checkpoint of a step."""
+    """Name the checkpoint of a step."""
     return folder / f"step-{step:08d}.safetensors"
 
 
 def save_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], claim: Unclaimed = UNCLAIMED
 ) -> str:
-    """Writes a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
+    """Write a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
 
     Args:
         path: where to; its folder exists.
@@ -98,7 +98,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads a checkpoint back, bit for bit, and checks that nothing in it has changed.
+    """Read a checkpoint back, bit for bit, and check that nothing in it has changed.
 
     Returns:
         Its tensors, on the CPU, and its facts.
@@ -119,7 +119,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Finds the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them."""
+    """Find the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them."""
     if not folder.is_dir():
         return []
     steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
@@ -127,12 +127,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Finds the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
+    """Find the checkpoint of the highest step in a folder; only `load_checkpoint` checks it."""
     return next(iter(checkpoints(folder)), None)
 
 
 def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
-    """Removes all checkpoints but the `keep` newest, and what a crash left half-written.
+    """Remove all checkpoints but the `keep` newest, and what a crash left half-written.
 
     Raises:
         Superseded: the folder is another's.
@@ -149,7 +149,7 @@ def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
 
 
 def forget_beyond(folder: Path, step: int, claim: Unclaimed = UNCLAIMED) -> None:
-    """Removes the checkpoints of higher steps, as a run leaves them that goes on with another number of workers.
+    """Remove the checkpoints of higher steps, as a run leaves them that goes on with another number of workers.
 
     Raises:
         Superseded: the folder is another's.
@@ -161,7 +161,7 @@ def forget_beyond(folder: Path, step: int, claim: Unclaimed = UNCLAIMED) -> None
 
 
 def _check_room(folder: Path, size_bytes: int) -> None:
-    """Leaves a disk that is nearly full to the run's log, which would otherwise fail while this fills it."""
+    """Leave a disk that is nearly full to the run's log, which would otherwise fail while this fills it."""
     disk = shutil.disk_usage(folder)
     if disk.total and disk.free < size_bytes + _ROOM_LEFT_BYTES:  # some file systems know no sizes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -188,7 +188,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _instead_of(path: Path) -> str:
-    """Gives the end of an error message: which other checkpoint to take."""
+    """Return the end of an error message: which other checkpoint to use."""
     for other in checkpoints(path.parent):
         if other.name != path.name and _is_whole(other):
             return f"; the newest whole one beside it is {other}"
@@ -204,7 +204,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Waits until a file or a folder is on the disk and not just in the system's memory."""
+    """Wait until a file or a folder is on the disk and not just in the system's memory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -216,12 +216,12 @@ _BEST_NAME = re.compile(r"best-top1-(\d\.\d{6})-step-\d{8,}\.safetensors")
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """Finds the checkpoint of the highest test accuracy in a folder."""
+    """Find the checkpoint of the highest test accuracy in a folder."""
     return next(iter(_best_first(folder)), None)
 
 
 def keep_best(path: Path, top1: float, claim: Unclaimed = UNCLAIMED) -> None:
-    """Keeps a checkpoint if it is better than the best one so far, and gives that one up; of equals the earlier stays.
+    """Keep a checkpoint if it is better than the best one so far, and drop that one; of equals the earlier stays.
 
     Args:
         path: of a whole checkpoint.
@@ -298,7 +298,7 @@ _CODES = {
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes tensors and texts.
+    """Write tensors and texts.
 
     Args:
         file: where to, from its current position on.
@@ -332,5 +332,5 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Gives the memory of a contiguous tensor on the CPU, without copying it."""
+    """Return the memory of a contiguous tensor on the CPU, without copying it."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data

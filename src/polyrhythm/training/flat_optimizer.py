@@ -101,7 +101,7 @@ class Span:
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Makes one span of neighbours with the same options."""
+    """Make one span of neighbours with the same options."""
     whole: list[Span] = []
     for span in spans:
         if whole and whole[-1].stop == span.start and whole[-1].options == span.options:
@@ -112,7 +112,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def check_spans(spans: Iterable[Span]) -> None:
-    """Refuses spans that overlap, are out of order, or are none.
+    """Refuse spans that overlap, are out of order, or are none.
 
     Raises:
         RequestError: they are.
@@ -159,7 +159,7 @@ class FlatOptimizer:
         return self._optimizer
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Updates the vector.
+        """Update the vector.
 
         Args:
             gradient: `(n,)`, not changed.
@@ -192,18 +192,18 @@ class FlatOptimizer:
             self._step(optimizer)
 
     def _show(self, gradient: Tensor, groups: list[dict[str, Any]]) -> None:
-        """Makes a vector the gradient, which it nearly always is already."""
+        """Make a vector the gradient of all slices."""
         self._gradient = gradient
         whole = self._slices == [slice(0, len(gradient))]
         for group, place in zip(groups, self._slices, strict=True):
             group["params"][0].grad = gradient if whole else gradient[place]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
         return pack_optimizer_state(self._optimizer) if self._optimizer is not None else ({}, {})
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Load what `state` returned."""
         if self._optimizer is not None:
             unpack_optimizer_state(self._optimizer, tensors, facts)
 
@@ -224,7 +224,7 @@ def _unwrapped(kind: str) -> Callable[[torch.optim.Optimizer], object]:
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """Turns JSON's lists back into the tuples (`betas`) that optimisers expect."""
+    """Turn JSON's lists back into the tuples (`betas`) that optimisers expect."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
@@ -238,7 +238,7 @@ def _is_ordinary(group: dict[str, Any], momentum: Tensor | None) -> bool:
 
 
 def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Takes an optimiser's state apart.
+    """Pack an optimiser's state.
 
     Returns:
         Its tensors, live and not copied: write or copy them before the next step; and its facts.
@@ -265,7 +265,7 @@ def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Te
 def unpack_optimizer_state(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
-    """Puts a state back, as copies and bit for bit.
+    """Put a state back, as copies and bit for bit.
 
     Args:
         optimizer: of the same class and over parameters of the same shapes as the packed one; changed in
@@ -355,7 +355,7 @@ class UndoLog:
         self._states: list[_State] = []
 
     def note(self) -> None:
-        """Copies what there is now; called before a step."""
+        """Copy what there is now; called before a step."""
         if self._optimizer is None:  # nothing of the vector is trained
             return
         self._before.copy_(self._vector)
@@ -364,7 +364,7 @@ class UndoLog:
         self._states = [_copied(state, old) for state, old in zip(now, memory, strict=True)]
 
     def take_back(self) -> None:
-        """Makes all that has been noted as it was then."""
+        """Restore all that has been noted."""
         if self._optimizer is None:
             return
         self._vector.copy_(self._before)

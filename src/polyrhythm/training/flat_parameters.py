@@ -103,7 +103,7 @@ class FlatParameters:
         )
 
     def another(self) -> FlatParameters:
-        """Gives one for other parameters of the same shapes, all zero; takes a third of the time that a model takes."""
+        """Return one for other parameters of the same shapes, all zero: a third of the cost of making a model."""
         made = copy(self)
         made._whole = torch.zeros_like(self._whole)
         made.vector = made._whole[: self.size]
@@ -145,18 +145,18 @@ class FlatParameters:
         torch.div(total, weight, out=self.gradients)
 
     def set_tail(self, first: float, second: float) -> None:
-        """Writes the two numbers that travel with the gradients."""
+        """Write the two numbers that travel with the gradients."""
         if self._last_tail is None or self._last_tail[0] != (first, second):  # nearly always the same ones
             self._last_tail = (first, second), self._tail.new_tensor([first, second])
         self._tail.copy_(self._last_tail[1])
 
     def tail(self) -> tuple[float, float]:
-        """Reads the two numbers that travelled with the gradients."""
+        """Read the two numbers that travelled with the gradients."""
         first, second = self._tail.tolist()
         return first, second
 
     def divide_by_tail(self, part: Tensor | None = None) -> None:
-        """Divides the gradients by the first of the two numbers that travelled with them.
+        """Divide the gradients by the first of the two numbers that travelled with them.
 
         Args:
             part: of the gradients, which alone is to be divided; None: all.
@@ -165,7 +165,7 @@ class FlatParameters:
         gradients.div_(self._tail_first)  # a tensor already, which torch would make of a number first
 
     def renew_gradients(self, memory: Tensor | None = None) -> None:
-        """Gives gradients, zero, other memory: what still writes into the old one does no harm.
+        """Move the gradients, zero, to other memory: what still writes into the old one does no harm.
 
         Args:
             memory: `(size + 2,)` zeros, in which they are to lie; None: any.
@@ -182,11 +182,11 @@ class FlatParameters:
         self.views = renewed
 
     def zero_gradients(self) -> None:
-        """Sets all gradients to zero, in place."""
+        """Set all gradients to zero, in place."""
         self._whole_gradients.zero_()
 
     def gather_gradients(self) -> None:
-        """Brings home gradients that somebody replaced: `model.zero_grad()` drops our views, for instance."""
+        """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
         for view in self.views:
             gradient = view.parameter.grad
             if gradient is view.gradient:
@@ -237,7 +237,7 @@ def _buckets(views: list[View], smallest: int, first: int, end: int) -> list[Buc
 
 
 def shards(size: int, servers: int) -> list[slice]:
-    """Cuts a vector of `size` numbers into `servers` neighbouring slices whose lengths differ by at most one.
+    """Cut a vector of `size` numbers into `servers` neighbouring slices whose lengths differ by at most one.
 
     Raises:
         RequestError: more servers than numbers.

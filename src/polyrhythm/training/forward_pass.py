@@ -5,7 +5,7 @@ Execution changes how fast a network is and, but for rounding, not its outputs:
     channels_last    pictures are held as (B, H, W, C) in memory, and so are all outputs of convolutions. Weights
                      stay as they are: the flat vector, checkpoints and messages know nothing of it.
     compiled         full batches go through `torch.compile`; ragged batches, and every test, through the network as it
-                     is, since each size would be compiled anew. A compiled backward pass hands over all gradients
+                     is, since each size would be compiled again. A compiled backward pass hands over all gradients
                      at its end, so nothing of an exchange hides behind it.
 
 Mixed precision: matrix products and convolutions in 16 bits where the device has them; weights stay.
@@ -64,7 +64,7 @@ class Execution:
     def check(
         self, make_model: Callable[[], nn.Module], image_shape: tuple[int, ...], device: torch.device
     ) -> None:
-        """Tries both out, as far as they are asked for.
+        """Try out what is asked for.
 
         Args:
             make_model: makes the network, on the CPU.
@@ -95,7 +95,11 @@ class ForwardPass:
         self._compiled = _compiled(model) if execution.compiled else model
 
     def __call__(self, images: Tensor, *, full: bool) -> Tensor:
-        """Gives what the network makes of (B, C, H, W); `full` if B is that of most batches.
+        """Return the network's outputs for images (B, C, H, W).
+
+        Args:
+            images: on the model's device.
+            full: whether B is that of most batches: those of other sizes are not compiled.
 
         Raises:
             RequestError: the network cannot be compiled.
@@ -107,7 +111,7 @@ class ForwardPass:
 
 
 def channels_innermost(images: Tensor) -> Tensor:
-    """Gives the same (B, C, H, W) with channels innermost in memory, as far as torch is concerned also for C = 1.
+    """Return the same (B, C, H, W) with channels innermost in memory, as far as torch is concerned also for C = 1.
 
     A picture of one channel lies in memory the same both ways. torch goes by the strides, and takes those of a
     contiguous one for channels first, so that all layers behind it would be so as well.
@@ -129,7 +133,7 @@ def _check_channels_last(model: nn.Module, images: Tensor) -> None:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Compiles something small, which finds a missing compiler in whatever way it is missing."""
+    """Compile something small, which finds a missing compiler whatever it is that is missing."""
     numbers = torch.zeros(64, device=device)
     try:
         found = _compiled(_double)(numbers + 1)
@@ -145,7 +149,7 @@ def _double(numbers: Tensor) -> Tensor:
 
 
 def _compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Gives a compiled form, whose failure to compile is a request that was wrong."""
+    """Return a compiled form, which raises `RequestError` where it cannot be compiled."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor import config as inductor
     from torch._inductor.exc import InductorError
@@ -193,7 +197,7 @@ class Precision:
 
     @classmethod
     def choose(cls, name: str, device: torch.device) -> Precision:
-        """Chooses by name.
+        """Choose by name.
 
         Args:
             name: `float32`, `bfloat16`, `float16`, or `auto`: the best that the device is fast in.
@@ -213,17 +217,17 @@ class Precision:
         return cls(_DTYPES[name], device)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Gives the context for the forward pass and the loss."""
+        """Return the context for the forward pass and the loss."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Gives what `backward` is to be called on: the loss, scaled if gradients will be."""
+        """Return the loss for `backward`, scaled if gradients will be scaled back."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, gradients: Tensor) -> bool:
-        """Scales gradients back, in place, and adapts the scale.
+        """Scale gradients back, in place, and adapt the scale.
 
         Args:
             gradients: `(n,)`, of one backward pass, in float32 or float64.
@@ -242,11 +246,11 @@ class Precision:
         return probe.stepped
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the scale and its history, JSON-able; empty where nothing is scaled."""
+        """Return the scale and its history, JSON-able; empty where nothing is scaled."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; a state from another precision leaves the scale as it is."""
+        """Load what `state_dict` returned; a state from another precision leaves the scale as it is."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
@@ -261,7 +265,7 @@ class _Probe(torch.optim.Optimizer):
         self.stepped = False
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Notes that the gradients are finite."""
+        """Note that the gradients are finite."""
         self.stepped = True
 
 
@@ -285,7 +289,7 @@ def _fastest(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def by_running_statistics(model: nn.Module) -> Iterator[None]:
-    """Lets layers that see one number a channel normalise by their running statistics, if they have some.
+    """Let layers that see one number a channel normalise by their running statistics, if they have some.
 
     Args:
         model: in training; changed only meanwhile.
@@ -302,7 +306,7 @@ def by_running_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[int, ...]) -> None:
-    """Refuses a network that takes statistics of a batch of one picture, and finds one number a channel.
+    """Refuse a network that takes statistics of a batch of one picture, and finds one number a channel.
 
     Args:
         make_model: makes it, on the CPU.

@@ -41,13 +41,13 @@ class Targets:
             )
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Gives the cross-entropy (B,) of logits (B, K) and labels (B,) int64, in nats, unweighted."""
+        """Return the cross-entropy (B,) of logits (B, K) and labels (B,) int64, in nats, unweighted."""
         return functional.cross_entropy(
             logits, labels, reduction="none", label_smoothing=self.label_smoothing
         )
 
     def weights(self, labels: Tensor) -> Tensor | None:
-        """Gives what each sample (B,) counts; None: all alike."""
+        """Return the weight of each sample (B,); None: all alike."""
         return None if self.class_weights is None else self.class_weights.to(labels.device)[labels]
 
 
@@ -55,7 +55,7 @@ class Loss(Config, ABC):
     """A loss's keys, and its rule."""
 
     def __call__(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives what a batch is to minimise, ().
+        """Return the loss of a batch, ().
 
         Args:
             logits: (B, K), or (B, R, K) of a network with R branches.
@@ -68,15 +68,15 @@ class Loss(Config, ABC):
         return losses.mean() if weights is None else (losses * weights).mean()
 
     def at(self, epoch: int, epochs: int) -> Loss:
-        """Gives the loss of an epoch, from 0, of a run of so many: the same in all, unless it says otherwise."""
+        """Return the loss of an epoch, from 0, of a run of so many: the same in all, unless it says otherwise."""
         return self
 
     @abstractmethod
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives the loss of each sample, (B,), of logits (B, K)."""
+        """Return the loss of each sample, (B,), of logits (B, K)."""
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives the loss of each sample, (B,), of logits (B, R, K).
+        """Return the loss of each sample, (B,), of logits (B, R, K).
 
         Unless a loss says otherwise, each branch learns on its own: their losses are added up, so that a branch gets
         the gradient that it would get alone, and a trunk the sum.

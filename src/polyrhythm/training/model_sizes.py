@@ -56,7 +56,7 @@ class ModelSizes:
 def sizes_of(
     model: nn.Module, image_shape: tuple[int, int, int], bucket_bytes: int | None = None
 ) -> ModelSizes:
-    """Measures a model that no one trains.
+    """Measure a model that no one trains.
 
     Args:
         model: its parameters become views of one vector; best on the meta device, where that costs no memory.
@@ -73,7 +73,7 @@ def sizes_of(
 def time_shares(
     model: nn.Module, flat: FlatParameters, image_shape: tuple[int, int, int]
 ) -> tuple[float, ...]:
-    """Gives each bucket's share of a pass's time: that of the arithmetic in the layers whose parameters it holds.
+    """Return each bucket's share of a pass's time: that of the arithmetic in the layers whose parameters it holds.
 
     See `work_of_parameters` for what counts. Where nothing does, it is the bucket's share of the parameters.
 
@@ -92,7 +92,7 @@ def time_shares(
 
 
 def shares_of_numbers(model: nn.Module, flat: FlatParameters) -> tuple[float, ...]:
-    """Gives each bucket's share of the parameters."""
+    """Return each bucket's share of the parameters."""
     return _normalised(_numbers(flat))
 
 
@@ -106,7 +106,7 @@ def _normalised(parts: list[float] | list[int]) -> tuple[float, ...]:
 
 
 def work_of_parameters(model: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, float]:
-    """Counts floating-point operations of the forward pass of one picture.
+    """Count floating-point operations of the forward pass of one picture.
 
     Matrix products and convolutions count, as `torch.utils.flop_counter` has them; whatever else a layer does counts
     nothing. A module's operations belong to the parameters that it owns, by their numbers; to those below it if it
@@ -130,7 +130,7 @@ def work_of_parameters(model: nn.Module, image_shape: tuple[int, int, int]) -> d
 
 
 def _own_operations(model: nn.Module, image_shape: tuple[int, int, int]) -> Counter[str]:
-    """Gives the operations of every module without those of the modules inside it, by its name."""
+    """Return the operations of every module without those of the modules inside it, by its name."""
     shapes = {
         name: torch.empty_like(tensor, device="meta")
         for name, tensor in chain(model.named_parameters(), model.named_buffers())
@@ -150,7 +150,7 @@ def _own_operations(model: nn.Module, image_shape: tuple[int, int, int]) -> Coun
 
 
 def _without_inner(counted: dict[str, int]) -> Counter[str]:
-    """Takes what inner modules did off the modules around them; names then start below the model's own."""
+    """Take what inner modules did off the modules around them; names then start below the model's own."""
     own: Counter[str] = Counter()
     for name, operations in counted.items():
         if name == "Global":

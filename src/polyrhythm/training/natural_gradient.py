@@ -42,7 +42,7 @@ class Fisher:
     """How Fisher matrices are estimated.
 
     Attributes:
-        rank: directions of each that are told apart; 0: none, so that nothing is preconditioned.
+        rank: directions of each that are distinguished; 0: none, so that nothing is preconditioned.
         alpha: how much of its mean is added to each of its eigenvalues.
         eta: share of an estimate that each renewal replaces.
         update_every: steps from one renewal to the next, after the first ten.
@@ -55,7 +55,7 @@ class Fisher:
 
 
 def natural_gradient(gradient: Tensor, rows: int, state: dict[str, Any], fisher: Fisher) -> Tensor:
-    """Gives a layer's preconditioned gradient, as long as the gradient itself; renews the estimates afterwards.
+    """Return a layer's preconditioned gradient, as long as the gradient itself; renew the estimates afterwards.
 
     Args:
         gradient: of a layer, of any shape, not changed.
@@ -115,7 +115,7 @@ class LowRankFisher:
 
     @classmethod
     def of(cls, rows: Tensor, rank: int) -> LowRankFisher:
-        """Begins an estimate.
+        """Begin an estimate.
 
         Args:
             rows: `(m, n)`, not all 0.
@@ -138,7 +138,7 @@ class LowRankFisher:
         return self.spectrum[:-1].sum() + self.spectrum[-1] * self.basis.shape[1]
 
     def update(self, rows: Tensor, eta: float) -> None:
-        """Takes new rows into the estimate, in place.
+        """Update the estimate with new rows, in place.
 
         Args:
             rows: `(m, n)`.
@@ -160,7 +160,7 @@ class LowRankFisher:
         self.spectrum = torch.maximum(torch.cat([values - rest, rest.reshape(1)]), least)
 
     def preconditioned(self, rows: Tensor, alpha: float) -> Tensor:
-        """Gives `X G^-1`, `(m, n)`, but for a factor common to all of it.
+        """Return `X G^-1`, `(m, n)`, but for a factor common to all of it.
 
         Args:
             rows: X, `(m, n)`.

@@ -63,7 +63,7 @@ class Teachers:
 
     @torch.no_grad()
     def probabilities(self, images: Tensor) -> Tensor:
-        """Gives the teachers' mean softmax at the temperature, (B, K), of images (B, C, H, W)."""
+        """Return the teachers' mean softmax at the temperature, (B, K), of images (B, C, H, W)."""
         total = torch.zeros(())
         for model, size in zip(self._models, self._sizes, strict=True):
             seen = images
@@ -75,7 +75,7 @@ class Teachers:
 
 
 def soft_loss(logits: Tensor, soft_targets: Tensor, temperature: float) -> Tensor:
-    """Gives T^2 KL(q_T || p_T), the mean over a batch, ().
+    """Return T^2 KL(q_T || p_T), the mean over a batch, ().
 
     Args:
         logits: (B, K), the student's.
@@ -101,12 +101,12 @@ class Objective:
     teachers: Teachers | None = None
 
     def at(self, epoch: int, epochs: int) -> Objective:
-        """Gives what is minimised in an epoch, from 0, of a run of so many."""
+        """Return what is minimised in an epoch, from 0, of a run of so many."""
         loss = self.loss.at(epoch, epochs)
         return self if loss is self.loss else replace(self, loss=loss)
 
     def __call__(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
-        """Gives a batch's loss, ().
+        """Return a batch's loss, ().
 
         Args:
             logits: (B, K), or (B, R, K) of a network with branches.

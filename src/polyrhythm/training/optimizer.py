@@ -44,10 +44,10 @@ class OptimizerConfig(Config, ABC):
 
     @abstractmethod
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes the optimiser of these parameters, which it changes in place at every step."""
+        """Make the optimiser of these parameters, which it changes in place at every step."""
 
     def groups(self, parameters: Iterable[Any]) -> list[Any]:
-        """Gives what a `torch.optim` optimiser takes, so that what must not decay does not.
+        """Return what a `torch.optim` optimiser takes, with the parameters that must not decay in a group of their own.
 
         Args:
             parameters: as given to `create`: parameters, or groups of them.
@@ -59,7 +59,7 @@ class OptimizerConfig(Config, ABC):
 
 
 def apart(parameters: list[Any], of_vectors: dict[str, Any]) -> list[dict[str, Any]]:
-    """Puts parameters of one dimension or none (biases, batch norm) into groups of their own.
+    """Put parameters of one dimension or none (biases, batch norm) into groups of their own.
 
     Args:
         parameters: parameters, or groups of them.
@@ -81,7 +81,7 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Takes one step: changes the parameters and the state in place.
+        """Take one step: change the parameters and the state in place.
 
         Args:
             closure: evaluates the model again and returns the loss.
@@ -98,4 +98,4 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Changes a parameter and `self.state[parameter]` in place."""
+        """Change a parameter and `self.state[parameter]` in place."""

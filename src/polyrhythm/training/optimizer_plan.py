@@ -52,7 +52,7 @@ class OptimizerPlan:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
-        """Reads a plan off an optimiser over the model's own parameters.
+        """Make the plan of an optimiser over the model's own parameters.
 
         Raises:
             RequestError: its class cannot run on a slice, or it trains what is not in the vector.
@@ -82,7 +82,7 @@ class OptimizerPlan:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
-        """Rebuilds a plan from `to_json`'s dict.
+        """Rebuild a plan from `to_json`'s dict.
 
         Raises:
             RequestError: no such class, fields are missing, or an optimiser made like this could not make a step.
@@ -102,12 +102,12 @@ class OptimizerPlan:
         return plan
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the plan as a JSON-able dict."""
+        """Return the plan as a JSON-able dict."""
         spans = [{"start": span.start, "stop": span.stop, "options": span.options} for span in self.spans]
         return {"kind": self.kind, "spans": spans, "rate": self.rate}
 
     def part(self, start: int, stop: int) -> OptimizerPlan:
-        """Gives the plan of the slice `[start, stop)`, counted from its own start.
+        """Return the plan of the slice `[start, stop)`, counted from its own start.
 
         Raises:
             RequestError: the optimiser looks at whole layers, and the slice cuts one.
@@ -126,12 +126,12 @@ class OptimizerPlan:
         return OptimizerPlan(self.kind, tuple(inside), self.rate)
 
     def build(self, vector: Tensor) -> FlatOptimizer:
-        """Makes the optimiser of a vector which this plan covers."""
+        """Make the optimiser of a vector which this plan covers."""
         return FlatOptimizer(self.kind, self.spans, self.rate, vector)
 
 
 def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int) -> None:
-    """Refuses to cut a model into shards that the optimiser cannot work on, before anything starts.
+    """Refuse to cut a model into shards that the optimiser cannot work on, before anything starts.
 
     Args:
         optimizer: over the model's own parameters.
@@ -148,7 +148,7 @@ def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int)
 
 
 def _try_out(plan: OptimizerPlan) -> None:
-    """Makes two steps of two numbers with the options of every span: torch looks at most of them only then."""
+    """Make two steps of two numbers with the options of every span: torch looks at most of them only then."""
     rates: list[Any] = [plan.rate, *(span.options.get("lr") for span in plan.spans)]
     if not all(type(rate) in (int, float) and 0 <= rate <= float_info.max for rate in rates):
         raise RequestError("the learning rates of an optimiser plan must be numbers that are not negative")
@@ -194,7 +194,7 @@ class SlicedOptimizer:
         self._whole = plan.build(vector)  # never steps
 
     def step(self, number: int, gradient: Tensor, learning_rate: float) -> None:
-        """Updates a slice.
+        """Update a slice.
 
         Args:
             number: of the slice.
@@ -204,7 +204,7 @@ class SlicedOptimizer:
         self.parts[number].step(gradient, learning_rate)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives what the optimiser of the whole vector would give."""
+        """Return what the optimiser of the whole vector would give."""
         for whole, parts in self._pairs():
             states = [optimizer.state.get(parameter, {}) for optimizer, _, parameter in parts]
             optimizer, group, parameter = whole
@@ -221,7 +221,7 @@ class SlicedOptimizer:
         return saved
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave, however it was cut then."""
+        """Load what `state` returned, however it was cut then."""
         self._whole.load_state(tensors, facts)
         for (optimizer, group, parameter), parts in self._pairs():
             state, start = optimizer.state.get(parameter, {}), 0
@@ -236,7 +236,7 @@ class SlicedOptimizer:
         self._forget_whole()
 
     def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives the state slice by slice, as it must be told where some have been updated once more than others."""
+        """Return the state slice by slice, as needed where some have been updated once more than others."""
         states = [part.state() for part in self.parts]
         tensors = {
             f"{number}.{name}": value
@@ -246,7 +246,7 @@ class SlicedOptimizer:
         return tensors, {"slices": [facts for _, facts in states]}
 
     def load_pieces(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `pieces` gave, of the same slices."""
+        """Load what `pieces` returned, of the same slices."""
         for number, part in enumerate(self.parts):
             prefix = f"{number}."
             named = {
@@ -261,7 +261,7 @@ class SlicedOptimizer:
             self._whole.inner.state.clear()
 
     def _pairs(self) -> Iterator[tuple[_Place, list[_Place]]]:
-        """Gives each parameter of the whole, with those of the parts that lie in it, in their order."""
+        """Return each parameter of the whole, with those of the parts that lie in it, in their order."""
         pieces = [place for number in self._order for place in _places(self.parts[number].inner)]
         following = iter(pieces)
         for whole in _places(self._whole.inner):
@@ -281,7 +281,7 @@ def _places(optimizer: torch.optim.Optimizer | None) -> Iterator[_Place]:
 
 
 def _is_sliced(value: Any, parameter: Tensor) -> bool:
-    """Whether a part of the state has a number for each number of its parameter; counters have not."""
+    """Return whether a part of the state has a number for each number of its parameter; counters have not."""
     return isinstance(value, Tensor) and value.shape == parameter.shape
 
 

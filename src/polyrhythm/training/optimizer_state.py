@@ -1,6 +1,6 @@
-"""Optimisers' states over slices of a vector, cut anew into other slices; and the mean of several states.
+"""Optimisers' states over slices of a vector, cut into other slices; and the mean of several states.
 
-Cut anew:
+Cut again:
 
     before   |---- 0 ----|---- 1 ----|        per number (momenta): each keeps its own, bit for bit
     after    |--- 0 ---|-- 1 --|- 2 -|        per slice (counters): the largest of those that are touched
@@ -28,7 +28,7 @@ Packed = tuple[dict[str, Tensor], dict[str, Any]]
 def recut_optimizer(
     packed: Sequence[Packed], plan: OptimizerPlan, before: Sequence[slice], after: slice
 ) -> Packed:
-    """Gives the state of the optimiser of one new slice.
+    """Return the state of the optimiser of one new slice.
 
     Args:
         packed: what `pack_optimizer_state` gave of every old slice.
@@ -76,7 +76,7 @@ class _Piece:
 
 
 def _joined(key: str, touched: Sequence[_Piece], whole: Span) -> Tensor:
-    """Gives one tensor of a new span; where an old one had none yet, there are zeros, as such state begins."""
+    """Return one tensor of a new span; where an old one had none yet, there are zeros, as such state begins."""
     found = [(piece, piece.tensors[key]) for piece in touched if key in piece.tensors]
     first = found[0][1]
     if first.ndim == 0:
@@ -95,7 +95,7 @@ def _size(value: Any) -> float:
 
 
 def mean_optimizer(packed: Sequence[Packed], weights: Sequence[float]) -> Packed:
-    """Gives the mean of optimisers' states.
+    """Return the mean of optimisers' states.
 
     Args:
         packed: what `pack_optimizer_state` gave of every one; at least one.
@@ -113,7 +113,7 @@ def mean_optimizer(packed: Sequence[Packed], weights: Sequence[float]) -> Packed
 
 
 def weighted_mean(values: Sequence[Tensor | None], weights: Sequence[float], like: Tensor) -> Tensor:
-    """Gives the weighted mean of tensors like one of them; None counts as zeros."""
+    """Return the weighted mean of tensors like one of them; None counts as zeros."""
     total = torch.zeros_like(like)
     for value, weight in zip(values, weights, strict=True):
         if value is not None:
@@ -122,7 +122,7 @@ def weighted_mean(values: Sequence[Tensor | None], weights: Sequence[float], lik
 
 
 def _is_per_number(name: str, value: Tensor, facts: dict[str, Any]) -> bool:
-    """Whether a tensor has a number for each number of a parameter."""
+    """Return whether a tensor has a number for each number of a parameter."""
     if value.ndim == 0 or not value.is_floating_point():
         return False
     shapes = [shape for group in facts.get("shapes", []) for shape in group]

@@ -65,7 +65,7 @@ class RunLength:
         return self.starts[-1] if self.starts else self.steps_per_epoch * self.epochs
 
     def nominal(self, step: int) -> float:
-        """Gives the step's place in the run as if all epochs were as long as the first.
+        """Return the step's place in the run as if all epochs were as long as the first.
 
         So a schedule follows the images that have been seen, however many a step takes.
         """
@@ -89,7 +89,7 @@ class Schedule(Config, ABC):
     reference_batch: Count | None = None
 
     def factor(self, step: int, run: RunLength) -> float:
-        """Gives what the base learning rate is multiplied by.
+        """Return what the base learning rate is multiplied by.
 
         Args:
             step: steps that the worker has done before this one.
@@ -117,11 +117,11 @@ class Schedule(Config, ABC):
 
     @abstractmethod
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Gives the factor without warm-up and linear scaling: 1 at first."""
+        """Return the factor without warm-up and linear scaling: 1 at first."""
 
 
 def elapsed(step: float, warmup_steps: int, total_steps: int) -> float:
-    """Gives the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
+    """Return the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
     return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))
 
 
@@ -130,7 +130,7 @@ class BatchSchedule(Config, ABC):
 
     @abstractmethod
     def factor(self, epoch: int, epochs: int) -> int:
-        """Gives what the first epoch's batch size is multiplied by.
+        """Return what the first epoch's batch size is multiplied by.
 
         Args:
             epoch: from 0.
@@ -143,7 +143,7 @@ class SizeSchedule(Config, ABC):
 
     @abstractmethod
     def side(self, epoch: int, epochs: int, image_size: int) -> int:
-        """Gives the pixels a side of an epoch's training pictures, at most the image size.
+        """Return the pixels a side of an epoch's training pictures, at most the image size.
 
         Args:
             epoch: from 0.

@@ -15,7 +15,7 @@ arXiv:2203.05482; B. Polyak, A. Juditsky, 1992.
 
     w = 1/n sum_k w_k,    computed as  w_k <- w_{k-1} + (w_k - w_{k-1}) / k,  in double precision
 
-Statistics of batch norms do not average: they are computed anew, over training pictures (SWA, section 3.2).
+Statistics of batch norms do not average: they are computed again, over training pictures (SWA, section 3.2).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, weights: Tensor) -> None:
-        """Moves the average towards the weights, which have its shape; allocates nothing."""
+        """Move the average towards the weights, which have its shape; allocate nothing."""
         if weights.shape != self.value.shape:
             raise ValueError(f"the average has shape {tuple(self.value.shape)}, not {tuple(weights.shape)}")
         # lerp is exact at both ends: equal weights change nothing, a decay of 0 takes the weights as they are
@@ -65,11 +65,11 @@ class WeightAverage:
         self.updates += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Gives all that a resumed average needs; `value` is the live tensor, not a copy."""
+        """Return all that a resumed average needs; `value` is the live tensor, not a copy."""
         return {"value": self.value, "updates": torch.tensor(self.updates)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave, by copying it."""
+        """Load what `state_dict` returned, by copying it."""
         self.value.copy_(state["value"])
         self.updates = int(state["updates"])
 
@@ -80,7 +80,7 @@ class WeightAverage:
 
 
 def mean_weights(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Gives the mean of several networks' tensors by name; what is no floating-point number is the first's.
+    """Return the mean of several networks' tensors by name; what is no floating-point number is the first's.
 
     Raises:
         RequestError: they are not of one network, or there are none.
@@ -104,7 +104,7 @@ def mean_weights(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def recompute_batch_norms(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Computes the statistics of every batch norm anew, in place: their mean over batches.
+    """Compute the statistics of every batch norm again, in place: their mean over batches.
 
     Everything else works as in evaluation; a network without batch norms looks at no batch.
 

@@ -9,5 +9,5 @@ class Constant(BatchSchedule):
     """Keys of the constant batch schedule: none."""
 
     def factor(self, epoch: int, epochs: int) -> int:
-        """Gives 1."""
+        """Return 1."""
         return 1

@@ -19,11 +19,11 @@ class CrossEntropy(Loss):
     """The usual loss of a classifier; branches of a tree learn each on their own."""
 
     def __call__(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives the mean of a batch, with the bits of `torch.nn.CrossEntropyLoss`; see `Loss`."""
+        """Return the mean of a batch, with the bits of `torch.nn.CrossEntropyLoss`; see `Loss`."""
         if logits.ndim == 2 and targets.class_weights is None:
             return functional.cross_entropy(logits, labels, label_smoothing=targets.label_smoothing)
         return super().__call__(logits, labels, targets)
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives the cross-entropy of each sample; see `Loss.of`."""
+        """Return the cross-entropy of each sample; see `Loss.of`."""
         return targets.cross_entropy(logits, labels)

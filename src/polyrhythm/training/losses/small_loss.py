@@ -36,25 +36,25 @@ class SmallLoss(Loss):
     ramp: float = Field(0.05, ge=0, le=1)
 
     def at(self, epoch: int, epochs: int) -> SmallLoss:
-        """Gives the loss with what is forgotten in that epoch; see `Loss.at`."""
+        """Return the loss with what is forgotten in that epoch; see `Loss.at`."""
         rising = self.ramp * epochs
         if epoch >= rising:
             return self
         return self.model_copy(update={"forget": self.forget * epoch / rising})
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives the loss of each sample, 0 for those left out; see `Loss.of`."""
+        """Return the loss of each sample, 0 for those left out; see `Loss.of`."""
         losses = targets.cross_entropy(logits, labels)
         return losses * self._kept(losses)
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Gives each sample's loss, added up over the branches whose teacher kept it; see `Loss.of_branches`."""
+        """Return each sample's loss, added up over the branches whose teacher kept it; see `Loss.of_branches`."""
         losses = torch.stack([targets.cross_entropy(branch, labels) for branch in logits.unbind(1)])
         kept = torch.stack([self._kept(each) for each in losses])
         return (losses * kept.roll(-1, 0)).sum(0)
 
     def _kept(self, losses: Tensor) -> Tensor:
-        """Gives (B,): B over the number kept for each of the smallest, 0 for the others, so that the mean stays one."""
+        """Return (B,): B over the number kept for each of the smallest, 0 for the others, so that the mean is one."""
         number = max(1, round((1 - self.forget) * len(losses)))
         smallest = losses.detach().topk(number, largest=False, sorted=False).indices
         return torch.zeros_like(losses).index_fill_(0, smallest, len(losses) / number).detach()

@@ -37,7 +37,7 @@ class Adadelta(OptimizerConfig):
     eps: Positive = 1e-6
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.Adadelta`."""
+        """Make `torch.optim.Adadelta`."""
         return torch.optim.Adadelta(
             self.groups(parameters), lr=self.lr, rho=self.rho, eps=self.eps, weight_decay=self.weight_decay
         )

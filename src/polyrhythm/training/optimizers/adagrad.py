@@ -40,7 +40,7 @@ class Adagrad(OptimizerConfig):
     eps: NonNegative = 1e-10
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.Adagrad`."""
+        """Make `torch.optim.Adagrad`."""
         return torch.optim.Adagrad(
             self.groups(parameters),
             lr=self.lr,

@@ -40,7 +40,7 @@ class Adam(OptimizerConfig):
     amsgrad: bool = False
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.Adam`."""
+        """Make `torch.optim.Adam`."""
         return torch.optim.Adam(
             self.groups(parameters),
             lr=self.lr,

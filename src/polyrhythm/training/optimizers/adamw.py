@@ -38,7 +38,7 @@ class AdamW(OptimizerConfig):
     weight_decay: NonNegative = 0.01
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.AdamW`."""
+        """Make `torch.optim.AdamW`."""
         return torch.optim.AdamW(
             self.groups(parameters),
             lr=self.lr,

@@ -31,7 +31,7 @@ class DownpourAdagrad(OptimizerConfig):
     lr: Positive = 0.01
 
     def create(self, parameters: Iterable[nn.Parameter]) -> DownpourAdagradOptimizer:
-        """Makes `DownpourAdagradOptimizer`."""
+        """Make `DownpourAdagradOptimizer`."""
         return DownpourAdagradOptimizer(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
 

@@ -46,7 +46,7 @@ class LAMB(OptimizerConfig):
     decay_vectors: bool = False
 
     def create(self, parameters: Iterable[nn.Parameter]) -> LAMBOptimizer:
-        """Makes `LAMBOptimizer`, which does not adapt to parameters of one dimension."""
+        """Make `LAMBOptimizer`, which does not adapt to parameters of one dimension."""
         of_vectors: dict[str, Any] = {"adapt": False}
         if not self.decay_vectors:
             of_vectors["weight_decay"] = 0.0
@@ -91,7 +91,7 @@ class LAMBOptimizer(ParameterwiseOptimizer):
         parameter.sub_(direction, alpha=group["lr"])
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Gives Adam's step at a learning rate of 1, as a tensor of its own."""
+        """Return Adam's step at a learning rate of 1, as a tensor of its own."""
         if not state:
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(gradient)

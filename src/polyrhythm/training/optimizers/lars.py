@@ -46,7 +46,7 @@ class LARS(OptimizerConfig):
     decay_vectors: bool = False
 
     def create(self, parameters: Iterable[nn.Parameter]) -> LARSOptimizer:
-        """Makes `LARSOptimizer`, which does not adapt to parameters of one dimension."""
+        """Make `LARSOptimizer`, which does not adapt to parameters of one dimension."""
         of_vectors: dict[str, Any] = {"adapt": False}
         if not self.decay_vectors:
             of_vectors["weight_decay"] = 0.0

@@ -38,7 +38,7 @@ class NAdam(OptimizerConfig):
     momentum_decay: NonNegative = 0.004
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.NAdam`."""
+        """Make `torch.optim.NAdam`."""
         return torch.optim.NAdam(
             self.groups(parameters),
             lr=self.lr,

@@ -35,7 +35,7 @@ class NGSGD(OptimizerConfig):
 
     Attributes:
         momentum: share of the buffer that is kept at each step.
-        rank: directions of each Fisher matrix that are told apart; 0: none, which is plain SGD.
+        rank: directions of each Fisher matrix that are distinguished; 0: none, which is plain SGD.
         alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
         eta: share of an estimate that each renewal replaces.
         update_every: steps from one renewal to the next, after the first ten.
@@ -51,7 +51,7 @@ class NGSGD(OptimizerConfig):
     update_every: Count = 4
 
     def create(self, parameters: Iterable[nn.Parameter]) -> NaturalGradientSGD:
-        """Makes `NaturalGradientSGD`, with a group for each parameter, which knows the rows of it."""
+        """Make `NaturalGradientSGD`, with a group for each parameter, which knows the rows of it."""
         options = self.model_dump(exclude={"decay_vectors"})
         given = self.groups(parameters)
         groups = [group if isinstance(group, dict) else {"params": [group]} for group in given]

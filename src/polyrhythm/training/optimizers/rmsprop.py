@@ -43,7 +43,7 @@ class RMSProp(OptimizerConfig):
     centered: bool = False
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.RMSprop`."""
+        """Make `torch.optim.RMSprop`."""
         return torch.optim.RMSprop(
             self.groups(parameters),
             lr=self.lr,

@@ -48,7 +48,7 @@ class SGD(OptimizerConfig):
         return self
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Makes `torch.optim.SGD`."""
+        """Make `torch.optim.SGD`."""
         return torch.optim.SGD(
             self.groups(parameters),
             lr=self.lr,

@@ -43,7 +43,7 @@ class TF1RMSProp(OptimizerConfig):
     epsilon: Positive = 1.0
 
     def create(self, parameters: Iterable[nn.Parameter]) -> TF1RMSPropOptimizer:
-        """Makes `TF1RMSPropOptimizer`."""
+        """Make `TF1RMSPropOptimizer`."""
         return TF1RMSPropOptimizer(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
 

@@ -9,5 +9,5 @@ class Constant(Schedule):
     """Keys of the constant schedule: those that all have."""
 
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Gives 1."""
+        """Return 1."""
         return 1.0

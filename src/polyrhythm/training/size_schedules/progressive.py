@@ -39,7 +39,7 @@ class Progressive(SizeSchedule):
         return self
 
     def side(self, epoch: int, epochs: int, image_size: int) -> int:
-        """Gives the size of the stretch that the epoch is in.
+        """Return the size of the stretch that the epoch is in.
 
         Raises:
             RequestError: a size is beyond the image size.
