@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Someone who is told every event of a run, in order, by one thread."""
+    """A consumer of a run's events, called with each of them in order, by one thread."""
 
     def on_event(self, event: Event) -> None:
-        """Takes one event; returns soon, since the run waits for it."""
+        """Handle one event; must return soon, since the run waits for it."""
 
     def close(self) -> None:
-        """Writes out what is held back and lets go of files and the terminal; a second call does nothing."""
+        """Write out what is held back and let go of files and the terminal; a second call does nothing."""
 
 
 LOG_FILE = "events.jsonl"
@@ -69,7 +69,7 @@ class EventLog:
             raise
 
     def on_event(self, event: Event) -> None:
-        """Writes one line."""
+        """Write one line."""
         events = [event]
         if self._left_out:
             text = f"{self._left_out} events are missing here, for which there was no room on the disk"
@@ -77,11 +77,11 @@ class EventLog:
         self._left_out = 0 if self._wrote(events) else self._left_out + 1
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def _wrote(self, events: list[Event]) -> bool:
-        """Writes a line each, or nothing of them; gives whether they are there."""
+        """Write a line each, or nothing of them; return whether they are there."""
         records = [_encoded(event.to_json()) for event in events]
         # A file's name may hold bytes that are no UTF-8; JSON has them as \udcXX.
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
@@ -112,7 +112,7 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Reads a log. A last line that was cut short by a killed run is left out.
+    """Read a log. A last line that was cut short by a killed run is left out.
 
     Raises:
         RequestError: there is no such file, or a line of it is damaged; the line is named.

@@ -85,14 +85,14 @@ class RunFigures:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> RunFigures:
-        """Folds a whole log; one that was resumed becomes one run."""
+        """Fold a whole log; one that was resumed becomes one run."""
         figures = cls()
         for event in as_one_run(events):
             figures.add(event)
         return figures
 
     def add(self, event: Event) -> None:
-        """Takes one more event."""
+        """Handle one more event."""
         self.time_s = max(self.time_s, event.time_s)
         match event:
             case RunStarted():
@@ -119,7 +119,7 @@ class RunFigures:
 
     def _start(self, event: RunStarted) -> None:
         if self.started is not None and self.started.workers != event.workers:
-            self._furthest.clear()  # others count their steps anew
+            self._furthest.clear()  # others count their steps from the start
         self.started = event
         self.absent.clear()
 
@@ -163,7 +163,7 @@ class RunFigures:
         return max(start_s, self.workers[worker].last.end_s) if worker in self.workers else start_s
 
     def _new_images(self, event: WorkerProgress) -> int:
-        """Gives the images of those steps that are not taken again, as after a restart from a checkpoint."""
+        """Return the images of those steps that are not taken again, as after a restart from a checkpoint."""
         furthest = self._furthest[event.worker]
         self._furthest[event.worker] = max(furthest, event.step)
         again = min(event.steps, furthest - (event.step - event.steps))
@@ -229,7 +229,7 @@ class RunFigures:
         return self.started.steps or self.started.epochs * self.started.steps_per_epoch
 
     def steps_left(self, series: Series) -> int:
-        """Gives the steps that a worker has still to take."""
+        """Return the steps that a worker has still to take."""
         return max(0, self.steps_per_worker - series.last.step)
 
     @property
@@ -249,7 +249,7 @@ class RunFigures:
 
 
 def as_one_run(events: Iterable[Event]) -> list[Event]:
-    """Drops what a resumed run did again, and moves every part behind the one before it in time."""
+    """Drop what a resumed run did again, and move every part behind the one before it in time."""
     kept: list[Event] = []
     shift_s = 0.0
     for event in events:
@@ -325,7 +325,7 @@ class Stretch:
 
 
 def mean_loss(stretches: list[Stretch]) -> float:
-    """Gives the mean loss of all images of some stretches; not a number if there are none."""
+    """Return the mean loss of all images of some stretches; not a number if there are none."""
     images = sum(stretch.images for stretch in stretches)
     # An empty stretch says nothing, even if its loss is not a number.
     total = sum(stretch.loss * stretch.images for stretch in stretches if stretch.images)
@@ -333,7 +333,7 @@ def mean_loss(stretches: list[Stretch]) -> float:
 
 
 def merged(first: Stretch, second: Stretch) -> Stretch:
-    """Gives the stretch that covers both; exact, since rates and means come from the sums."""
+    """Return the stretch that covers both; exact, since rates and means come from the sums."""
     return Stretch(
         end_s=second.end_s,
         seconds=first.seconds + second.seconds,
@@ -366,7 +366,7 @@ class Series:
         self._limit = limit
 
     def add(self, stretch: Stretch) -> None:
-        """Appends a stretch."""
+        """Append a stretch."""
         self.last = stretch
         self.added += 1
         self.total = merged(self.total, stretch)
@@ -377,7 +377,7 @@ class Series:
 
 
 def grouped(stretches: list[Stretch], size: int) -> list[Stretch]:
-    """Merges every `size` neighbours into one stretch; the last group may hold fewer."""
+    """Merge every `size` neighbours into one stretch; the last group may hold fewer."""
     groups = []
     for first, *others in zip_longest(*[iter(stretches)] * size):
         assert first is not None
@@ -399,12 +399,12 @@ class Staleness:
         self.counts: Counter[int] = Counter()
 
     def add(self, counts: Mapping[int, int]) -> None:
-        """Adds more gradients, counted by staleness."""
+        """Add more gradients, counted by staleness."""
         self.counts.update(counts)
 
     @classmethod
     def merged(cls, parts: Iterable[Staleness]) -> Staleness:
-        """Puts the counts of several servers into one."""
+        """Put the counts of several servers into one."""
         whole = cls()
         for part in parts:
             whole.add(part.counts)
@@ -451,7 +451,7 @@ class ServerLoad:
         self._queue_s = 0.0
 
     def add(self, event: ServerProgress) -> None:
-        """Takes one more stretch."""
+        """Add one more stretch."""
         self.seconds += event.seconds
         self.dropped = event.dropped
         self.gradients += sum(event.staleness.values())
@@ -487,13 +487,13 @@ class CacheFigures:
         return self.images > 0
 
     def add(self, event: CacheUsed) -> None:
-        """Takes what a worker tells."""
+        """Add what a worker reports."""
         self.images += event.images
         self.hits += event.hits
         self._kept_bytes[event.worker] = event.kept_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as a JSON-able dict; `kept_bytes` is what the worker that keeps most has, or shares with others."""
+        """Return the figures as a JSON-able dict; `kept_bytes` is what the worker that keeps most has, or shares with others."""
         return {
             "images": self.images,
             "hits": self.hits,
@@ -503,10 +503,10 @@ class CacheFigures:
 
 
 def cache_line(cache: Mapping[str, Any]) -> str:
-    """Writes it for people.
+    """Write it for people.
 
     Args:
-        cache: as `CacheFigures.to_json` gives it.
+        cache: as `CacheFigures.to_json` returns it.
     """
     return (
         f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "

@@ -47,7 +47,7 @@ class LockStep:
 
 
 def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | None:
-    """Compares; None where workers go in step, or there are no servers, or only one worker.
+    """Compare with what was measured; None where workers go in step, or there are no servers, or only one worker.
 
     Args:
         figures: of the run so far.
@@ -120,12 +120,12 @@ class HeldBack:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as a JSON-able dict."""
+        """Return the figures as a JSON-able dict."""
         return asdict(self)
 
 
 def held_back(figures: RunFigures) -> HeldBack | None:
-    """Finds out what held a run back.
+    """Find out what held a run back.
 
     Args:
         figures: of the run so far.
@@ -173,7 +173,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
 
 
 def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:
-    """Tells a worker that is slow from steps that are unequally long."""
+    """Distinguish a worker that is slow from steps that are unequally long."""
     step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
     slowest = max(step_s, key=lambda worker: step_s[worker])
     usual_s = median(step_s.values())
@@ -190,7 +190,7 @@ def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:
 
 
 def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str]:
-    """Tells servers that are busy from a network that is slow; says what asynchrony has to do with it."""
+    """Distinguish servers that are busy from a network that is slow; say what asynchrony has to do with it."""
     free_running = figures.staleness.counts and figures.staleness.mean > 0
     cost = (
         ", to which every gradient is an update and an answer of its own, where lock-step has one update of all"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def progress_for(stream: TextIO) -> Observer:
-    """Picks the progress that a stream can show: live if it is a terminal that can move its cursor."""
+    """Pick the progress that a stream can show: live if it is a terminal that can move its cursor."""
     if stream.isatty():
         console = Console(file=stream)
         if not console.is_dumb_terminal:
@@ -60,7 +60,7 @@ class LiveProgress:
 
     Args:
         console: the terminal to draw on.
-        clock: gives seconds on the clock of whoever is watching; a simulated run has another.
+        clock: returns seconds on the clock of the terminal's user; a simulated run has another.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class LiveProgress:
         )
 
     def on_event(self, event: Event) -> None:
-        """Takes one event; draws again if the last drawing is old enough."""
+        """Handle one event; draw again if the last drawing is old enough."""
         self._figures.add(event)
         self._heard_s = self._clock()
         if isinstance(event, RunStarted):
@@ -91,7 +91,7 @@ class LiveProgress:
             self._draw()
 
     def close(self) -> None:
-        """Draws the last state and gives the terminal back."""
+        """Draw the last state and release the terminal."""
         self._draw()
         self._live.stop()
 
@@ -107,7 +107,7 @@ class LiveProgress:
 
 
 def drawing(figures: RunFigures, height: int) -> RenderableType:
-    """Draws a run: what is trained, its workers, its servers, the latest test, and how far it is.
+    """Draw a run: what is trained, its workers, its servers, the latest test, and how far it is.
 
     Args:
         figures: of the run.
@@ -232,7 +232,7 @@ class PlainProgress:
         self._figures = RunFigures()
 
     def on_event(self, event: Event) -> None:
-        """Takes one event; writes at most one line."""
+        """Handle one event; write at most one line."""
         self._figures.add(event)
         match event:
             case RunStarted():
@@ -249,14 +249,14 @@ class PlainProgress:
                 self._write(end_line(event, self._figures))
 
     def close(self) -> None:
-        """Does nothing: every line is out already."""
+        """Do nothing: every line is out already."""
 
     def _write(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
 
 
 def start_line(event: RunStarted) -> str:
-    """Says what is about to be trained."""
+    """Return what is about to be trained."""
     size = f" ({whole(event.parameters)} parameters)" if event.parameters else ""
     ranks = counted(event.workers, "worker") + (
         f", {counted(event.servers, 'server')}" if event.servers else ""
@@ -272,7 +272,7 @@ def start_line(event: RunStarted) -> str:
 
 
 def training_line(figures: RunFigures) -> str:
-    """Says how far the slowest worker is, and how well and how fast all of them train."""
+    """Return how far the slowest worker is, and how well and how fast all of them train."""
     slowest = min((series.last for series in figures.present), key=lambda stretch: stretch.step)
     parts = [
         f"epoch {slowest.epoch + 1}/{figures.started.epochs if figures.started else '?'}",
@@ -286,7 +286,7 @@ def training_line(figures: RunFigures) -> str:
 
 
 def evaluation_line(event: Evaluated, figures: RunFigures) -> str:
-    """Says how good the model is after an epoch."""
+    """Return how good the model is after an epoch."""
     epochs = f"/{figures.started.epochs}" if figures.started else ""
     return (
         f"epoch {event.epoch}{epochs} done  test top-1 {percent(event.test_top1)}  "
@@ -296,7 +296,7 @@ def evaluation_line(event: Evaluated, figures: RunFigures) -> str:
 
 
 def end_line(event: RunEnded, figures: RunFigures) -> str:
-    """Says how the run ended, with its main figures."""
+    """Return how the run ended, with its main figures."""
     known = facts(figures)
     parts = [f"{event.outcome} after {duration(known['seconds'])}"]
     if "test_top1" in known:

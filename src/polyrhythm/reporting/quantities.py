@@ -10,7 +10,7 @@ MINUTE_S = 59.95
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds as hours, minutes and seconds, `0:01:40`; less than a minute as `9.5 s`, or `23 ms`.
+    """Write seconds as hours, minutes and seconds, `0:01:40`; less than a minute as `9.5 s`, or `23 ms`.
 
     What is not finite becomes `–`.
     """
@@ -25,20 +25,20 @@ def duration(seconds: float) -> str:
 
 
 def whole(number: float) -> str:
-    """Writes a count or a rate without decimals: `5,812`; `–` if it is not finite."""
+    """Write a count or a rate without decimals: `5,812`; `–` if it is not finite."""
     return f"{number:,.0f}" if math.isfinite(number) else UNKNOWN
 
 
 def percent(fraction: float) -> str:
-    """Writes a fraction as per cent with one decimal: `90.4 %`; `–` if it is not finite."""
+    """Write a fraction as per cent with one decimal: `90.4 %`; `–` if it is not finite."""
     return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else UNKNOWN
 
 
 def significant(number: float) -> str:
-    """Writes a number with three significant digits: `0.412`, `1e-05`; `nan` and `inf` stay what they are."""
+    """Write a number with three significant digits: `0.412`, `1e-05`; `nan` and `inf` stay what they are."""
     return f"{number:.3g}"
 
 
 def counted(number: int, noun: str) -> str:
-    """Writes a number of things: `1 server`, `12 workers`."""
+    """Write a number of things: `1 server`, `12 workers`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -33,7 +33,7 @@ class StepTrace:
         self._spans: dict[int, list[Record]] = {}
 
     def on_event(self, event: Event) -> None:
-        """Takes one event."""
+        """Handle one event."""
         if isinstance(event, RunStarted):
             self._name = f"{event.model} on {event.data}: {event.strategy}"
         if isinstance(event, WorkerTimings) and event.spans:
@@ -41,7 +41,7 @@ class StepTrace:
             told += [Place(0, event.worker).does(what, start, end) for what, start, end in event.spans]
 
     def close(self) -> None:
-        """Writes the file."""
+        """Write the file."""
         if not self._spans or not self._claim.holds():
             return
         records: list[Record] = []

@@ -70,7 +70,7 @@ _ELSEWHERE = {"per_class", "confusion"}
 
 
 def facts(figures: RunFigures) -> dict[str, Any]:
-    """Gives the figures of a run by the names of `train --json`.
+    """Return the figures of a run by the names of `train --json`.
 
     The figures of its result win. A run that ended early, or not at all, has a partial one or none; what its
     events add up to still tells most of it.
@@ -97,7 +97,7 @@ def facts(figures: RunFigures) -> dict[str, Any]:
 
 
 def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Writes `facts` as labels and texts; a name that has no label stands as it is."""
+    """Write `facts` as labels and texts; a name that has no label stands as it is."""
     names = [name for name in _LABELS if name in known] + [
         name for name in known if name not in _LABELS and name not in _ELSEWHERE
     ]
@@ -113,7 +113,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Writes any JSON-able value for people."""
+    """Write any JSON-able value for people."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
@@ -124,12 +124,12 @@ def text(value: Any) -> str:
 
 
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Writes whatever is known of the machine as labels and texts."""
+    """Write whatever is known of the machine as labels and texts."""
     return [(name.replace("_", " "), text(value)) for name, value in environment.items()]
 
 
 def class_rows(per_class: Any) -> list[dict[str, Any]]:
-    """Gives one row a class, whatever shape the figures by class have.
+    """Return one row a class, whatever shape the figures by class have.
 
     Args:
         per_class: a list of rows, or figures (or one figure) by the name of the class.
@@ -147,5 +147,5 @@ def _is_rows(value: Any) -> bool:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Gives the names of all columns, in the order in which they appear."""
+    """Return the names of all columns, in the order in which they appear."""
     return list(dict.fromkeys(name for row in rows for name in row))

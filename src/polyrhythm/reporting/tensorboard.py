@@ -26,7 +26,7 @@ class TensorBoardWriter:
 
     Args:
         folder: where the file goes; made if it is not there.
-        clock: gives the seconds since 1970 at which the run's clock starts.
+        clock: returns the seconds since 1970 at which the run's clock starts.
 
     Raises:
         OSError: the folder or the file cannot be made.
@@ -47,7 +47,7 @@ class TensorBoardWriter:
         self._write(self._zero_s, file_version=_FORMAT)
 
     def on_event(self, event: Event) -> None:
-        """Writes the scalars of one event, if it has any, and flushes them."""
+        """Write the scalars of one event, if it has any, and flush them."""
         self._figures.add(event)
         match event:
             case RunStarted():
@@ -63,7 +63,7 @@ class TensorBoardWriter:
                 self._write_scalars(event, tested)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def _of_worker(self, worker: int) -> dict[str, float]:

@@ -46,7 +46,7 @@ class StepParts:
         return sum(self.seconds.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as a JSON-able dict."""
+        """Return the figures as a JSON-able dict."""
         parts = {f"{part}_s": self.seconds[part] for part in PARTS}
         return {"worker": self.worker, "steps": self.steps, "seconds": self.total_s, **parts}
 
@@ -69,7 +69,7 @@ class Timings:
         return bool(self._steps)
 
     def add(self, event: WorkerTimings, workers: int) -> None:
-        """Takes what a worker tells.
+        """Add what a worker reports.
 
         Args:
             event: says it.
@@ -89,9 +89,9 @@ class Timings:
             _close(self._open.pop(next(iter(self._open))), self._waiting_s)
 
     def of_workers(self) -> list[StepParts]:
-        """Gives what the steps of every worker went into, in the order of the workers."""
+        """Return what the steps of every worker went into, in the order of the workers."""
         waiting_s = self._waiting_s.copy()
-        for stood_still in self._open.values():  # of which somebody who is gone will not tell
+        for stood_still in self._open.values():  # of which a worker that is gone will not report
             _close(stood_still, waiting_s)
         found = []
         for worker, told in sorted(self._seconds.items()):
@@ -101,13 +101,13 @@ class Timings:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Gives them as a JSON-able dict."""
+        """Return them as a JSON-able dict."""
         workers = [parts.to_json() for parts in self.of_workers()]
         return {"tells_waiting": self.tells_waiting, "workers": workers}
 
 
 def _close(stood_still: dict[int, float], waiting_s: dict[int, float]) -> None:
-    """Adds to each worker's waiting what it stood still longer in a step than the one who did so least."""
+    """Add to each worker's waiting what it stood still longer in a step than the one who did so least."""
     least_s = min(stood_still.values())
     for worker, seconds in stood_still.items():
         waiting_s[worker] = waiting_s.get(worker, 0.0) + seconds - least_s
@@ -119,10 +119,10 @@ _COLUMNS = ("seconds", *(f"{part}_s" for part in PARTS))
 
 
 def timing_table(timings: Mapping[str, Any]) -> list[list[str]]:
-    """Writes timings as rows of texts: a head, the workers, their mean, and each part's share of all their time.
+    """Write timings as rows of texts: a head, the workers, their mean, and each part's share of all their time.
 
     Args:
-        timings: as `Timings.to_json` gives them.
+        timings: as `Timings.to_json` returns them.
     """
     workers: Sequence[Mapping[str, Any]] = timings["workers"]
     rows = [["worker", "steps", "step", *PARTS]]
@@ -140,7 +140,7 @@ def timing_table(timings: Mapping[str, Any]) -> list[list[str]]:
 
 
 def timing_lines(timings: Mapping[str, Any]) -> list[str]:
-    """Writes timings as lines of equal width, below a heading."""
+    """Write timings as lines of equal width, below a heading."""
     rows = timing_table(timings)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -148,7 +148,7 @@ def timing_lines(timings: Mapping[str, Any]) -> list[str]:
 
 
 def remark(timings: Mapping[str, Any]) -> str:
-    """Says how communication and waiting are to be read."""
+    """Return a remark on how to read communication and waiting."""
     if timings["tells_waiting"]:
         return (
             "Communication is what the worker that stood still least in a step stood still for it, "

@@ -45,7 +45,7 @@ class Plot:
     axes: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives what plotly draws: `data` and `layout`."""
+        """Return what plotly draws: `data` and `layout`."""
         layout = {
             "xaxis": {
                 "title": {"text": self.x, "font": {"size": 12}},
@@ -65,7 +65,7 @@ class Plot:
 
 
 def plots(figures: RunFigures) -> list[Plot]:
-    """Makes every plot for which the run has data."""
+    """Make every plot for which the run has data."""
     makers = (
         _loss,
         _accuracy_over_epochs,
@@ -116,7 +116,7 @@ def _worker_lines(
 
 
 def _of_all(figures: RunFigures) -> str:
-    """Says so where there are more workers than a plot shows."""
+    """Return a remark where there are more workers than a plot shows, else nothing."""
     count = len(figures.workers)
     return f" The first {_MOST_LINES} of {count:,} workers." if count > _MOST_LINES else ""
 
@@ -161,7 +161,7 @@ def _accuracy(figures: RunFigures, x: list[float]) -> list[dict[str, Any]]:
 
 
 def _whole_ticks(largest: float) -> dict[str, Any]:
-    """Gives an axis of whole numbers with about eight ticks, none of them between two numbers."""
+    """Return an axis of whole numbers with about eight ticks, none of them between two numbers."""
     return {"tickformat": "d", "tick0": 0, "dtick": max(1, math.ceil(largest / 8))}
 
 

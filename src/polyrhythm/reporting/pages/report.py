@@ -30,7 +30,7 @@ _MANY_CLASSES = 20
 
 
 def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
-    """Writes `report.html` into a run folder, whole or not at all.
+    """Write `report.html` into a run folder, whole or not at all.
 
     Args:
         folder: of the run; `events.jsonl` must be there, `config.yaml` and `environment.json` may be.
@@ -77,7 +77,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
-    """Makes the HTML of a report; sections that have nothing to show are left out.
+    """Make the HTML of a report; sections that have nothing to show are left out.
 
     Args:
         figures: of the run, which has started.
@@ -233,7 +233,7 @@ def _load(server: int, load: ServerLoad) -> str:
 
 
 def _options(known: Mapping[str, Any], config: str) -> str:
-    """Gives what a simulation was told beside its recipe."""
+    """Return what a simulation was told beside its recipe."""
     if known.get("gradients") != "none":
         return ""
     by_epochs = yaml.safe_load(config).get("epochs") is not None

@@ -117,7 +117,7 @@ for (const button of document.querySelectorAll("button")) {
 
 
 def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
-    """Makes a whole HTML document that needs nothing but itself.
+    """Make a whole HTML document that needs nothing but itself.
 
     Args:
         title: of the window, as text.

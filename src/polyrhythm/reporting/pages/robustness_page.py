@@ -15,12 +15,12 @@ _COLOURS = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#
 
 
 def write_robustness(path: Path, data: str, models: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the page.
+    """Write the page.
 
     Args:
         path: of the HTML file; an older one is replaced.
         data: what was tested on.
-        models: each with `weights`, `clean_top1` and `declines`, as `polyrhythm.robustness` gives them.
+        models: each with `weights`, `clean_top1` and `declines`, as `polyrhythm.robustness` returns them.
 
     Raises:
         RequestError: it cannot be written.
@@ -43,7 +43,7 @@ def write_robustness(path: Path, data: str, models: Sequence[Mapping[str, Any]])
 
 
 def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Makes a plot for every kind of change, with a line a model; step 0 is the picture as it is."""
+    """Make a plot for every kind of change, with a line a model; step 0 is the picture as it is."""
     return [
         Plot(
             title=decline["name"].replace("_", " "),
