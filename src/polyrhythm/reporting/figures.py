@@ -493,7 +493,7 @@ class CacheFigures:
         self._kept_bytes[event.worker] = event.kept_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as a JSON-able dict; `kept_bytes` is what the worker that keeps most has, or shares with others."""
+        """Return a JSON-able dict; `kept_bytes` is what the worker that keeps most has, or shares with others."""
         return {
             "images": self.images,
             "hits": self.hits,

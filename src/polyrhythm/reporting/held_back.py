@@ -47,7 +47,7 @@ class LockStep:
 
 
 def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | None:
-    """Compare with what was measured; None where workers go in step, or there are no servers, or only one worker.
+    """Return the comparison; None where workers go in step, or there are no servers, or only one worker.
 
     Args:
         figures: of the run so far.
