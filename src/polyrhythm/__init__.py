@@ -69,7 +69,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used: `polyrhythm --help` must not wait for PyTorch."""
+    """Import a public name on first use: `polyrhythm --help` must not wait for PyTorch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

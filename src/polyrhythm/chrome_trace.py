@@ -1,8 +1,8 @@
-"""Records of a trace that Perfetto and chrome://tracing show.
+"""Trace records for Perfetto and chrome://tracing.
 
-The format: "Trace Event Format", Google 2016. A host is a process, a rank a thread. What a rank does one after the
-other are complete events ("X"), which may lie inside each other; what goes on meanwhile, asynchronous ones ("b", "e").
-Times are given in seconds and written in microseconds.
+The format: "Trace Event Format", Google 2016. A host is a process, a rank a thread. Consecutive activities of a rank
+are complete events ("X"), which may be nested; concurrent ones are asynchronous events ("b", "e"). Times are given in
+seconds and written in microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happens.
+    """The position of a rank in a trace.
 
     Attributes:
         host: number of the host.
@@ -29,7 +29,7 @@ class Place:
     rank: int
 
     def named(self, host_name: str, rank_name: str) -> list[Record]:
-        """Says how the host and the rank are called."""
+        """Return the records of the names of host and rank."""
         place = {"ph": "M", "pid": self.host, "tid": self.rank}
         return [
             {**place, "name": "process_name", "args": {"name": host_name}},
@@ -37,7 +37,7 @@ class Place:
         ]
 
     def does(self, what: str, start_s: float, end_s: float, **known: Any) -> Record:
-        """Says what the rank does for a time, and what else is known of it."""
+        """Return the record of an activity of the rank, with further facts about it."""
         return {
             "ph": "X",
             "name": what,
@@ -50,7 +50,7 @@ class Place:
         }
 
     def sends(self, number: int, to: str, nbytes: int, start_s: float, end_s: float) -> list[Record]:
-        """Says that a message, which has a number of its own, leaves while the rank does something else."""
+        """Return the records of a message, with a number of its own, that leaves while the rank does something else."""
         both = {"name": f"send to {to}", "cat": "send", "id": number, "pid": self.host, "tid": self.rank}
         return [
             {**both, "ph": "b", "ts": start_s * 1e6, "args": {"bytes": nbytes}},

@@ -1,14 +1,14 @@
-"""Which start of a run owns its folder: of several, only the latest writes into it.
+"""Ownership of a run folder: of several starts of a run, only the latest writes into it.
 
-Every start makes its files in a staging folder of its own and moves them to where they belong. A later start first
-takes the staging folders of all earlier ones away:
+Every start writes its files in a staging folder of its own and moves them to their place. A later start first
+removes the staging folders of all earlier ones:
 
     start 1   .start-00000001-9f…/step-…  ── rename ─▶ checkpoints/step-…
-    start 2      takes it away ─┐   .start-00000002-41…/
+    start 2      removes it ────┐   .start-00000002-41…/
     start 1                     ✗ ── rename: there is no such file; nothing of start 1 arrives any more
 
-So the file system itself decides between a late writer and its successor, whole or not at all, and nothing can be left
-behind that would block a later start: the staging folder of a killed process is taken away like any other.
+So the file system itself decides atomically between a late writer and its successor, and nothing that is left behind
+can block a later start: the staging folder of a killed process is removed like any other.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ _TRIES = 100
 
 
 class Superseded(RunError):
-    """A later start has this run's folder."""
+    """A later start has claimed this run's folder."""
 
 
 class Unclaimed:
-    """How files come into a folder that nobody else writes into: each is made beside, under another name."""
+    """Access to a folder that has only one writer: each file is written under another name first."""
 
     def draft(self, path: Path) -> Path:
-        """Names the file that is to be published as `path`."""
+        """Return the file to write before publishing it as `path`."""
         return path.with_name(f".{path.name}.partial")
 
     def publish(self, path: Path) -> None:
-        """Gives a draft its name; a file of that name is replaced.
+        """Rename a draft to `path`; an existing file is replaced.
 
         Raises:
-            Superseded: a later start has the folder.
-            OSError: the system could not do so.
+            Superseded: a later start has claimed the folder.
+            OSError: the file system refused.
         """
         self.draft(path).replace(path)
 
     def remove(self, path: Path) -> None:
-        """Removes a file, if it is there.
+        """Remove a file, if it exists.
 
         Raises:
-            Superseded: a later start has the folder.
-            OSError: the system could not do so.
+            Superseded: a later start has claimed the folder.
+            OSError: the file system refused.
         """
         path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Checks that no later start has the folder.
+        """Check that no later start has claimed the folder.
 
         Raises:
             Superseded: one has.
         """
 
     def holds(self) -> bool:
-        """Whether no later start has the folder."""
+        """Whether no later start has claimed the folder."""
         try:
             self.check()
         except Superseded:
@@ -74,7 +74,7 @@ class Unclaimed:
         return True
 
     def release(self) -> None:
-        """Gives the folder up, once everything is written."""
+        """Give the folder up, once everything is written."""
 
 
 UNCLAIMED = Unclaimed()
@@ -87,7 +87,7 @@ class Claim(Unclaimed):
     Attributes:
         folder: of the run.
         name: of its staging folders.
-        inside: names of folders in there with a staging folder of their own, since they may lie on other disks.
+        inside: names of folders inside that have a staging folder of their own, since they may lie on other disks.
     """
 
     folder: Path
@@ -95,15 +95,15 @@ class Claim(Unclaimed):
     inside: tuple[str, ...] = ()
 
     def draft(self, path: Path) -> Path:
-        """Names the file that is to be published as `path`, which lies in the run folder or in one of `inside`."""
+        """Return the file to write before publishing it as `path`, in the run folder or in one of `inside`."""
         return path.parent / self.name / path.name
 
     def publish(self, path: Path) -> None:
-        """Moves a draft to where it belongs."""
+        """Move a draft to its place."""
         self._move(self.draft(path), path)
 
     def remove(self, path: Path) -> None:
-        """Moves a file to the staging folder, and removes it there: from anywhere else it could be a later start's."""
+        """Move a file to the staging folder, and remove it there: elsewhere it could already be a later start's."""
         gone = self.draft(path)
         # There is no such file; or no staging folder, and then a later start has the run folder.
         with suppress(FileNotFoundError):
@@ -112,14 +112,14 @@ class Claim(Unclaimed):
         self.check()
 
     def check(self) -> None:
-        """Checks that the staging folder is there."""
+        """Check that the staging folder exists."""
         if not (self.folder / self.name).is_dir():
             raise Superseded(
                 f"{self.folder} is another's by now: a later start of this run has taken it over, and this one ends"
             )
 
     def release(self) -> None:
-        """Removes the staging folders, and folders that nothing was written into."""
+        """Remove the staging folders, and folders that nothing was written into."""
         for place in self.places:
             shutil.rmtree(place / self.name, ignore_errors=True)
         for name in self.inside:
@@ -140,11 +140,11 @@ class Claim(Unclaimed):
 
 
 def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:
-    """Claims a run folder: from now on nothing of an earlier start comes into it.
+    """Claim a run folder: from now on no file of an earlier start can appear in it.
 
     Args:
-        folder: of the run; made if it is not there.
-        inside: names of folders in there that are written into as well.
+        folder: of the run; created if necessary.
+        inside: names of folders inside that are written into as well.
 
     Raises:
         Superseded: another start has claimed it at the same time, and later.
@@ -168,12 +168,12 @@ def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:
 
 
 def is_staging(path: Path) -> bool:
-    """Whether a folder is the staging folder of a start, and no part of what a run leaves."""
+    """Whether a folder is the staging folder of a start, and not part of a run's output."""
     return _STAGING.fullmatch(path.name) is not None or path.name.startswith(_TAKEN)
 
 
 def _clear(place: Path, name: str) -> None:
-    """Removes the staging folders of earlier starts; each is first renamed, so that nothing new is put into it."""
+    """Remove the staging folders of earlier starts; each is renamed first, so that nothing new can be put into it."""
     for staging in _staging_folders(place):
         if staging.name < name:
             with suppress(FileNotFoundError):  # it has been given up, or taken

@@ -1,4 +1,4 @@
-"""What can go wrong, in the two kinds that a user must be able to tell apart."""
+"""The two kinds of errors that a user must be able to distinguish."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _OFFERED, _WORTH_COMPLETING = 3, 3
 _ALIKE, _AS_LIKE = 0.5, 0.82
-"""Of 1: how like a name must be to what was given, and to the likest name."""
+"""Least similarity, from 0 to 1, of a suggestion to what was given, and relative to the most similar name."""
 
 
 class PolyrhythmError(Exception):
-    """Anything that this project raises on purpose; its text is one line and says what to do."""
+    """Any error that this project raises on purpose; its message is one line and says what to do."""
 
 
 class RequestError(PolyrhythmError, ValueError):
-    """The request was wrong: the user can mend it (exit status 2)."""
+    """The request was wrong, and the user can correct it (exit status 2)."""
 
 
 class RunError(PolyrhythmError, RuntimeError):
@@ -28,11 +28,11 @@ class RunError(PolyrhythmError, RuntimeError):
 
 
 class PeerLost(RunError):
-    """A rank that this one was talking to is gone.
+    """A rank that this one communicates with is lost.
 
     Attributes:
         rank: the lost peer.
-        losses: how many that had this rank are known to be gone.
+        losses: how many processes with this rank are known to be lost.
     """
 
     def __init__(self, rank: int, while_doing: str, losses: int = 1) -> None:
@@ -42,7 +42,7 @@ class PeerLost(RunError):
 
 
 class LetGo(PeerLost):
-    """A server does without this worker.
+    """A server continues without this worker.
 
     Attributes:
         rank: the server's.
@@ -54,7 +54,7 @@ class LetGo(PeerLost):
 
 
 def fault_of_machine(error: BaseException) -> RunError | None:
-    """Gives what is to be said where the machine is the reason: memory, or a disk that takes no more; else None."""
+    """Return the error to report if the machine is the cause (out of memory, disk not writable), otherwise None."""
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         return RunError(": ".join(str(part) for part in (error.strerror, error.filename) if part is not None))
     if (
@@ -69,7 +69,7 @@ def fault_of_machine(error: BaseException) -> RunError | None:
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
-    """Makes the error for a name that nobody knows; offers the near ones, or all if there are few."""
+    """Return the error for an unknown name, with similar names as suggestions, or all names if there are few."""
     names = sorted(known)
     near = _near(given.lower(), names)
     if near:
@@ -82,7 +82,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
 
 
 def _near(given: str, names: list[str]) -> list[str]:
-    """Gives the names that go on where `given` ends, or else those as like it as the likest, that first; at most 3."""
+    """Return at most 3 names: those that start with `given`, or else the most similar ones, best first."""
     longer = [name for name in names if name.startswith(given)] if len(given) >= _WORTH_COMPLETING else []
     if longer:
         return sorted(longer, key=len)[:_OFFERED]

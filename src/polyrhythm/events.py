@@ -1,7 +1,7 @@
-"""The facts that a run emits: frozen, small, one JSON object a line in `events.jsonl`.
+"""Events of a run: frozen, small, one JSON object per line in `events.jsonl`.
 
-Every reader (live progress, TensorBoard, the report) sees only these, so a real run, a simulated one and a
-replayed one look alike. Times are seconds on the run's own clock, which starts at 0 when training starts.
+All readers (live progress, TensorBoard, the report) use only these, so a real run, a simulated one and a replayed one
+look alike. Times are seconds on the run's own clock, which starts at 0 when training starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A fact at a time.
+    """An event with its time.
 
     Attributes:
         time_s: seconds since training started, on the run's clock.
@@ -21,7 +21,7 @@ class Event:
     time_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the event as a JSON-able dict; `event` holds its class name."""
+        """Return the event as a JSON-able dict; `event` is its class name."""
         return {"event": type(self).__name__, **vars(self)}
 
 
@@ -36,14 +36,14 @@ class RunStarted(Event):
         workers: number of workers.
         servers: number of servers.
         epochs: epochs to train.
-        steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
-        start_epoch: epochs already done by the run that this one resumes.
-        steps: that every worker takes in all; 0: as all epochs are alike, in all of them.
-        start_step: steps before the epoch that this run begins with; 0 also where epochs are alike.
-        earlier_s: seconds of training of the run that this one resumes.
-        parameters: number of trained numbers in the model.
+        steps_per_epoch: steps of every worker in an epoch, in the first one if epochs differ.
+        start_epoch: epochs that the resumed run had completed.
+        steps: steps of every worker in total; 0 if all epochs are alike, which determines it.
+        start_step: steps before the epoch that this run begins with; 0 also if epochs are alike.
+        earlier_s: seconds of training of the resumed run.
+        parameters: number of trained parameters of the model.
         free_running: whether no worker ever waits for a slower one.
-        begun: what other numbers of workers did of epochs that were not over; empty if there were none.
+        begun: what other numbers of workers did in unfinished epochs; empty if there are none.
     """
 
     strategy: str
@@ -69,8 +69,8 @@ class Evaluated(Event):
     Attributes:
         epoch: epochs done.
         test_loss: mean cross-entropy.
-        test_top1: fraction of test images whose likeliest class is right.
-        test_top5: the same for the five likeliest.
+        test_top1: fraction of test images whose most likely class is right.
+        test_top5: likewise for the five most likely.
     """
 
     epoch: int
@@ -81,7 +81,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
-    """A checkpoint is whole on disk.
+    """A checkpoint is complete on disk.
 
     Attributes:
         path: of the file, inside the run folder.
@@ -109,17 +109,17 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProgress(Event):
-    """What one worker has done since its last such event.
+    """Progress of one worker since its last such event.
 
     Attributes:
         worker: its index among the workers, from 0.
-        epoch: the epoch it is in, from 0.
+        epoch: the current epoch, from 0.
         step: steps done since the run began (over all epochs).
         steps: steps done since the last such event.
         images: images seen since the last such event.
         loss: mean training loss of those images.
-        learning_rate: the one in use.
-        wait_s: seconds of this stretch in which the worker waited for others.
+        learning_rate: the current one.
+        wait_s: seconds of this period in which the worker waited for others.
     """
 
     worker: int
@@ -134,21 +134,21 @@ class WorkerProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTimings(Event):
-    """What the seconds of one worker's steps went into, since its last such event; said only where it is asked for.
+    """Breakdown of one worker's step time since its last such event; emitted only with `timings`.
 
     Attributes:
         worker: its index among the workers, from 0.
         step: steps done since the run began.
-        steps: that the seconds are of.
+        steps: number of steps in this period.
         data_s: waiting for a batch.
         forward_s: forward passes, with the transfer of the batch to the device.
         backward_s: backward passes.
-        update_s: the optimiser and the strategy's own arithmetic, and what a server left for the worker to do.
-        communication_s: inside the communicator, whatever else was to be done then; waiting for others is in it.
+        update_s: the optimizer and the strategy's own arithmetic, and work that a server leaves to the worker.
+        communication_s: inside the communicator, waiting for others included.
         other_s: the rest of the steps.
-        in_step: whether workers take their steps together.
-        communication: if so, (step, seconds) of each.
-        spans: (what, start, end) in seconds since training started, of the first steps of a real run.
+        in_step: whether the strategy is lockstep.
+        communication: if so, (step, seconds) of each step.
+        spans: (name, start, end) in seconds since training started, of the first steps of a real run.
     """
 
     worker: int
@@ -167,13 +167,13 @@ class WorkerTimings(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUsed(Event):
-    """Where a worker's training images came from, since its last such event; said only where decoded ones are kept.
+    """Use of a worker's image cache since its last such event; emitted only if there is a cache.
 
     Attributes:
         worker: its index among the workers, from 0.
-        images: that were asked for; a few more than it has learned from, where batches are prepared ahead.
-        hits: of these, how many were kept.
-        kept_bytes: that its cache holds now; ranks of one host may share it.
+        images: images requested; a few more than it has trained on if batches are prepared ahead.
+        hits: how many of these were in the cache.
+        kept_bytes: bytes in the cache now; ranks of one host may share it.
     """
 
     worker: int
@@ -184,17 +184,17 @@ class CacheUsed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProgress(Event):
-    """What one server has done since its last such event.
+    """Progress of one server since its last such event.
 
     Attributes:
         server: its index among the servers, from 0.
         version: updates applied to its shard since the run began.
-        staleness: how many gradients were applied at which staleness, since the last such event.
+        staleness: number of gradients applied at each staleness, since the last such event.
         seconds: since the last such event.
-        busy_share: of those seconds, the fraction in which it did not wait for messages.
-        queue: messages in a row that it found waiting when it looked for one, in the mean; 1: never another.
+        busy_share: fraction of those seconds in which it did not wait for messages.
+        queue: mean number of messages, at each receive, that were waiting; 1: never more than one.
         dropped: gradients that came too late, since the run began.
-        updating_s: of those seconds, spent on what came: looking at it, updating, making answers.
+        updating_s: seconds of this period spent on messages: reading them, updating, making answers.
     """
 
     server: int
@@ -209,7 +209,7 @@ class ServerProgress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
-    """A worker is gone; the others go on.
+    """A worker is lost; the others continue.
 
     Attributes:
         worker: its index among the workers, from 0.
@@ -223,13 +223,13 @@ class WorkerLost(Event):
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The event as a sentence."""
         return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others go on"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJoined(Event):
-    """The successor of a lost worker is there, and counts from now on.
+    """The successor of a lost worker has joined.
 
     Attributes:
         worker: its index among the workers, from 0.
@@ -241,24 +241,24 @@ class WorkerJoined(Event):
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The event as a sentence."""
         return f"a successor of worker {self.worker} (rank {self.rank}) has joined"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice(Event):
-    """Something that the user should know; training goes on."""
+    """Something that the user should know; training continues."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler(Notice):
-    """A worker has become a straggler, or is none any more, as its text says.
+    """A worker has become a straggler, or is no longer one, according to the text.
 
     Attributes:
         worker: its index among the workers, from 0.
-        slowdown: its own time of a step over the median of all workers.
+        slowdown: its own step time divided by the median of all workers.
     """
 
     worker: int
@@ -267,7 +267,7 @@ class Straggler(Notice):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLost(Notice):
-    """A server is gone; who has its shards as well goes on with them.
+    """A server is lost; the replicas of its shards take over.
 
     Attributes:
         rank: its rank.
@@ -278,7 +278,7 @@ class ServerLost(Notice):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerJoined(Notice):
-    """The successor of a lost server has all of its shards: another may be lost.
+    """The successor of a lost server has all of its shards, so that another may be lost.
 
     Attributes:
         rank: its rank.
@@ -289,7 +289,7 @@ class ServerJoined(Notice):
 
 @dataclass(frozen=True, kw_only=True)
 class Restarted(Notice):
-    """All ranks are started again, since one was lost that could not be done without.
+    """All ranks are started again, after the loss of one that the run cannot continue without.
 
     Attributes:
         updates_lost: workers' steps that are known to have been done since the checkpoint.
@@ -322,7 +322,7 @@ _FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in _KIND
 
 
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuilds an event from `Event.to_json`'s dict.
+    """Inverse of `Event.to_json`.
 
     Raises:
         ValueError: the record names no known event or lacks one of its fields.

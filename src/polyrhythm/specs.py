@@ -1,6 +1,6 @@
 """Specs: `name` or `name(key=value, …)`, nestable; the same text in a recipe, on the command line and in Python.
 
-A spec chooses one configuration out of a folder. The folder is the list: every module in it is one choice, and
+A spec chooses one configuration out of a folder. The folder is the registry: every module in it is one choice, and
 holds one class of the module's name (`tf1_rmsprop.py` holds `TF1RMSProp`), a `Config`, whose fields are the keys.
 """
 
@@ -23,7 +23,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _RESERVED = re.compile(
     rf"""'[^']*'|"[^"]*"|\b({"|".join({*keyword.kwlist} - {"True", "False", "None"})})\b"""
 )
-"""What Python keeps for itself, such as `async`; quoted texts come first, as they may hold anything."""
+"""Python's reserved words, such as `async`; quoted texts match first, as they may contain anything."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Spec:
 
     Attributes:
         name: the choice.
-        arguments: its keys and values; a value is a number, a truth value, a text, None or another `Spec`.
+        arguments: its keys and values; a value is a number, a boolean, a text, None or another `Spec`.
     """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Gives the text that parses back to this spec."""
+        """Return the text that parses back to this spec."""
         if not self.arguments:
             return self.name
         return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.arguments.items())})"
@@ -54,7 +54,7 @@ def _text(value: Any) -> str:
 
 
 def parse(text: str) -> Spec:
-    """Parses a spec.
+    """Parse a spec.
 
     Raises:
         RequestError: the text is not of the form `name` or `name(key=value, …)`.
@@ -74,7 +74,7 @@ def parse(text: str) -> Spec:
 
 
 def _unreserved(found: re.Match[str]) -> str:
-    """Lets a reserved word pass for a name, so that whoever wrote `async` is offered `asynchronous`."""
+    """Turn a reserved word into a name, so that `async` is answered by `asynchronous` instead of a syntax error."""
     return f"{found[1]}_" if found[1] else found[0]
 
 
@@ -111,7 +111,7 @@ def _value(node: ast.expr, text: str) -> Any:
 
 
 class Config(BaseModel):
-    """A choice's keys: frozen, keyword-only, checked once. Subclasses add fields, and what they configure."""
+    """The keys of a choice: frozen, keyword-only, validated once. Subclasses add fields and behaviour."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -122,7 +122,7 @@ class Config(BaseModel):
         cls.name = cls.__module__.rpartition(".")[2]
 
     def spec(self) -> Spec:
-        """Gives the spec that builds this configuration: all fields that differ from their defaults."""
+        """Return the spec that builds this configuration: all fields that differ from their defaults."""
         arguments = {}
         for key, info in type(self).model_fields.items():
             value = getattr(self, key)
@@ -131,19 +131,19 @@ class Config(BaseModel):
         return Spec(self.name, arguments)
 
     def __str__(self) -> str:
-        """Gives the spec as text."""
+        """Return the spec as text."""
         return str(self.spec())
 
 
 @cache
 def choices(package: str) -> dict[str, type[Config]]:
-    """Lists a folder: the configuration class of every module directly inside `package`, by name."""
+    """Return the configuration class of every module directly inside `package`, by name."""
     return {name: _config(f"{package}.{name}", name) for name in _names(package)}
 
 
 @cache
 def _names(package: str) -> tuple[str, ...]:
-    """Lists a folder without importing what is in it."""
+    """Return the names of the modules inside `package`, without importing them."""
     found = importlib.import_module(package)
     return tuple(sorted(info.name for info in pkgutil.iter_modules(found.__path__) if not info.ispkg))
 
@@ -157,7 +157,7 @@ def _config(module: str, name: str) -> type[Config]:
 
 
 def build(what: str, spec: str | Spec, *packages: str) -> Config:
-    """Builds the configuration that a spec chooses.
+    """Build the configuration that a spec chooses.
 
     Args:
         what: the noun for error messages, such as `optimizer`.
@@ -165,7 +165,7 @@ def build(what: str, spec: str | Spec, *packages: str) -> Config:
         packages: the folders that hold the choices.
 
     Raises:
-        RequestError: unknown name or key, or a value out of its range.
+        RequestError: unknown name or key, or a value out of range.
     """
     parsed = _parsed(what, spec)
     homes = {name: package for package in packages for name in _names(package)}
@@ -183,7 +183,7 @@ def _parsed(what: str, spec: str | Spec) -> Spec:
 
 
 def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
-    """Makes a pydantic model; whatever is wrong with the values becomes a one-line `RequestError`."""
+    """Return a validated pydantic model; the first invalid value is raised as a one-line `RequestError`."""
     for key in values:
         if key not in kind.model_fields:
             keys = kind.model_fields
@@ -204,7 +204,7 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
 
 
 def plainly(complaint: str) -> str:
-    """Takes out of a pydantic complaint what only tells how it came to be, and Python's names of types."""
+    """Remove from a pydantic message the parts about its own workings, and Python's type names."""
     for prefix in ("Value error, ", "Input ", "Tuple "):
         complaint = complaint.removeprefix(prefix)
     for end in (", unable to parse", " after validation"):
@@ -213,7 +213,7 @@ def plainly(complaint: str) -> str:
 
 
 def _check_number(what: str, annotation: Any, value: Any) -> None:
-    """Refuses what pydantic would take for a number although nobody can have meant one: `true`, 2.0 workers."""
+    """Refuse values that pydantic would convert to a number but that are surely mistakes: `true`, 2.0 workers."""
     kinds = get_args(annotation) or (annotation,)
     if any(value in get_args(kind) for kind in kinds):  # a word that a `Literal` allows beside numbers
         return
@@ -227,7 +227,7 @@ def _check_number(what: str, annotation: Any, value: Any) -> None:
 
 
 def chosen(what: str, *packages: str) -> BeforeValidator:
-    """Lets a field's value be a spec itself.
+    """Return a validator for a field whose value may be a spec itself.
 
     Used as `thing: Annotated[Thing, chosen("thing", "package.of.things")]`.
     """

@@ -22,9 +22,9 @@ from polyrhythm.api.observed_run import (
     observed_run_in,
 )
 from polyrhythm.config.assemble import assemble
+from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
-from polyrhythm.config.rehearsal import assemble_rehearsal, check_rehearsable
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
@@ -93,7 +93,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
     if gradients not in GRADIENTS:
         raise unknown("gradients", gradients, GRADIENTS)
     if gradients == "none":
-        check_rehearsable(options, steps)
+        check_dry_run_options(options, steps)
     elif steps is not None:
         raise RequestError("--steps goes with --gradients none: real training is as long as its --epochs")
     if check and gradients != "none":
@@ -145,7 +145,7 @@ def _rehearse(
     out: str | Path | None,
     observers: Sequence[Observer],
 ) -> Run:
-    rehearsal, images = assemble_rehearsal(config, steps)
+    rehearsal, images = assemble_dry_run(config, steps)
     layout = laid_out(where, rehearsal)
     trial = Trial(layout=layout, rehearsal=rehearsal, faults=(), check=check)
     folder = _folder(out, rehearsal, config, where)
@@ -311,10 +311,10 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
     refuse_real_only(options)
-    check_rehearsable(options, steps)
+    check_dry_run_options(options, steps)
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, ())
-    rehearsal, _ = assemble_rehearsal(config, steps)
+    rehearsal, _ = assemble_dry_run(config, steps)
     layout = laid_out(where, rehearsal)
     given = None if faults is None else parse_faults(faults)
     for fault in given or ():

@@ -111,7 +111,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     learns = figures["gradients"] == "real"
     if learns:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
-    done = "trained in  " if learns else "rehearsed in "
+    done = "trained in  " if learns else "dry run in  "
     print(f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s")
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
     say_what_held_back(figures)
@@ -138,7 +138,7 @@ def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_js
     from polyrhythm.api.simulate import try_strategy
 
     if gradients != "none":
-        raise RequestError("--seeds goes with --gradients none: thousands of rehearsals, not of trainings")
+        raise RequestError("--seeds goes with --gradients none: thousands of dry runs, not of trainings")
     if out is not None:
         raise RequestError("--seeds leaves no run folder: leave --out out, and repeat a seed with it")
 

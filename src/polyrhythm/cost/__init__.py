@@ -1,1 +1,1 @@
-"""Closed formulas: what links, collectives, servers and slow ranks cost; pure functions."""
+"""Closed formulas for the cost of links, collectives, servers and slow ranks; pure functions."""

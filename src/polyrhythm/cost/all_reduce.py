@@ -1,16 +1,16 @@
-"""What an all-reduce costs, by algorithm: seconds, and the messages and bytes that each rank sends.
+"""Cost of an all-reduce, by algorithm: seconds, and the messages and bytes that each rank sends.
 
 Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005;
 Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and experience", CCPE
 2007; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009.
 
-Seconds (`…_s`) hold when all ranks start together and nobody else uses the links. N = ranks, M = the
-payload's bytes, the rest as in `machine`. Every formula is exact for whole elements, so also where N does not
-divide them. With `overhead_s=α` and no header it is the textbooks'. Sums are not overlapped with messages.
-What each function says holds for N > 1; one rank alone needs no time.
+Seconds (`…_s`) assume that all ranks start together and that the links are otherwise idle. N = ranks, M = the
+payload's bytes, the rest as in `machine`. Every formula is exact for whole elements, so also if N does not
+divide them. With `overhead_s=α` and no header it is the textbooks'. Sums do not overlap with messages.
+The formulas in the docstrings hold for N > 1; one rank alone needs no time.
 
 Messages and bytes (`Sent`) do not count headers. All ranks together send `2 (N-1) M` bytes, whatever the
-algorithm, but for recursive doubling: `N log2 N M`.
+algorithm, except recursive doubling: `N log2 N M`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from polyrhythm.cost.machine import Machine, Payload
 
 
 def floor_log2(number: int) -> int:
-    """Gives the largest k with 2^k <= number."""
+    """Return the largest k with 2^k <= number."""
     return number.bit_length() - 1
 
 
 def ceil_log2(number: int) -> int:
-    """Gives the smallest k with 2^k >= number."""
+    """Return the smallest k with 2^k >= number."""
     return (number - 1).bit_length()
 
 
@@ -42,9 +42,9 @@ def flat_s(machine: Machine, ranks: int, payload: Payload) -> float:
 
 
 def binomial_tree_s(machine: Machine, ranks: int, payload: Payload) -> float:
-    """Reduces up a tree, broadcasts down it: `2 ⌈log2 N⌉ (α + βM) + ⌈log2 N⌉ γM`.
+    """Reduce up a tree, broadcast down it: `2 ⌈log2 N⌉ (α + βM) + ⌈log2 N⌉ γM`.
 
-    L counts only `⌊log2 N⌋` times each way. Where N is no power of two and receivers' ports are shared, small subtrees
+    L counts only `⌊log2 N⌋` times each way. If N is no power of two and receivers' ports are shared, small subtrees
     send early, and the way up takes up to `o + β (M+H)` less.
     """
     rounds, hops = ceil_log2(ranks), floor_log2(ranks)
@@ -56,8 +56,8 @@ def binomial_tree_s(machine: Machine, ranks: int, payload: Payload) -> float:
 def recursive_doubling_s(machine: Machine, ranks: int, payload: Payload) -> float:
     """Pairs at doubling distance exchange all: `log2 N (α + βM + γM)`.
 
-    Where N is no power of two: `⌊log2 N⌋` rounds, and `2 (α + βM) + γM` to fold the others in and out. If only one is
-    folded, its partner finds the others' messages there already, and up to an L less counts.
+    If N is no power of two: `⌊log2 N⌋` rounds, and `2 (α + βM) + γM` to fold the others in and out. If only one is
+    folded, its partner finds the others' messages already there, and up to one L less counts.
     """
     rounds, nbytes = floor_log2(ranks), payload.nbytes
     sums_s = (rounds + (ranks & (ranks - 1) > 0)) * machine.reduce_s(nbytes)
@@ -77,7 +77,7 @@ def ring_s(machine: Machine, ranks: int, payload: Payload) -> float:
 def rabenseifner_s(machine: Machine, ranks: int, payload: Payload) -> float:
     """Halves, quarters, … are exchanged and reduced, then gathered.
 
-    `2 log2 N α + 2 (N-1)/N βM + (N-1)/N γM`; where N is no power of two, folded as in recursive doubling.
+    `2 log2 N α + 2 (N-1)/N βM + (N-1)/N γM`; if N is no power of two, folded as in recursive doubling.
     """
     core = 1 << floor_log2(ranks)
     seconds = _fold_s(machine, ranks, payload)
@@ -88,10 +88,10 @@ def rabenseifner_s(machine: Machine, ranks: int, payload: Payload) -> float:
 
 
 def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
-    """Every rank reduces one slice and hands it out: `2 (N-1) α + 2 (N-1)/N βM + (N-1)/N γM`, of L only 2.
+    """Every rank reduces one slice and sends it to the others: `2 (N-1) α + 2 (N-1)/N βM + (N-1)/N γM`, with only 2 L.
 
-    Where N does not divide the elements, shared receivers' ports are taken for independent; what is left out is less
-    than an element's bytes a message.
+    If N does not divide the elements, shared receivers' ports are assumed independent; the error is less than
+    an element's bytes per message.
     """
     if ranks == 1:
         return 0.0
@@ -116,10 +116,10 @@ def segmented_chain_s(machine: Machine, ranks: int, payload: Payload, segments: 
 
 
 def best_segments(overhead_bytes: float, ranks: int, payload: Payload) -> int:
-    """The S that makes a segmented chain quickest: about `√((N-2) βM/α)`, and not more than there are elements.
+    """Return the S that minimises the time of a segmented chain: about `√((N-2) βM/α)`, at most the number of elements.
 
     Args:
-        overhead_bytes: α/β: what a message costs its sender beside its payload, in bytes; above 0.
+        overhead_bytes: α/β: cost of a message besides its payload, in bytes; above 0.
         ranks: N.
         payload: its bytes are M.
     """
@@ -128,7 +128,7 @@ def best_segments(overhead_bytes: float, ranks: int, payload: Payload) -> int:
 
 
 def lower_bound_s(machine: Machine, ranks: int, payload: Payload) -> float:
-    """What no all-reduce can beat: the largest of `⌈log2 N⌉ o`, one L, `2 (N-1)/N βM` and `(N-1)/N γM`."""
+    """Lower bound of any all-reduce: the largest of `⌈log2 N⌉ o`, one L, `2 (N-1)/N βM` and `(N-1)/N γM`."""
     share = payload.nbytes * (ranks - 1) / ranks
     return max(
         ceil_log2(ranks) * machine.overhead_s,
@@ -139,14 +139,14 @@ def lower_bound_s(machine: Machine, ranks: int, payload: Payload) -> float:
 
 
 def _fold_s(machine: Machine, ranks: int, payload: Payload) -> float:
-    """What it costs to fold ranks in and out, until as many are left as the next lower power of two."""
+    """Time for folding ranks in and out, down to the next lower power of two."""
     if ranks & (ranks - 1) == 0:
         return 0.0
     return 2 * machine.message_s(payload.nbytes) + machine.reduce_s(payload.nbytes)
 
 
 def _direct_end_s(machine: Machine, ports: list[float], rank: int) -> float:
-    """When the last message of a rank's slice arrives; every rank sends to rank 0 first, to the last rank last."""
+    """Time at which the last message of a rank's slice arrives; all send to rank 0 first, to the last rank last."""
     before = sum(ports[: rank + 1]) if rank < len(ports) - 1 else sum(ports) - min(ports[:-1])
     started = max(before + machine.latency_s, sum(ports) - ports[rank])
     return started + (len(ports) - 1) * ports[rank] + machine.latency_s
@@ -154,10 +154,10 @@ def _direct_end_s(machine: Machine, ports: list[float], rank: int) -> float:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a rank sends.
+    """Messages that a rank sends.
 
     Attributes:
-        messages: how many.
+        messages: number of messages.
         nbytes: of their payloads.
     """
 
@@ -182,7 +182,7 @@ def binomial_tree(ranks: int, rank: int, payload: Payload) -> Sent:
 
 
 def children(ranks: int, rank: int) -> list[int]:
-    """Gives a rank's children in the binomial tree under rank 0, the smallest subtree first.
+    """Return a rank's children in the binomial tree under rank 0, the smallest subtree first.
 
     A rank's parent is the rank without its lowest bit: 1, 3, 5, 7 have no children; 2, 6 have one; 4 has two.
     """
@@ -198,7 +198,7 @@ def recursive_doubling(ranks: int, rank: int, payload: Payload) -> Sent:
 
 
 def rabenseifner(ranks: int, rank: int, payload: Payload) -> Sent:
-    """Of every range that is halved, the half that is not kept; then, every range that was kept."""
+    """The discarded half of every range that is halved; on the way back, every range that was kept."""
     core = core_size(ranks)
     sent = Sent(1, payload.nbytes) * (fold_partner(ranks, rank) is not None)
     first, slices = 0, core
@@ -213,12 +213,12 @@ def rabenseifner(ranks: int, rank: int, payload: Payload) -> Sent:
 
 
 def core_size(ranks: int) -> int:
-    """Gives the largest power of two that there are ranks for: as many exchange, the others are folded in and out."""
+    """Return the largest power of two up to `ranks`: so many ranks exchange, the others are folded in and out."""
     return 1 << floor_log2(ranks)
 
 
 def fold_partner(ranks: int, rank: int) -> int | None:
-    """Gives the rank that this one is folded into, or that is folded into it; None if it has no such partner.
+    """Return the rank that this one is folded into, or that is folded into it; None if it has no such partner.
 
     The ranks beyond the core are folded into its last one, its first, its last but one, its second, … So the delay of
     folding in reaches a rank that folds out by all rounds, and folding costs the same for all numbers of ranks but one.
@@ -235,7 +235,7 @@ def fold_partner(ranks: int, rank: int) -> int | None:
 
 
 def ring(slice_bytes: Sequence[int], rank: int) -> Sent:
-    """On each of two ways around all slices but one: first its own, then its successor's stays."""
+    """Twice around the ring with all slices but one: first its own stays, then its successor's."""
     ranks, whole = len(slice_bytes), sum(slice_bytes)
     if ranks == 1:
         return Sent()
@@ -249,6 +249,6 @@ def direct(slice_bytes: Sequence[int], rank: int) -> Sent:
 
 
 def segmented_chain(ranks: int, rank: int, payload: Payload, segments: int) -> Sent:
-    """Every segment to the one neighbour, and later to the other."""
+    """Every segment to one neighbour, and later to the other."""
     neighbours = (rank > 0) + (rank < ranks - 1)
     return Sent(segments, payload.nbytes) * neighbours

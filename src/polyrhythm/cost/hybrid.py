@@ -1,4 +1,4 @@
-"""Numbers that a worker receives when fully connected layers are cut by their neurons over K workers.
+"""Values that a worker receives when fully connected layers are cut by their neurons over K workers.
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997: all of K b
 examples pass every slice, b of each worker, with A features each; the same in all of the paper's three schemes.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 def examples(workers: int, batch: int, features: int) -> int:
-    """Gives the numbers received as examples, and as many again as their gradients.
+    """Return the number of values received as examples; their gradients are as many again.
 
     Args:
         workers: K.
@@ -27,13 +27,13 @@ def examples(workers: int, batch: int, features: int) -> int:
 
 
 def between_layers(workers: int, batch: int, widths: Sequence[int], worker: int) -> int:
-    """Gives the numbers received between the layers and as logits, forward and backward.
+    """Return the number of values received between the layers and as logits, forward and backward.
 
     Args:
         workers: K.
         batch: b, of one worker.
         widths: neurons of each layer.
-        worker: who receives; slices differ by a neuron where they are not even.
+        worker: the receiver; slices differ by a neuron if they are not even.
     """
     own = [width * (worker + 1) // workers - width * worker // workers for width in widths]
     hidden = sum(

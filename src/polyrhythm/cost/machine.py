@@ -1,13 +1,13 @@
-"""What messages and sums cost on equal ranks with equal links: α, β and γ, with α split as in LogGP.
+"""Cost of messages and sums on equal ranks with equal links: α, β and γ, with α split as in LogGP.
 
 Culler et al., "LogP: Towards a Realistic Model of Parallel Computation", PPoPP 1993; Alexandrov et al., "LogGP",
 SPAA 1995.
 
-    a message of m bytes    keeps its sender's port for  o + β (m + H)  and is there L later
+    a message of m bytes    occupies its sender's port for  o + β (m + H)  and arrives L later
     alone                   α + β (m + H),  α = o + L
 
-o = overhead_s, L = latency_s, β = seconds_per_byte, γ = reduce_seconds_per_byte, H = header_bytes. Messages that
-follow one another overlap L but not o. Textbooks' "α a message" is `o = α, L = 0`; the simulator's links are
+o = overhead_s, L = latency_s, β = seconds_per_byte, γ = reduce_seconds_per_byte, H = header_bytes. Consecutive
+messages overlap L but not o. The textbooks' "α per message" is `o = α, L = 0`; the simulator's links are
 `o = 0, L = α`, and sums take no time there (γ = 0).
 """
 
@@ -21,13 +21,13 @@ class Machine:
     """Equal ranks and links; every rank sends one message at a time, and receives meanwhile.
 
     Attributes:
-        latency_s: between a message's leaving and its arrival, seconds.
-        overhead_s: of its sender for every message, whatever its size, seconds.
+        latency_s: from the departure of a message to its arrival, seconds.
+        overhead_s: for the sender of every message, whatever its size, seconds.
         seconds_per_byte: one over the bandwidth.
-        reduce_seconds_per_byte: for adding one vector to another, by the bytes of one.
-        header_bytes: that go with every message.
-        shared_receiver: whether messages that come to a rank at the same time share its port, as at a NIC; else
-            it takes any number at once, as in the simulator's `ConstantNetwork`.
+        reduce_seconds_per_byte: for adding one vector to another, per byte of one of them.
+        header_bytes: of every message.
+        shared_receiver: whether messages that arrive at a rank at the same time share its port, as at a NIC;
+            otherwise it receives any number at once, as in the simulator's `ConstantNetwork`.
     """
 
     latency_s: float = 0.0
@@ -38,7 +38,7 @@ class Machine:
     shared_receiver: bool = True
 
     def port_s(self, nbytes: float) -> float:
-        """Seconds for which a message with so many bytes of payload keeps a port."""
+        """Seconds for which a message with `nbytes` of payload occupies a port."""
         return self.overhead_s + self.seconds_per_byte * (nbytes + self.header_bytes)
 
     def message_s(self, nbytes: float) -> float:
@@ -46,16 +46,16 @@ class Machine:
         return self.latency_s + self.port_s(nbytes)
 
     def reduce_s(self, nbytes: float) -> float:
-        """Seconds for adding so many bytes to others."""
+        """Seconds for adding `nbytes` to others."""
         return self.reduce_seconds_per_byte * nbytes
 
 
 @dataclass(frozen=True)
 class Payload:
-    """A vector that is to be added up.
+    """A vector to be summed over ranks.
 
     Attributes:
-        elements: how many numbers it has.
+        elements: number of elements.
         element_bytes: of each.
     """
 
@@ -64,11 +64,11 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole: what the papers call M."""
+        """Size in bytes: the papers' M."""
         return self.elements * self.element_bytes
 
     def first_bytes(self, slices: int, of: int) -> int:
-        """Bytes of the first `slices` slices, when it is cut into `of`, the longer ones first (`tensor_split`)."""
+        """Bytes of the first `slices` of `of` slices, the longer ones first (as `tensor_split` cuts)."""
         share, longer = divmod(self.elements, of)
         return (slices * share + min(slices, longer)) * self.element_bytes
 

@@ -1,11 +1,11 @@
-"""How long the k-th quickest of n workers takes: expected order statistics of step times.
+"""Expected time of the k-th fastest of n workers: order statistics of step times.
 
 David, Nagaraja, "Order Statistics", 3rd edition 2003.
 
     P(X_(k:n) <= t) = sum_{i=k..n} C(n,i) F(t)^i (1-F(t))^(n-i)        E[max] = ∫ (1 - F(t)^n) dt  for t >= 0
 
-A lock-step worker waits for the slowest of n (k = n, the default); with backup workers for the k-th of n. All times are
-in seconds, k counts from 1, the quickest.
+A lockstep worker waits for the slowest of n (k = n, the default); with backup workers for the k-th of n. All times are
+in seconds, k counts from 1, the fastest.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from math import erfc, exp, inf, log, log1p, pi, sqrt
 
 _EULER = 0.5772156649015329
 _MOST_TERMS = 100_000
-"""More reciprocals are added up by their asymptotic series, which is exact to the last bits from there on."""
+"""Beyond, sums of reciprocals use their asymptotic series, which is exact to the last bits from there on."""
 _NODES_PER_DEVIATION = 16
 _NEGLIGIBLE = 50.0
-"""What is smaller by this exponent of e changes no double."""
+"""Terms smaller than e to minus this do not change a double."""
 _TAIL = -36.0
-"""Standard deviations from which on a normal tail is its asymptotic series, as it will soon be no double any more."""
+"""Score below which the normal tail is computed by its asymptotic series, as it will soon underflow a double."""
 
 
 def harmonic(number: int) -> float:
-    """Gives `1 + 1/2 + … + 1/number`."""
+    """Return `1 + 1/2 + … + 1/number`."""
     if number > _MOST_TERMS:
         return log(number) + _EULER + 1 / (2 * number) - 1 / (12 * number**2)
     return sum(1 / k for k in range(number, 0, -1))
 
 
 def exponential_s(mean_s: float, count: int, kth: int | None = None) -> float:
-    """Of exponential times: `μ (H_n - H_(n-k))`."""
+    """For exponential times: `μ (H_n - H_(n-k))`."""
     k = _checked(count, kth)
     if k <= _MOST_TERMS:  # of which no difference takes the last bits
         return mean_s * sum(1 / number for number in range(count, count - k, -1))
@@ -39,17 +39,17 @@ def exponential_s(mean_s: float, count: int, kth: int | None = None) -> float:
 
 
 def shifted_exponential_s(shift_s: float, mean_s: float, count: int, kth: int | None = None) -> float:
-    """Of a constant and an exponential time, added."""
+    """For the sum of a constant and an exponential time."""
     return shift_s + exponential_s(mean_s, count, kth)
 
 
 def normal_s(mean_s: float, deviation_s: float, count: int, kth: int | None = None) -> float:
-    """Of normal times, by quadrature. Times below 0 count as they are."""
+    """For normal times, by quadrature. Negative times are not cut off."""
     return mean_s + deviation_s * normal_scores(lambda score: score, count, kth)
 
 
 def log_normal_s(median_s: float, sigma: float, count: int, kth: int | None = None) -> float:
-    """Of log-normal times, by quadrature; `sigma` is the logarithm's standard deviation. Beyond doubles: `inf`."""
+    """For log-normal times, by quadrature; `sigma` is the logarithm's standard deviation. `inf` on overflow."""
     times, plain = _Scores(count, kth, sigma), _Scores(count, kth)
     logarithm = times.log_sum() - plain.log_sum()
     try:
@@ -59,7 +59,7 @@ def log_normal_s(median_s: float, sigma: float, count: int, kth: int | None = No
 
 
 def empirical_s(times_s: Sequence[float], count: int, kth: int | None = None) -> float:
-    """Of times drawn with replacement from a list: exact."""
+    """For times drawn with replacement from a list: exact."""
     k, ordered = _checked(count, kth), sorted(times_s)
     below, mean = 0.0, 0.0
     for position, time_s in enumerate(ordered, 1):
@@ -70,10 +70,10 @@ def empirical_s(times_s: Sequence[float], count: int, kth: int | None = None) ->
 
 
 def normal_scores(value: Callable[[float], float], count: int, kth: int | None = None) -> float:
-    """Gives the mean of `value(z)`, z being the k-th smallest of n standard normal numbers.
+    """Return the mean of `value(z)`, where z is the k-th smallest of n standard normal numbers.
 
     The trapezoidal rule, which for such bell-shaped integrands converges faster than any power of its step. The density
-    is taken in logarithms and divided by its own sum, so that its factor `n! / ((k-1)! (n-k)!)` never appears.
+    is computed in logarithms and divided by its own sum, so that its factor `n! / ((k-1)! (n-k)!)` never appears.
     """
     scores = _Scores(count, kth)
     weights = [exp(each - scores.top) for each in scores.logs]
@@ -81,14 +81,15 @@ def normal_scores(value: Callable[[float], float], count: int, kth: int | None =
 
 
 def best_split(count: int, kth_s: Callable[[int], float]) -> int:
-    """Gives the k with the largest `k / kth_s(k)`: the most gradients a second, if a step ends with its k-th."""
+    """Return the k with the largest `k / kth_s(k)`: the most gradients per second, if a step ends with its k-th."""
     return max(range(1, count + 1), key=lambda k: k / kth_s(k))
 
 
 class _Scores:
-    """Where the density of the k-th of n normal scores, times `exp(tilt * z)`, is to be looked at, and its logarithms.
+    """Quadrature nodes for the density of the k-th of n normal scores, times `exp(tilt * z)`, and its logarithms there.
 
-    The logarithm is concave, with a curvature of 1 at least: its peak is found by halving, and all that counts is near.
+    The logarithm is concave, with a curvature of at least 1: its peak is found by bisection, and all that counts is
+    near.
     """
 
     def __init__(self, count: int, kth: int | None, tilt: float = 0.0) -> None:
@@ -102,7 +103,7 @@ class _Scores:
         self.logs = [self._log(score) for score in self.at]
 
     def log_sum(self) -> float:
-        """Gives the logarithm of the integral, but for the factor that only count and k decide."""
+        """Return the logarithm of the integral, without the factor that depends only on count and k."""
         return self.top + log(sum(exp(each - self.top) for each in self.logs) * self._step)
 
     def _log(self, score: float) -> float:
@@ -130,9 +131,9 @@ class _Scores:
 
 
 def _at_least(least: int, count: int, in_favour: int, against: int) -> float:
-    """Gives the probability of so many successes of `count` at odds of `in_favour : against`.
+    """Return the probability of at least `least` successes out of `count` at odds of `in_favour : against`.
 
-    Binomial terms over the largest of them, divided by their sum: none is too large for a double, nor is their factor.
+    Binomial terms are divided by the largest of them and by their sum, so that none overflows a double.
     """
     if not against:
         return 1.0
@@ -153,12 +154,12 @@ def _at_least(least: int, count: int, in_favour: int, against: int) -> float:
 
 
 def _hazard(score: float) -> float:
-    """Gives φ(score) / Φ(score), the slope of log Φ."""
+    """Return φ(score) / Φ(score), the slope of log Φ."""
     return exp(-score * score / 2 - log(2 * pi) / 2 - _log_below(score))
 
 
 def _log_below(score: float) -> float:
-    """Gives log Φ(score)."""
+    """Return log Φ(score)."""
     if score > 0:
         return log1p(-erfc(score / sqrt(2)) / 2)
     if score > _TAIL:

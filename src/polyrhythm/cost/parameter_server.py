@@ -1,4 +1,4 @@
-"""What a parameter server costs: bytes, the time of a step, and how stale gradients are.
+"""Cost of a parameter server: bytes, the time of a step, and the staleness of gradients.
 
 Campos et al., "Distributed training strategies for a computer vision deep learning algorithm on a distributed GPU
 cluster", ICCS 2017, section 6.
@@ -30,7 +30,7 @@ def exchange_s(machine: Machine, workers: int, servers: int, payload: Payload) -
 def synchronous_step_s(
     machine: Machine, workers: int, servers: int, payload: Payload, compute_s: float
 ) -> float:
-    """Seconds of a step in which all push when the slowest has computed, and all are answered at once.
+    """Seconds of a step in which all workers push when the slowest has computed, and all are answered at once.
 
     Args:
         machine: the links.
@@ -45,9 +45,10 @@ def synchronous_step_s(
 def asynchronous_step_s(
     machine: Machine, workers: int, servers: int, payload: Payload, compute_s: float
 ) -> float:
-    """The least seconds between two steps of a worker, if all are equal.
+    """Lower bound of the seconds between two steps of a worker, if all are equal.
 
-    It is that of a worker alone, until the servers' NICs are full: then they pass `S / (β M)` steps a second, each way.
+    It is that of a single worker until the servers' NICs are saturated: then they pass `S / (β M)` steps a second,
+    each way.
     """
     alone_s = compute_s + 2 * exchange_s(machine, 1, servers, payload)
     return max(alone_s, workers * machine.port_s(payload.nbytes / servers))
@@ -59,5 +60,5 @@ def staleness(updaters: int) -> int:
 
 
 def mean_staleness(updaters: int, steps: int) -> float:
-    """The mean over a run of equal updaters with so many steps each; their first gradients meet 0, 1, … updates."""
+    """Mean staleness over a run of equal updaters with `steps` each; their first gradients meet 0, 1, … updates."""
     return (updaters - 1) * (1 - 1 / (2 * steps))

@@ -1,10 +1,10 @@
-"""Where a classifier is cut: a trunk that every worker copies, and a head whose neurons are shared out.
+"""Division of a classifier: a trunk that every worker copies, and a head whose neurons are distributed.
 
     pictures ─▶ trunk (convolutions, …) ─▶ (B, A) ─▶ Linear ─▶ relu, dropout, … ─▶ … ─▶ Linear ─▶ logits
                every worker its own copy            └────────── head: slices of neurons ──────────┘
 
-The head begins with the first of the `nn.Linear` at the network's end, between which nothing but functions of single
-numbers may stand: those can be applied to a slice. What such functions do before that Linear belongs to the trunk.
+The head begins with the first of the `nn.Linear` at the network's end that have nothing but elementwise functions in
+between: those can be applied to a slice. Elementwise functions before that Linear belong to the trunk.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Layer:
 
     Attributes:
         linear: its weights.
-        after: what is done to each of its outputs.
+        after: elementwise modules that follow it.
     """
 
     linear: nn.Linear
     after: tuple[nn.Module, ...]
 
     def finish(self, outputs: Tensor) -> Tensor:
-        """Does what is done to outputs, any shape."""
+        """Apply the elementwise modules to outputs of any shape."""
         for module in self.after:
             outputs = module(outputs)
         return outputs
@@ -61,21 +61,21 @@ class Cut:
 
     @property
     def features(self) -> int:
-        """Numbers that the trunk makes of a picture: A."""
+        """Number of features per picture: A."""
         return self.layers[0].linear.in_features
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The features, and the neurons of each layer of the head."""
+        """The number of features, and the neurons of each layer of the head."""
         return (self.features, *(layer.linear.out_features for layer in self.layers))
 
     @property
     def trains_trunk(self) -> bool:
-        """Whether the trunk has anything to learn."""
+        """Whether the trunk has trained parameters."""
         return any(parameter.requires_grad for parameter in self.trunk.parameters())
 
     def whole(self, images: Tensor) -> Tensor:
-        """Gives the logits of pictures (B, C, H, W) as the uncut network does."""
+        """Return the logits of pictures (B, C, H, W), like the undivided network."""
         outputs: Tensor = self.trunk(images)
         for layer in self.layers:
             outputs = layer.finish(layer.linear(outputs))
@@ -83,12 +83,12 @@ class Cut:
 
 
 def cut(model: nn.Module, image: Tensor | None) -> Cut:
-    """Cuts a classifier in front of the fully connected layers at its end.
+    """Divide a classifier in front of the fully connected layers at its end.
 
     Args:
         model: a `nn.Sequential`, or a network whose last child is an `nn.Linear` or a `nn.Sequential` of such layers;
             not changed.
-        image: (1, C, H, W), with which it is tried whether the two parts are the network; None: it has no numbers.
+        image: (1, C, H, W), to check that the two parts compute the same as the network; None if it has no numbers.
 
     Raises:
         RequestError: it does not end so, or does more than run its children one after the other.
@@ -155,7 +155,7 @@ def _try_out(model: nn.Module, found: Cut, image: Tensor) -> None:
 
 @contextmanager
 def _tested(*models: nn.Module) -> Iterator[None]:
-    """Makes nothing random, and gives every module back the mode that it was in."""
+    """Turn off randomness, and restore the modes of all modules afterwards."""
     modes = {module: module.training for model in models for module in model.modules()}
     for module in modes:
         module.training = False

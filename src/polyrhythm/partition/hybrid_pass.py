@@ -1,10 +1,10 @@
-"""Hybrid model and data parallelism: a forward and backward pass of K workers together.
+"""Hybrid model and data parallelism: a joint forward and backward pass of K workers.
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
 4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1, has the same split.
 
-    trunk gradient of worker i = d(w_i L_i)/d trunk      to be added up over the workers
-    head gradient, slice s     = d(sum_i w_i L_i)/d s    complete on worker s: not to be added up again
+    trunk gradient of worker i = d(w_i L_i)/d trunk      to be summed over the workers
+    head gradient, slice s     = d(sum_i w_i L_i)/d s    complete on worker s: not to be summed again
 
 L_i is the mean loss of worker i's examples, w_i their weight; dividing both by sum_i w_i yields the gradients
 of the mean over all examples.
@@ -12,7 +12,7 @@ of the mean over all examples.
     trunk ─▶ ( examples ─▶ head forward ─▶ logits ─▶ loss ─▶ head backward ─▶ gradients of examples ) per round ─▶ trunk
               └─ those of the next round are sent before this one is computed
 
-The scheme tells which examples the head sees together, round by round:
+The scheme determines which examples the head sees together, round by round:
 
     a    one round:  all b examples of all K workers
     b    K rounds:   all b examples of worker k in round k
@@ -25,13 +25,12 @@ Every worker computes a slice of the neurons of each layer of the head:
     forward    y_s = f(x W_s' + b_s)  on worker s;   x of the next layer = (y_0 | y_1 | … )       for all examples
     backward   dW_s = dz_s' x         on worker s;   dx = sum_s dz_s W_s, each worker its own columns of it
 
-W_s are the rows of W that belong to the slice, z_s the argument of f. The examples' owners get their logits,
-and provide the gradients of these. Autograd works inside a layer only, so no worker ever waits for another
-inside it.
+W_s are the rows of W that belong to the slice, z_s the argument of f. The owners of the examples receive their logits
+and provide the gradients of these. Autograd works only within a layer, so no worker ever waits for another inside it.
 
-A dry run (`RehearsedPass`) sends the messages of a pass without its numbers, for networks that are not
-computed. Every message is as large as that of `HybridPass`, and comes at the same place: examples that are
-sent one round early, outputs of hidden layers, logits, and the gradients of all three on their way back.
+A dry run (`DryRunPass`) sends the messages of a pass without its numbers, for networks that are not computed. Every
+message has the size and the place of its counterpart in `HybridPass`: examples that are sent one round early, outputs
+of hidden layers, logits, and the gradients of all three on their way back.
 
 Departure from the papers: the option to update the head after every round is left out.
 """
@@ -57,22 +56,22 @@ Scheme = Literal["a", "b", "c"]
 
 
 def rounds(scheme: Scheme, workers: int) -> int:
-    """Gives how many rounds a step has."""
+    """Return the number of rounds of a step."""
     return 1 if scheme == "a" else workers
 
 
 def sends(scheme: Scheme, worker: int, number: int) -> bool:
-    """Tells whether a worker has examples in a round, as far as that can be told without its batch."""
+    """Whether a worker has examples in a round, as far as this is known without its batch."""
     return scheme != "b" or worker == number
 
 
 def place(scheme: Scheme, batch: int, workers: int, number: int) -> slice:
-    """Gives the places in its batch of a worker's examples in a round in which it sends.
+    """Return which examples of its batch a worker sends in a round.
 
     Args:
         scheme: a, b or c.
         batch: the worker's examples in the step.
-        workers: how many there are.
+        workers: number of workers.
         number: of the round.
     """
     if scheme == "c":
@@ -81,7 +80,7 @@ def place(scheme: Scheme, batch: int, workers: int, number: int) -> slice:
 
 
 Loss = Callable[[Tensor, slice], Tensor]
-"""Takes logits (R, classes) and the places of their examples in the batch; gives their mean loss, ()."""
+"""Maps logits (R, classes) and the positions of their examples in the batch to their mean loss, ()."""
 
 
 class HybridPass:
@@ -111,11 +110,11 @@ class HybridPass:
         return self._head.places
 
     def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
-        """Adds to the gradients of the trunk and of this worker's slices of the head.
+        """Add to the gradients of the trunk and of this worker's slices of the head, in place.
 
         Args:
             images: (B, C, H, W); a worker without any takes part in the others' head.
-            loss: of this worker's examples; what it makes of some of them must not depend on the rest.
+            loss: of this worker's examples; its value for some of them must not depend on the rest.
             weight: w_i.
 
         Returns:
@@ -164,7 +163,7 @@ class HybridPass:
     def _round(
         self, examples: Sequence[Tensor], mine: slice, gradients: Tensor, of_loss: tuple[Loss, float]
     ) -> float:
-        """Passes examples through the head and back; fills this worker's gradients, and gives its part of its loss."""
+        """Pass examples through the head and back; fill this worker's `gradients`, and return its part of its loss."""
         counts = [len(part) for part in examples]
         logits = self._head.forward(examples[0] if len(examples) == 1 else torch.cat(list(examples)), counts)
         share = (mine.stop - mine.start) / len(gradients) if len(gradients) else 0.0
@@ -177,7 +176,7 @@ class HybridPass:
 
 
 def _loss_of(logits: Tensor, mine: slice, share: float, of_loss: tuple[Loss, float]) -> tuple[float, Tensor]:
-    """Gives `share` of some examples' loss, and the gradient by their logits of as much of the weighted one."""
+    """Return `share` of some examples' loss, and the gradient of that share of the weighted loss by their logits."""
     if share == 0:
         return 0.0, torch.zeros_like(logits)
     loss, weight = of_loss
@@ -190,7 +189,7 @@ def _loss_of(logits: Tensor, mine: slice, share: float, of_loss: tuple[Loss, flo
 
 @dataclass(frozen=True)
 class _Call:
-    """What a layer's backward pass needs: its inputs, its slice of the parameters, and its outputs."""
+    """State for a layer's backward pass: its inputs, its slice of the parameters, and its outputs."""
 
     inputs: Tensor
     slices: list[tuple[Tensor, Tensor]]
@@ -201,9 +200,9 @@ class ShardedLayers:
     """One worker's slices of a head.
 
     Args:
-        layers: all of the head; their gradients are added to in this worker's rows only.
-        activations: the way to the others.
-        wants_inputs: whether somebody wants to know the gradient of the first layer's inputs.
+        layers: all of the head; gradients are added to this worker's rows only.
+        activations: exchange with the others.
+        wants_inputs: whether the gradient of the first layer's inputs is needed.
     """
 
     def __init__(self, layers: Sequence[Layer], activations: Activations, *, wants_inputs: bool) -> None:
@@ -220,10 +219,10 @@ class ShardedLayers:
         return [places[self._activations.rank] for places in self._places]
 
     def forward(self, inputs: Tensor, counts: Sequence[int]) -> Tensor:
-        """Gives the logits of this worker's own examples.
+        """Return the logits of this worker's own examples.
 
         Args:
-            inputs: (sum of counts, A), everybody's examples, in rank order.
+            inputs: (sum of counts, A), the examples of all workers, in rank order.
             counts: how many of them each worker owns.
 
         Returns:
@@ -243,15 +242,15 @@ class ShardedLayers:
         return inputs
 
     def backward(self, gradient: Tensor, counts: Sequence[int]) -> Tensor | None:
-        """Adds this worker's slices of the layers' gradients up, and gives what is wanted of the inputs'.
+        """Add to the gradients of this worker's slices, in place, and return its share of the gradient of the inputs.
 
         Args:
-            gradient: (counts[rank], classes), of the logits that `forward` gave.
+            gradient: (counts[rank], classes), of the logits that `forward` returned.
             counts: as given to `forward`.
 
         Returns:
-            (sum of counts, A): what this worker's neurons contribute, to be added up over the workers; None if nobody
-            wants it.
+            (sum of counts, A): the contribution of this worker's neurons, to be summed over the workers; None if it is
+            not needed.
         """
         rank, rows = self._activations.rank, sum(counts)
         widths = self._widths(len(self._layers) - 1)
@@ -287,12 +286,12 @@ class ShardedLayers:
 
 
 def neurons(count: int, workers: int) -> list[slice]:
-    """Cuts so many neurons into neighbouring slices whose lengths differ by at most one; one a worker, maybe empty."""
+    """Cut `count` neurons into contiguous slices, one per worker, of lengths that differ by at most one."""
     return [slice(count * worker // workers, count * (worker + 1) // workers) for worker in range(workers)]
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:
-    """Adds tensors of one shape up, in their order."""
+    """Return the sum of tensors of one shape, added in their order."""
     whole = parts[0]
     for part in parts[1:]:
         whole = whole + part
@@ -304,7 +303,7 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _backward(call: _Call, gradient: Tensor, place: slice) -> Tensor | None:
-    """Adds to the gradients of a slice's parameters; gives that of the inputs, if they want one."""
+    """Add to the gradients of a slice's parameters; return that of the inputs, if it is needed."""
     trained = [(parameter, leaf) for parameter, leaf in call.slices if leaf.requires_grad]
     leaves = [leaf for _, leaf in trained] + ([call.inputs] if call.inputs.requires_grad else [])
     if not leaves:
@@ -321,14 +320,14 @@ _EXAMPLES, _LAYERS = 1, 2
 
 
 class Activations:
-    """One worker's end. All workers must make the same calls in the same order.
+    """One worker's exchange of activations. All workers must make the same calls in the same order.
 
     Args:
-        group: who shares the head.
-        name: tells its messages from those of others on the same group.
+        group: the workers that share the head.
+        name: distinguishes its messages from others on the same group.
 
     Attributes:
-        received_bytes: of numbers, headers not counted, since it was made.
+        received_bytes: received so far, without headers.
     """
 
     def __init__(self, group: Communicator, name: str = "activations") -> None:
@@ -337,12 +336,12 @@ class Activations:
         self.received_bytes = 0
 
     def start(self, examples: Tensor) -> list[Handle]:
-        """Starts to send examples (R, A) to all others, who learn from it how many there are."""
+        """Start to send examples (R, A) to all others, who learn their number R from it."""
         flat = examples.detach().reshape(-1)
         return [start_send(self._group, to, flat, _EXAMPLES) for to in self._others()]
 
     def examples(self, source: int, like: Tensor) -> Tensor:
-        """Waits for what another worker has started to send.
+        """Wait for the examples that another worker has started to send.
 
         Args:
             source: the worker.
@@ -352,26 +351,25 @@ class Activations:
             (R, A).
 
         Raises:
-            RunError: what has come is not whole examples of A numbers.
+            RunError: the message does not consist of whole examples of A values.
         """
         return self._take(source, _EXAMPLES, (-1, like.shape[-1]), like)
 
     def finish(self, handles: Iterable[Handle]) -> None:
-        """Waits until what has been started is on its way, and its memory free."""
+        """Wait until started sends have left, and their memory is free."""
         with _own_random_numbers():
             for handle in handles:
                 handle.wait()
 
     def swap(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Gives every worker its part, and takes this worker's from each.
+        """Send every worker its part, and receive this worker's part from each.
 
         Args:
-            parts: one a worker, in rank order.
-            shapes: of what each worker has for this one; that of its own part is not looked at. What is empty does
-                not travel.
+            parts: one per worker, in rank order.
+            shapes: of the parts to receive; that of its own part is ignored. Empty parts do not travel.
 
         Returns:
-            One a worker, in rank order.
+            One per worker, in rank order.
         """
         ours = [part.detach().contiguous().reshape(-1) for part in parts]
         sent = [start_send(self._group, to, ours[to], _LAYERS) for to in self._others() if ours[to].numel()]
@@ -398,13 +396,13 @@ class Activations:
         return vector.to(like.device).reshape(shape)
 
     def _others(self) -> list[int]:
-        """Gives the other ranks, the next one first, so that not all begin with the same one."""
+        """Return the other ranks, the next one first, so that not all begin with the same one."""
         return [(self.rank + offset) % self.size for offset in range(1, self.size)]
 
 
 @contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Goes on with the same random numbers afterwards: ranks of a simulation share a generator, and take turns."""
+    """Restore torch's random state afterwards: ranks of a simulation share a generator, and take turns."""
     state = torch.get_rng_state()
     yield
     torch.set_rng_state(state)
@@ -412,14 +410,14 @@ def _own_random_numbers() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What the messages depend on.
+    """Sizes that determine the messages.
 
     Attributes:
         features: of an example: A.
         widths: neurons of each layer.
-        trains_trunk: whether somebody wants the gradients of examples.
-        number: a tensor of the dtype and device of what travels.
-        stands_for: how many numbers each number of a message stands for.
+        trains_trunk: whether gradients of examples are needed.
+        number: a tensor with the dtype and device of the messages.
+        stands_for: how many values each element of a message stands for.
     """
 
     features: int
@@ -429,8 +427,8 @@ class HeadSizes:
     stands_for: float = 1.0
 
 
-class RehearsedPass:
-    """One worker's passes. All workers must call it equally often.
+class DryRunPass:
+    """One worker's passes in a dry run. All workers must call it equally often.
 
     Args:
         sizes: of the head.
@@ -448,7 +446,7 @@ class RehearsedPass:
         ]
 
     def run(self, batch: int) -> None:
-        """Passes a batch of so many examples of this worker through the head and back."""
+        """Send and receive the messages for a batch of `batch` examples of this worker."""
         setting_out = self._send(batch, 0)
         for number in range(rounds(self._scheme, self._size)):
             under_way, setting_out = setting_out, self._send(batch, number + 1)
@@ -492,7 +490,7 @@ class RehearsedPass:
         return rows
 
     def _swap(self, sent: Sequence[int], taken: Sequence[int]) -> None:
-        """Sends so many numbers to each worker, and waits for so many of each."""
+        """Send `sent[w]` values to each worker w, and wait for `taken[w]` from each."""
         handles = [
             self._group.start_send(to, Message(Kind.VECTOR, self._numbers(sent[to]), tag=_LAYERS))
             for to in self._others()

@@ -1,8 +1,8 @@
-"""Which numbers of a flat vector each worker trains, where its last layers are cut.
+"""Which elements of a flat vector each worker trains, if its last layers are distributed.
 
-    vector     [ trunk, everybody's | W of layer 1: rows of 0 | rows of 1 | … | b: 0 | 1 | … | W of layer 2 … ]
+    vector     [ trunk, shared by all | W of layer 1: rows of 0 | rows of 1 | … | b: 0 | 1 | … | W of layer 2 … ]
 
-Rows of a weight are neighbours in the vector, so a worker's slice of a layer is one piece of it for the weight and one
+Rows of a weight are adjacent in the vector, so a worker's slice of a layer is one piece of it for the weight and one
 for the bias.
 """
 
@@ -24,14 +24,14 @@ class Ownership:
 
     Args:
         vector: the network's parameters.
-        tensors: weights and biases of the head, by where each starts and stops and how many rows it has, in order.
-        workers: how many share the head.
+        tensors: weights and biases of the head, as (start, stop, rows), in order.
+        workers: number of workers that share the head.
 
     Attributes:
-        trunk: the numbers that all workers train alike.
+        trunk: the elements that all workers train alike.
 
     Raises:
-        RequestError: something of the trunk lies between or behind them.
+        RequestError: elements of the trunk lie between or behind them.
     """
 
     def __init__(self, vector: Tensor, tensors: Sequence[tuple[int, int, int]], workers: int) -> None:
@@ -47,7 +47,7 @@ class Ownership:
 
     @classmethod
     def of(cls, flat: FlatParameters, parts: Cut, workers: int) -> Ownership:
-        """Finds the layers of a network that has been cut."""
+        """Return the ownership for a network that has been divided."""
         views = {id(view.parameter): view for view in flat.views}
         parameters = [each for layer in parts.layers for each in layer.linear.parameters()]
         found = [views[id(each)] for each in parameters if id(each) in views]
@@ -55,7 +55,7 @@ class Ownership:
 
     @classmethod
     def of_sizes(cls, flat: FlatParameters, features: int, widths: Sequence[int], workers: int) -> Ownership:
-        """Puts so many layers at the end; where numbers stand for several, cuts as large a part as if it were one."""
+        """Return the ownership for layers at the end of a vector; in proportion if elements stand for several."""
         sizes = list(zip((features, *widths), widths, strict=False))
         numbers = sum(inputs * outputs + outputs for inputs, outputs in sizes)
         start = max(0, flat.size - round(numbers / flat.stands_for))
@@ -72,14 +72,14 @@ class Ownership:
         return cls(flat.vector, tensors, workers)
 
     def pieces(self, worker: int) -> list[slice]:
-        """Gives what a worker trains of the head, in order."""
+        """Return the pieces of the head that a worker trains, in order."""
         return self._pieces[worker]
 
     def gather(self, activations: Activations) -> None:
-        """Makes the vector whole on all workers, who must all call it.
+        """Complete the vector on all workers, who must all call it, in place.
 
         Args:
-            activations: the way to the others.
+            activations: exchange with the others.
         """
         own = self._joined(activations.rank).reshape(1, -1)
         shapes = [(1, sum(piece.stop - piece.start for piece in pieces)) for pieces in self._pieces]
@@ -97,7 +97,7 @@ class Ownership:
 
 
 def _rows(start: int, stop: int, rows: int, workers: int, worker: int) -> slice | None:
-    """Gives a worker's rows of a weight or bias as a piece of the vector; None if it has none."""
+    """Return a worker's rows of a weight or bias as a piece of the vector; None if it has none."""
     width = (stop - start) // rows
     place = neurons(rows, workers)[worker]
     if place.start == place.stop:

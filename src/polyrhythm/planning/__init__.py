@@ -1,1 +1,1 @@
-"""What a machine can do, measured: the file that simulations read."""
+"""Measurements of machines, written as cluster files for the simulator."""

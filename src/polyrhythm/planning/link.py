@@ -1,9 +1,9 @@
-"""Latency and bandwidth of a link between two ranks, from messages that go there and back.
+"""Latency and bandwidth of a link between two ranks, from round trips of messages.
 
-    empty    there and back = 2 α + 128 bytes of headers, which count as nothing
+    empty    round trip = 2 α + 128 bytes of headers, which are neglected
     large    there, an empty one back = 2 α + M β
 
-Medians of several tries: a busy machine has outliers on one side only. The link inside this host is measured
+Medians of several trips: a busy machine has outliers on one side only. The link inside this host is measured
 between two processes started for it (`measure_inside`).
 """
 
@@ -32,14 +32,14 @@ _WARM_UP = 3
 _EMPTY_TRIPS = 50
 _MOST_LARGE_TRIPS = 9
 _PATIENCE_S = 2.0
-"""How long the large messages of a link may take together, once there have been three."""
+"""Limit for the duration of the large messages of a link together, once there have been three."""
 
 _FEWEST_LARGE_TRIPS = 3
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """A link, as messages between ranks find it.
+    """A measured link between two ranks.
 
     Attributes:
         latency_s: α, of an empty message.
@@ -50,20 +50,20 @@ class MeasuredLink:
     bandwidth_bytes_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Gives its facts, JSON-able."""
+        """Return a JSON-able dict."""
         return dict(vars(self))
 
 
 def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> MeasuredLink:
-    """Measures the link to another rank, which calls `answer_link` meanwhile.
+    """Measure the link to another rank, which must call `answer_link` at the same time.
 
     Args:
-        network: used by nobody else meanwhile.
+        network: not used by anyone else meanwhile.
         to: the other rank.
         nbytes: of a large message.
 
     Raises:
-        PeerLost: the other rank is gone.
+        PeerLost: the other rank is lost.
     """
     for _ in range(_WARM_UP):
         _trip_s(network, to, None)
@@ -79,7 +79,7 @@ def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> M
 
 
 def answer_link(network: Communicator, source: int) -> None:
-    """Answers another rank's `measure_link` until it has measured."""
+    """Answer another rank's `measure_link` until it has finished."""
     while network.receive(source)[1].kind is not Kind.LEAVE:
         network.send(source, Message(Kind.REPORT))
 
@@ -96,13 +96,13 @@ _INSIDE_PATIENCE_S = 60.0
 
 
 def measure_inside(start_method: str = "spawn") -> MeasuredLink:
-    """Measures a link inside this host, as two ranks of a run would use it.
+    """Measure a link inside this host, between two ranks that use it like ranks of a run.
 
     Args:
-        start_method: `spawn`, or `fork` (quicker) from a process that has not computed on several threads.
+        start_method: `spawn`, or `fork` (faster) from a process that has not computed on several threads.
 
     Raises:
-        RunError: the two processes came to no end.
+        RunError: one of the two processes died or did not finish.
     """
     context = multiprocessing.get_context(start_method)
     ours, theirs = context.Pipe(duplex=False)

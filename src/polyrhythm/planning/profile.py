@@ -1,6 +1,6 @@
 """A profile: hosts, their links and the time of a step, as a cluster that can be simulated.
 
-Of a host it holds cores, memory, accelerators, and how fast its memory copies.
+Of a host it has cores, memory, accelerators, and the bandwidth of copying memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
 _COPIED_BYTES = 64 << 20
-"""More than any cache holds, and little enough for the smallest machines."""
+"""Larger than any cache, and small enough for the smallest machines."""
 
 _REPEATS = 7
 
@@ -31,10 +31,10 @@ class Host:
     """A host.
 
     Attributes:
-        name: as the system knows it.
+        name: its host name.
         cores: that this process may use.
         memory_bytes: of the whole machine.
-        memory_bandwidth_bytes_per_s: that one thread copies, counting what it reads and what it writes.
+        memory_bandwidth_bytes_per_s: of copying by one thread, with bytes read and bytes written counted.
         accelerators: names of its GPUs.
     """
 
@@ -45,12 +45,12 @@ class Host:
     accelerators: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Gives its facts, JSON-able."""
+        """Return a JSON-able dict."""
         return {**vars(self), "accelerators": list(self.accelerators)}
 
 
 def measure_host() -> Host:
-    """Measures the host that this runs on; takes about a tenth of a second."""
+    """Measure the host that this runs on; takes about a tenth of a second."""
     count = torch.cuda.device_count()
     return Host(
         socket.gethostname(),
@@ -74,16 +74,16 @@ def _copy_speed() -> float:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """A measured cluster.
 
     Attributes:
         hosts: that took part, the leader's first.
-        speeds: of each, by how much faster its step was than the first host's.
+        speeds: of each host, the first host's step time divided by its own.
         threads: compute threads of a worker.
         inside: the link between two ranks of the first host.
-        between: the slowest link from the first host to another; None where there is only one.
+        between: the slowest link from the first host to another; None if there is only one.
         step: of one worker on the first host.
-        model: what it trained, and on which data, for people.
+        model: model and data of the measured step, as text.
     """
 
     hosts: tuple[Host, ...]
@@ -95,10 +95,10 @@ class Profile:
     model: str
 
     def cluster(self, name: str) -> Cluster:
-        """Describes what was measured as a cluster.
+        """Return the cluster to simulate.
 
-        A host alone has no link to others that could have been measured; it gets its inside link's figures. Steps
-        spread log-normally about their median, as far as the measured ones do.
+        A single host has no link to others that could have been measured; it is given the figures of its inside link.
+        Steps are log-normal, with the median and spread of the measured ones.
         """
         kinds = tuple(
             HostKind(
@@ -122,13 +122,13 @@ class Profile:
         )
 
     def links_said(self) -> str:
-        """Says which links were measured."""
+        """Return a sentence on which links were measured."""
         if self.between is None:
             return "nic was not measured (one host): inside stands in for it"
         return "nic is the slowest link from the first host to another"
 
     def to_json(self) -> dict[str, Any]:
-        """Gives everything, JSON-able."""
+        """Return a JSON-able dict."""
         return {
             "model": self.model,
             "threads": self.threads,

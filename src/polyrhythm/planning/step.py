@@ -1,6 +1,6 @@
-"""Where the time of a training step goes: data, forward, backward, update, and layer by layer.
+"""Breakdown of a training step: data, forward, backward, update, and layer by layer.
 
-The time of every layer is taken by hooks on a model that trains as it always does.
+Layers are timed by hooks on a model that trains as usual.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Layer:
     Attributes:
         name: of the module.
         kind: its class.
-        parameters: how many numbers it trains.
+        parameters: number of its trained parameters.
         forward_s: median seconds of its forward pass, or of all of them if it is used several times.
         backward_s: median seconds from the moment at which the gradients of the layers behind it were final to the
             moment at which its own are. So a layer without parameters counts with the one before it; its own is 0.
@@ -48,11 +48,11 @@ class Layer:
 
 
 class LayerClocks:
-    """Takes the time of a model's layers, step by step.
+    """Timing of a model's layers, step by step.
 
     Args:
         model: gets hooks, on all modules without children and on all parameters.
-        now: gives seconds.
+        now: returns the time in seconds.
     """
 
     def __init__(self, model: nn.Module, now: Callable[[], float]) -> None:
@@ -71,7 +71,7 @@ class LayerClocks:
         model.register_forward_hook(self._end_forward)
 
     def end_step(self) -> float:
-        """Adds a step to the samples; gives the time at which its forward pass ended."""
+        """Add a step to the samples; return the time at which its forward pass ended."""
         for name, seconds in self._forward.items():
             self._forwards[name].append(seconds)
         before = self._forward_end
@@ -82,10 +82,10 @@ class LayerClocks:
         return self._forward_end
 
     def read(self, skip: int) -> tuple[Layer, ...]:
-        """Gives what every layer took, in the order of the model.
+        """Return the medians of every layer, in the order of the model.
 
         Args:
-            skip: so many steps at the beginning do not count.
+            skip: number of steps at the beginning that do not count.
         """
         return tuple(
             Layer(
@@ -119,7 +119,7 @@ class LayerClocks:
 
 
 WARM_UP = 3
-"""Steps that are not measured: the first ones find memory and kernels still to be made."""
+"""Steps that are not measured, since the first ones allocate memory and load kernels."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,10 @@ class StepProfile:
 
     Attributes:
         step_s: seconds of every measured step, without waiting for data.
-        data_s: median seconds in which the step's batch was waited for.
-        forward_s: median seconds, the copying of the batch to the device included.
-        backward_s: median seconds, the loss included.
-        update_s: median seconds of the optimiser, and of all else that comes after the backward pass.
+        data_s: median seconds of waiting for the step's batch.
+        forward_s: median seconds, with copying the batch to the device.
+        backward_s: median seconds, with the loss.
+        update_s: median seconds of the optimizer, and of everything else after the backward pass.
         layers: in the order of the forward pass.
     """
 
@@ -144,16 +144,16 @@ class StepProfile:
 
     @property
     def median_s(self) -> float:
-        """Of the steps."""
+        """Median of `step_s`."""
         return statistics.median(self.step_s)
 
     @property
     def sigma(self) -> float:
-        """How much the steps spread: the standard deviation of their logarithms."""
+        """Spread of the steps: the standard deviation of their logarithms."""
         return statistics.pstdev(map(math.log, self.step_s))
 
     def to_json(self) -> dict[str, Any]:
-        """Gives its facts, JSON-able."""
+        """Return a JSON-able dict."""
         parts = {name: getattr(self, name) for name in ("data_s", "forward_s", "backward_s", "update_s")}
         return {
             "steps": len(self.step_s),
@@ -164,10 +164,10 @@ class StepProfile:
 
 
 class WatchedPace:
-    """Time passes by itself, and when the two passes begin and end is noted.
+    """A pace in real time that records when the forward and the backward pass begin and end.
 
     Args:
-        device: whose work must be over before its time is taken.
+        device: synchronised before the time is taken.
 
     Attributes:
         forward_at: when the latest forward pass began.
@@ -182,26 +182,26 @@ class WatchedPace:
         self.backward_at = 0.0
 
     def now(self) -> float:
-        """Gives the time once the device has done what it was asked for."""
+        """Return the time at which the device has completed all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def forward(self, shares: Sequence[float], use: Callable[[int], None], work: float = 1.0) -> None:
-        """Notes the time."""
+        """Record the time."""
         self.forward_at = self.now()
 
     def backward(self, shares: Sequence[float], ready: Callable[[int], None]) -> None:
-        """Notes the time."""
+        """Record the time."""
         self.backward_at = self.now()
 
 
 def profile_step(job: Job, steps: int) -> StepProfile:
-    """Trains some steps on one worker alone, as a run would, and takes the time of their parts.
+    """Time the parts of some training steps on one worker alone.
 
     Args:
-        job: what to learn, with a strategy of one worker and no server.
-        steps: how many to measure; some more come first, to warm up.
+        job: what to train, with a strategy of one worker and no server.
+        steps: number of steps to measure, after a few for warming up.
 
     Raises:
         RequestError: the loss is not finite.
@@ -225,7 +225,7 @@ def profile_step(job: Job, steps: int) -> StepProfile:
 def _parts(
     learner: Learner, batches: Iterator[Batch], pace: WatchedPace, layers: LayerClocks
 ) -> tuple[float, float, float, float]:
-    """Does a step; gives the seconds of data, forward, backward and update."""
+    """Do a step; return the seconds of data, forward, backward and update."""
     asked_at = pace.now()
     batch = next(batches)
     begun_at = pace.now()

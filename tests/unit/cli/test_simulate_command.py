@@ -38,7 +38,7 @@ WRONG = {
     ),
     "steps without end": (
         ["--cluster", "office", "--gradients", "none", "--steps", "1" + 22 * "0"],
-        "steps must be at most 1,000,000,000 (given 10000000000000000000000), which one worker rehearses in hours",
+        "steps must be at most 1,000,000,000 (given 10000000000000000000000), which takes hours with one worker",
     ),
     "workers without number": (
         ["--cluster", "office", "--workers", "1000000"],

@@ -42,7 +42,7 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.hybrid_pass import Activations, HeadSizes, HybridPass, Loss, RehearsedPass, Scheme
+from polyrhythm.partition.hybrid_pass import Activations, DryRunPass, HeadSizes, HybridPass, Loss, Scheme
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.state import Held, Resharding, State
@@ -106,7 +106,7 @@ class HybridWorker(WorkerPart):
         self._scheme = scheme
         self._collective = collective
         self._whole = True
-        self._rehearsed: RehearsedPass | None = None
+        self._rehearsed: DryRunPass | None = None
         self._pass: HybridPass | None = None
         flat, workers, head = setting.flat, setting.workers, setting.head
         features, *widths = head or (0,)
@@ -115,7 +115,7 @@ class HybridWorker(WorkerPart):
         if head and setting.batch_size:
             trains = ownership.trunk.stop > 0
             sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
-            self._rehearsed = RehearsedPass(sizes, workers, scheme)
+            self._rehearsed = DryRunPass(sizes, workers, scheme)
 
     def take_parts(self, parts: Cut) -> None:
         """Finds out what is whose."""

@@ -58,7 +58,7 @@ MOST_STEPS = 1_000_000_000
 """Upper limit for the steps of a worker in a dry run: more would practically not end."""
 
 
-def check_rehearsable(given: Collection[str], steps: int | None) -> None:
+def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
     """Refuse options that a dry run does not use.
 
     Args:
@@ -86,12 +86,12 @@ def _check_steps(steps: int) -> None:
         raise RequestError(f"steps must be at least 1 (given {steps})")
     if steps > MOST_STEPS:
         raise RequestError(
-            f"steps must be at most {MOST_STEPS:,} (given {steps}), which one worker rehearses in hours, several in "
-            "days: ask for a few thousand"
+            f"steps must be at most {MOST_STEPS:,} (given {steps}), which takes hours with one worker and days with "
+            "several: ask for a few thousand"
         )
 
 
-def assemble_rehearsal(config: RunConfig, steps: int | None = None) -> tuple[Rehearsal, int]:
+def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehearsal, int]:
     """Build the dry run that a configuration describes.
 
     Args: config: checked values; those that only training needs are ignored. steps: full batches that every worker
