@@ -1,1 +1,1 @@
-"""What the verbs do, for Python programs: train, evaluate, and your own loop."""
+"""The verbs as Python functions: train, evaluate, and a training loop of your own."""

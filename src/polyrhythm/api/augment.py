@@ -1,6 +1,6 @@
-"""A contact sheet of augmented pictures, as the verb `augment` makes it.
+"""A contact sheet of augmented pictures, for the verb `augment`.
 
-original | changed | changed | …        a row a picture
+original | changed | changed | …        a row per picture
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError
 
 _MOST = 100
-"""Of pictures, and of variants of each, that one sheet can show."""
+"""Largest number of pictures, and of variants of each, on one sheet."""
 
 
 def augment(
@@ -33,13 +33,13 @@ def augment(
     variants: int = 8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes a contact sheet: training pictures, each beside what augmentation makes of it in so many epochs.
+    """Write a contact sheet: training pictures, each beside its variants in `variants` epochs.
 
     Args:
         chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`.
-        preview: the picture file to write; its ending says its format.
+        preview: the picture file to write; its suffix is its format.
         data: a name, a folder or objects, as in `train`.
-        pictures: how many, drawn from the training data that can be read.
+        pictures: number of pictures, drawn from the readable training data.
         variants: of each.
         seed: chooses the pictures and their changes.
 
@@ -47,7 +47,7 @@ def augment(
         `file`, `augment`, `pictures` and `variants`.
 
     Raises:
-        RequestError: something in the request is wrong; nothing has been written.
+        RequestError: the request is invalid; nothing has been written.
     """
     path = Path(preview)
     if path.suffix.lower() not in Image.registered_extensions():
@@ -77,18 +77,18 @@ def augment(
 
 
 TILE = 96
-"""Smaller pictures are enlarged, by a whole factor, to at least so many pixels a side."""
+"""Smaller pictures are enlarged, by an integer factor, to at least this many pixels a side."""
 
 _GAP = 4
 _PAPER = 255
 
 
 def contact_sheet(pictures: Tensor, tones: Tones) -> Tensor:
-    """Lays pictures out.
+    """Arrange pictures on a sheet.
 
     Args:
         pictures: (rows, columns, C, H, W) float, C being 1 or 3.
-        tones: what black and white are in them.
+        tones: values of black and white in them.
 
     Returns:
         (H', W', 3) uint8.

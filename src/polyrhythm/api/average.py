@@ -1,4 +1,4 @@
-"""The mean of several trained networks' weights, as the verb `average` makes it."""
+"""The mean of several trained networks' weights, for the verb `average`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,18 @@ def average(
     device: str = "auto",
     **options: Unpack[TrainedOptions],
 ) -> dict[str, Any]:
-    """Averages weights into one file, computes batch-norm statistics anew, and tests the result.
+    """Average weights into one file, recompute batch-norm statistics, and test the result.
 
-    Args:
-        weights: runs or files of weights of one network; one run alone stands for its checkpoints, an epoch each.
-        out: the safetensors file to write.
-        greedy: take in order of accuracy those that do not harm, judged on every second test image; tested on the
-            others.
-        device: `cpu`, `cuda` or `auto`.
-        **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
+    Args: weights: runs or files of weights of one network; a single run stands for its checkpoints, one per epoch. out:
+        the safetensors file to write. greedy: add weights in order of accuracy, leaving out those that lower it, judged
+        on every second test image; the result is tested on the others. device: `cpu`, `cuda` or `auto`. **options:
+        `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
     Returns:
-        `file`, `averaged` (what went into it), `images`, `test_loss`, `test_top1` and `test_top5`.
+        `file`, `averaged` (the weights in the mean), `images`, `test_loss`, `test_top1` and `test_top5`.
 
     Raises:
-        RequestError: something in the request is wrong; nothing has been written.
+        RequestError: the request is invalid; nothing has been written.
     """
     path = Path(out)
     if path.exists() or not path.parent.is_dir():
@@ -83,7 +80,7 @@ def _states(paths: Sequence[str | Path], trained: Trained, options: TrainedOptio
 
 
 def _checkpoints(trained: Trained) -> dict[str, State]:
-    """Reads a run's checkpoints, the oldest first."""
+    """Return the states of a run's checkpoints, the oldest first."""
     files = sorted((trained.path / FOLDER).glob("step-*.safetensors")) if trained.path.is_dir() else []
     if len(files) < 2:
         raise RequestError(
@@ -147,7 +144,7 @@ def _tested(model: nn.Module, trained: Trained, *, odd_only: bool) -> dict[str, 
 
 
 def _half(model: nn.Module, trained: Trained, first: int) -> Evaluation:
-    """Tests on every second image, from the one numbered `first`."""
+    """Test on every second image, beginning with number `first`."""
     test = trained.dataset.test
     counted = torch.arange(first, len(test), 2)
     with in_evaluation_mode(model):

@@ -1,4 +1,4 @@
-"""Testing trained models, as the verb `evaluate` does it."""
+"""Tests of trained models, for the verb `evaluate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate(
     device: str = "auto",
     **options: Unpack[EvaluateOptions],
 ) -> dict[str, Any]:
-    """Tests a model, or several that vote, on the test images of some data.
+    """Test a model, or several that vote, on the test images of some data.
 
     Args:
         weights: a run folder, a file of weights or a checkpoint of a run; several make an ensemble, the mean of their
@@ -43,16 +43,15 @@ def evaluate(
         device: `cpu`, `cuda` or `auto`.
         **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and `scales`
             (a list of pixels), see `Views`; `best`: test the runs' checkpoints of the highest test accuracy; `greedy`:
-            choose the members on every second test image, and test on the
-            others.
+            choose the members on every second test image, and test on the others.
 
     Returns:
         `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
-        (fractions) and `per_class`; `views` and `dense` where more than the picture itself was looked at; `members`
+        (fractions) and `per_class`; `views` and `dense` unless the only view is the picture itself; `members`
         and `selected` of an ensemble.
 
     Raises:
-        RequestError: something in the request is wrong.
+        RequestError: the request is invalid.
     """
     refuse_unknown(options, EvaluateOptions)
     configure({"batch_size": batch_size})  # one that cannot be, for example
@@ -110,7 +109,7 @@ def _views(asked: dict[str, Any]) -> Views:
 
 
 def _at_own_scale(views: Views, dataset: Dataset) -> Views:
-    """Gives the views, larger ones at the scale that the network was trained at where none is asked for."""
+    """Return the views; by default, those of larger pictures have the scale that the network was trained at."""
     if views.scales or not (views.dense or views.ten_crop):
         return views
     return replace(views, scales=(round(min(dataset.image_shape[1:]) / dataset.shown),))

@@ -1,4 +1,4 @@
-"""A trained network as a file for other programs, as the verb `export` writes it."""
+"""A trained network as a file for other programs, for the verb `export`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from polyrhythm.models.exporting import export as export_network
 
 
 def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOptions]) -> dict[str, Any]:
-    """Writes a network with its preprocessing: bytes (B, C, H, W) in, class probabilities (B, classes) out.
+    """Write a network with its preprocessing: bytes (B, C, H, W) in, class probabilities (B, classes) out.
 
     Args:
         weights: a run folder or a file of weights.
-        out: the file; its ending says the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
-        **options: `data` and `model`, where the weights do not say them.
+        out: the file; its suffix is the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
+        **options: `data` and `model`, if the weights do not record them.
 
-    Returns:
-        `file`, `format`, `model`, `classes`, `image_shape`, and `largest_difference` between what the file and the
-        network make of random pictures.
+    Returns: `file`, `format`, `model`, `classes`, `image_shape`, and `largest_difference` between the outputs of the
+        file and of the network for random pictures.
 
     Raises:
-        RequestError: something in the request is wrong.
+        RequestError: the request is invalid.
         RunError: the network cannot be written in that format.
     """
     path = Path(out)

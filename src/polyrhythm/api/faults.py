@@ -1,4 +1,4 @@
-"""What becomes of a run when something goes wrong: told from what its strategy declares, and from nothing else."""
+"""Outcomes of faults, derived from the declarations of a strategy alone."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
 
 REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
-"""One strategy a family: where all run the same code, these are tested on real processes for the others."""
+"""One strategy per family: where all run the same code, these are tested on real processes for the others."""
 
 SENDING_IN_STEP = ("d_psgd", "parameter_server(consistency=synchronous)")
-"""Tried too where a host is cut off: all of them send to the one that is, and none may wait until it has taken that."""
+"""Also tested with a host cut off: all workers send to the one on it, and none may wait until it has received."""
 
 IN_TURNS = ("d_psgd",)
-"""Tried too where worker 0 is lost: no step of theirs joins all, and yet all must muster."""
+"""Also tested with worker 0 lost: no single step of theirs involves all workers, yet all must regroup."""
 
 WAITING_IN_STEP = ("parameter_server(consistency=synchronous)",)
-"""Tried too where worker 0 is killed: others wait for it in lock-step, and what it waits for must not wait for it."""
+"""Also tested with worker 0 killed: others wait for it in lockstep, and what it waits for must not wait for it."""
 IN_SHARED_MEMORY = ("hogwild",)
-"""Tried too where worker 0 is killed: its successor finds what the run has come to in the memory of the others."""
+"""Also tested with worker 0 killed: its successor finds the state of the run in the memory of the others."""
 
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, replicas=2)",
     "easgd(mode=synchronous, tau=1)",
 )
-"""Strategies of other outcomes than with their defaults."""
+"""Strategies whose outcomes differ from those with their default keys."""
 
 
 class Fault(StrEnum):
-    """What goes wrong."""
+    """Kinds of faults."""
 
     WORKER_KILLED = "a worker killed"
     LEADER_KILLED = "worker 0 killed"
@@ -44,7 +44,7 @@ class Fault(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What becomes of the run."""
+    """Outcomes of a fault for the run."""
 
     GOES_ON = "goes on"
     REGROUPS = "regroups, goes on"
@@ -58,11 +58,11 @@ class Outcome(StrEnum):
 
 
 def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
-    """Gives the outcome of every fault, where `train` may start a successor of a lost worker.
+    """Return the outcome of every fault, if `train` may start a successor of a lost worker.
 
     Args:
         strategy: of the run.
-        workers: how many there are.
+        workers: number of workers.
     """
     traits, faults = strategy.traits(workers), strategy.faults(workers)
     cast = cast_in_order(workers, traits.servers)
@@ -85,7 +85,7 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
 
 
 def is_tested(strategy: str, fault: Fault) -> bool:
-    """Whether the test suite lets this fault happen to real processes of a strategy, by its name or spec."""
+    """Whether the test suite injects this fault into real processes of a strategy, given by name or spec."""
     if fault is Fault.CUT_OFF:
         return strategy in REPRESENTATIVES + SENDING_IN_STEP
     if fault is Fault.LEADER_KILLED:

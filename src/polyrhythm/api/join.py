@@ -1,4 +1,4 @@
-"""Joining a run from a script with a training loop of its own: `join`, and the `Group` that it returns."""
+"""Joining a run from a script with its own training loop: `join`, and the `Group` that it returns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 
 def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:
-    """Joins the run that this process has been started for.
+    """Join the run that this process was started for.
 
         with polyrhythm.join("parameter_server(servers=2)") as group:
             model, optimizer = group.distribute(model, optimizer)
@@ -50,7 +50,7 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
 
     Args:
         strategy: a spec, or a strategy; the same in all processes.
-        threads: compute threads of this worker; None shares a host's cores out, and leaves a worker alone as it is.
+        threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
 
     Returns:
         This worker's group, to be used in a `with`.
@@ -86,7 +86,7 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
 
 
 def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
-    """Serves, and ends the process: a `with` cannot skip its body, and the rest of the script is not for a server."""
+    """Serve, then end the process: a `with` cannot skip its body, and the rest of the script is not for a server."""
     status = 0
     try:
         use_threads(1)
@@ -107,21 +107,21 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 
 class Group:
-    """This worker's end of a group; made by `join`, used in a `with`.
+    """This worker's membership in a run; made by `join`, used in a `with`.
 
-    At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without a
-    word and the error goes on; once its process has ended, others that wait for it get `RunError`. A worker that is
-    killed is done without where the strategy can: the others go on, and the next epoch is shared out among them.
+    At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without
+    notice and the error propagates; once its process has ended, others that wait for it get `RunError`. If a worker is
+    killed and the strategy can continue without it, the others do, and divide the next epoch among themselves.
 
     Args:
         strategy: how the workers share the work.
-        world: where this rank is.
+        world: the context of this rank.
         home: this rank's connections.
 
     Attributes:
-        rank: index of this worker, whoever else is lost.
-        leads: whether this worker is the one to print and to save: worker 0, be it the first or a successor of it.
-        staleness: after the `with`, on the leader: how many gradients were applied at which staleness.
+        rank: index of this worker; it does not change when others are lost.
+        leads: whether this worker is the one to print and to save: worker 0, the first one or a successor.
+        staleness: after the `with`, on the leader: number of gradients applied at each staleness.
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
@@ -138,25 +138,26 @@ class Group:
 
     @property
     def workers(self) -> int:
-        """How many workers share the present epoch, or the last one; at first how many were started."""
+        """Number of workers that share the current or last epoch; before the first, the number that were started."""
         return self._coordination.workers
 
     def distribute(
         self, model: _Model, optimizer: torch.optim.Optimizer
     ) -> tuple[_Model, DistributedOptimizer]:
-        """Ties a model and its optimiser to those of the other workers.
+        """Distribute a model and its optimizer over the workers.
 
-        All workers get worker 0's parameters at the model's first use in training; weights loaded until then count.
+        All workers receive worker 0's parameters when the model is first used in training; weights loaded before that
+        count.
 
         Args:
             model: changed in place: its parameters become views of one vector. On its final device.
-            optimizer: over the model's parameters, which it must treat number by number, as SGD and Adam do.
+            optimizer: over the model's parameters, which it must treat elementwise, as SGD and Adam do.
 
         Returns:
-            The same model, and the optimiser to be used from now on.
+            The same model, and the optimizer to use from now on.
 
         Raises:
-            RequestError: model or optimiser cannot be distributed, or one has been.
+            RequestError: model or optimizer cannot be distributed, or this group has distributed one already.
         """
         if self._replica is not None:
             raise RequestError("a group distributes one model: put several into one nn.Module")
@@ -191,21 +192,21 @@ class Group:
         return model, made
 
     def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
-        """Gives the epochs that this worker has a share of: all of them, unless it is the successor of a lost one.
+        """Yield the epochs that this worker takes part in: all of them, unless it is the successor of a lost one.
 
             for epoch in group.epochs(20, scheduler):
                 for x, y in shard:
                     …
 
-        `range(count)` would do, but a successor would begin at 0; so without this nobody takes a lost worker's place.
+        With `range(count)` a successor would begin at 0; so without this method lost workers are not replaced.
 
         Args:
-            count: of epochs.
-            *kept: what a successor must have from the others: learning-rate schedulers, and whatever else has a
-                `state_dict` of numbers and texts and a `load_state_dict`.
+            count: number of epochs.
+            *kept: objects whose state a successor needs from the others: learning-rate schedulers, and anything else
+                with a `state_dict` of numbers and texts and a `load_state_dict`.
 
         Raises:
-            RequestError: there is no optimiser yet, or the run is over.
+            RequestError: there is no optimizer yet, or the run is over.
         """
         optimizer = self._optimizer
         if optimizer is None or optimizer.over:
@@ -219,17 +220,17 @@ class Group:
             yield epoch
 
     def shard(self, loader: Iterable[Any]) -> Shard:
-        """Gives this worker's share of a loader; all workers must call it at the same place of their programs.
+        """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
           N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
-          cover everything. A sampler that shuffles does so anew each epoch, the same on all; one of your own must
-          draw from torch's generators. Where fewer images than workers are left, some worker sees one of the others'
+          cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
+          draw from torch's generators. When fewer images than workers are left, some worker sees one of the others'
           images in a step whose gradient does not count.
         - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
-          workers: each takes every N-th batch, and all stop after the last whole round.
+          workers: each takes every N-th batch, and all stop after the last complete round.
 
-        Without a worker that is lost, N is smaller from the next epoch on, and an epoch has more steps.
+        After the loss of a worker, N is smaller from the next epoch on, and an epoch has more steps.
         """
         number = self._coordination.course.next_shard
         workers = len(self._world.cast.workers)
@@ -239,15 +240,15 @@ class Group:
         return made
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
-        """Gives the mean of the workers' values, the same on all; returns when all workers have called it.
+        """Return the mean of the workers' values, the same on all; returns when all workers have called it.
 
-        In a strategy that lets workers go at their own pace, the k-th call of a worker meets the k-th of the
-        others, so the faster ones wait here for the slowest: call it once an epoch or at the end. Nobody waits for a
-        worker that is lost, nor for a successor that stays behind the others (in lock-step with servers).
+        With a free-running strategy, the k-th call of a worker meets the k-th of the others, so the faster ones wait
+        here for the slowest: call it once per epoch or at the end. It does not wait for lost workers, nor for a
+        successor that stays behind the others (in lockstep with servers).
 
         Args:
             value: this worker's.
-            weight: how much it counts, such as the images behind it.
+            weight: of this value in the mean, such as the number of images behind it.
         """
         if self._optimizer is not None and self._optimizer.over:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")

@@ -1,6 +1,6 @@
-"""How workers join a run of `train` that others have started: what the run offers, and `polyrhythm join`.
+"""Joining a run of `train`: what the run offers, and `polyrhythm join`.
 
-The run listens at an address, admits workers that know its token, and tells people and programs how to join
+The run listens at an address, admits workers that know its token, and publishes how to join
 (`join.json` in the run folder). A guest is a worker that was not started by the run's launcher: it connects
 with address and token, receives the job, checks that its data are the run's, and takes a place among the
 workers.
@@ -60,11 +60,11 @@ JOIN_FILE = "join.json"
 
 @contextmanager
 def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
-    """Makes the entrance that a run's configuration asks for; None if it asks for none.
+    """Open the entrance that a run's configuration asks for; None if it asks for none.
 
     Args:
-        job: whose folder is there.
-        config: as the user wishes.
+        job: its folder must exist.
+        config: of the run.
 
     Raises:
         RequestError: the address or the token cannot be used.
@@ -103,11 +103,11 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
 
 
 def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:
-    """Gives what a rank that torchrun has started must know of how others come in; None if they cannot.
+    """Return what a rank started by torchrun must know about the admission of guests; None if there are none.
 
     Args:
-        job: whose folder may hold the token, which rank 0 has drawn if it was given none.
-        config: as the user wishes.
+        job: its folder may hold the token that rank 0 has drawn if none was given.
+        config: of the run.
         entrance: rank 0's.
 
     Raises:
@@ -126,7 +126,7 @@ def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) 
 
 
 def facts_of(dataset: Dataset) -> dict[str, Any]:
-    """Gives what data must have in common to be the same: images, their shape, and the classes."""
+    """Return the facts in which equal data must agree: number of images, their shape, and the classes."""
     classes = json.dumps([str(name) for name in dataset.classes])
     return {
         "images": len(dataset.train),
@@ -138,24 +138,24 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
 
 INTERRUPTED = 130
 LEAVING_PATIENCE_S = 5.0
-"""A worker that is asked to leave does so after its step; if that takes longer, at once: the others bear both."""
+"""A worker that is asked to leave does so after its step, or at once after this time: the others handle both."""
 
 _STORE_PATIENCE = dist.default_pg_timeout
 
 
 class Guest:
-    """A worker that has a place in somebody's run.
+    """A worker with a place in another's run.
 
     Args:
-        visit: its way in.
-        job: what the run learns.
-        place: that it has there.
-        address: of the door.
+        visit: its connection to the run.
+        job: what the run trains.
+        place: its place in the run.
+        address: where the run listens.
         key: of the links.
 
     Attributes:
-        name: of its place, for people.
-        folder: of the run, where its launcher is.
+        name: of its place, to display.
+        folder: of the run, on the launcher's machine.
     """
 
     def __init__(self, visit: Visit, job: Job, place: Place, address: Address, key: bytes) -> None:
@@ -171,15 +171,14 @@ class Guest:
         self._asked: int | None = None
 
     def work(self, say: Callable[[str], None], threads: int | None = None) -> int:
-        """Trains until the run is over, or this worker is asked to leave.
+        """Train until the run is over, or this worker is asked to leave.
 
         Args:
-            say: tells people.
-            threads: compute threads; None takes all cores.
+            say: prints a message to the user.
+            threads: compute threads; None: all cores.
 
-        Returns:
-            The status with which the process should leave: 0, 75 after SIGTERM, 130 after SIGINT. It must leave
-            at once (`os._exit`) unless it is 0: a worker that leaves in the middle still has links.
+        Returns: The exit status for the process: 0, 75 after SIGTERM, 130 after SIGINT. Unless it is 0, the process
+            must exit at once (`os._exit`): a worker that leaves before the end still has links.
 
         Raises:
             RunError: the run failed, or is gone.
@@ -207,7 +206,7 @@ class Guest:
 
     @property
     def last_words(self) -> str:
-        """What became of it, for people, where it has left in good order."""
+        """A sentence on how its work ended, if it has left in good order."""
         if self._stop.requested:
             return (
                 "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
@@ -252,7 +251,7 @@ class Guest:
         return PREEMPTED if self._asked == signal.SIGTERM else INTERRUPTED
 
     def _end_soon(self, why: str, say: Callable[[str], None]) -> None:
-        """The run is over, or gone: what is not through in a moment never will be."""
+        """Exit soon after the run is over or gone: a worker that does not finish within a moment never will."""
 
         def end() -> None:
             say(f"{why}: this worker leaves")
@@ -267,16 +266,16 @@ class Guest:
 
 
 def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any) -> Guest:
-    """Goes through the door of a run and takes a place in it.
+    """Connect to a run and take a place in it.
 
     Args:
-        address: of the door, HOST:PORT.
-        token_file: of the run token; None takes the environment's.
-        **own: options of `RunConfig` in which this worker differs from the others: where it has the `data`, its
+        address: where the run listens, HOST:PORT.
+        token_file: of the run token; None: the environment's.
+        **own: options of `RunConfig` in which this worker differs from the others: the path of its `data`, its
             `device`.
 
     Raises:
-        RequestError: the address, the token or the data are others than the run's, or there is no place.
+        RequestError: the address, the token or the data are not the run's, or there is no vacant place.
     """
     at, token = parse_address(address), read_token(token_file)
     if token is None:
@@ -314,5 +313,5 @@ def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
 
 
 def complain(text: str) -> None:
-    """Says something to people who watch a guest."""
+    """Print a notice to the user of a guest."""
     print(f"notice: {text}", file=sys.stderr, flush=True)

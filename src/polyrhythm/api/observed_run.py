@@ -1,7 +1,7 @@
-"""A run as it is left on disk: its folder, its event log and its other observers, up to its report.
+"""Output of a run on disk: its folder, its event log and its other observers, up to its report.
 
-The folder holds `config.yaml`, a recipe of this run with nothing left open, and `environment.json`, its
-surroundings. It is claimed by the start that writes into it. A new run's folder is removed if the request is
+The folder holds `config.yaml`, a complete recipe of this run, and `environment.json`, a description of the machine.
+It is claimed by the start that writes into it. A new run's folder is removed if the request is
 refused before the first event.
 """
 
@@ -44,11 +44,11 @@ class Run:
     """A run that is over.
 
     Attributes:
-        folder: all that it left.
+        folder: its output.
         outcome: `done` or `interrupted`.
         figures: as `train --json` prints them.
         preempted: whether it was interrupted because its host is taken away.
-        before: whether it had ended already, and nothing was left to do.
+        before: whether it had ended already, and there was nothing left to do.
     """
 
     folder: Path
@@ -60,12 +60,12 @@ class Run:
 
 @contextmanager
 def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[ObservedRun]:
-    """Makes the run folder, and the run in it; removes the folder if the request is refused before the first event.
+    """Make the run folder, and the run in it; remove the folder if the request is refused before the first event.
 
     Args:
-        job: with the folder to be.
+        job: with the path of the folder.
         config: written into it.
-        observers: get every event, as the log does.
+        observers: receive every event, as the log does.
     """
     folder = job.keeping.folder
     assert folder is not None
@@ -81,7 +81,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
 def observed_run_in(
     folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed, *, resumed: bool = False
 ) -> Iterator[ObservedRun]:
-    """Does what `observed_run` does in a folder that exists; the folder of a resumed run is never removed."""
+    """Like `observed_run` in a folder that exists; the folder of a resumed run is never removed."""
     try:
         observed = _begun(folder, config, observers, claim)
         try:
@@ -105,13 +105,13 @@ def _begun(folder: Path, config: RunConfig, observers: Sequence[Observer], claim
 
 
 class ObservedRun:
-    """Passes a run's events to its observers, the event log first; when it ends or fails, writes the report.
+    """Passes a run's events to its observers, the event log first; writes the report when the run ends or fails.
 
     Args:
         folder: of the run.
-        config: says whether TensorBoard is wanted.
-        observers: those beside the log.
-        claim: to the folder; the run ends when a later start has it.
+        config: whether to write TensorBoard files.
+        observers: those besides the log.
+        claim: to the folder; the run ends when a later start has claimed it.
 
     Attributes:
         claim: to the folder.
@@ -134,23 +134,23 @@ class ObservedRun:
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
 
     def claimed(self, job: Job) -> Job:
-        """Gives a job that writes into the folder as this start of the run does."""
+        """Return the job with this start's claim to the folder."""
         return replace(job, keeping=replace(job.keeping, claim=self.claim))
 
     def add_observer(self, observer: Observer) -> None:
-        """Passes events to one more observer from now on."""
+        """Pass events to one more observer from now on."""
         self._observers.append(observer)
 
     @property
     def begun(self) -> bool:
-        """Whether anything has happened yet."""
+        """Whether there has been any event."""
         return self._last is not None
 
     def on_event(self, event: Event) -> None:
-        """Passes an event to all observers.
+        """Pass an event to all observers.
 
         Raises:
-            Superseded: a later start has the folder.
+            Superseded: a later start has claimed the folder.
         """
         if isinstance(event, WorkerProgress) and time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._checked_s = time.monotonic()
@@ -183,7 +183,7 @@ class ObservedRun:
             print(f"polyrhythm: {reason}", file=sys.stderr, flush=True)
 
     def run(self) -> Run:
-        """Gives the run, once it is over."""
+        """Return the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         restarts = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
         if restarts:  # what was done twice counts once
@@ -192,13 +192,13 @@ class ObservedRun:
 
 
 def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Restarted]) -> Run:
-    """Gives a run that is over, with what its leader knew of it and what its events add up to.
+    """Return a run that is over, with the leader's figures and those that follow from its events.
 
     Args:
         folder: of the run.
-        end: of the run, in the leader's words.
-        seen: all events.
-        restarts: every time that it was started again.
+        end: the last event.
+        seen: figures of all events.
+        restarts: every restart of the run.
     """
     found = held_back(seen)
     figures = end.result | {"held_back": found.to_json() if found is not None else None}
@@ -216,14 +216,14 @@ RUNS = Path("runs")
 
 
 def choose_folder(out: str | Path | None, name: str) -> Path:
-    """Chooses the folder of a new run; makes nothing.
+    """Choose the folder of a new run, without creating it.
 
     Args:
-        out: as the user wishes; None takes a new one under `runs/`.
+        out: as the user gave it; None: a new one under `runs/`.
         name: for that one.
 
     Raises:
-        RequestError: something is there already.
+        RequestError: the folder is in use.
     """
     if out is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -244,7 +244,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether nothing is there, or what a start has left that was killed before it wrote anything."""
+    """Whether a folder is empty, or holds only what a start left that was killed before it wrote anything."""
     return all(
         is_staging(path) or (path.name == FOLDER and path.is_dir() and all(map(is_staging, path.iterdir())))
         for path in folder.iterdir()
@@ -252,7 +252,7 @@ def _is_bare(folder: Path) -> bool:
 
 
 def create_folder(folder: Path, config: RunConfig, job: Job) -> Claim:
-    """Makes the folder of a job with `config.yaml` and `environment.json`, and claims it.
+    """Create the folder of a job with `config.yaml` and `environment.json`, and claim it.
 
     Raises:
         RequestError: it cannot be written.
@@ -262,12 +262,12 @@ def create_folder(folder: Path, config: RunConfig, job: Job) -> Claim:
 
 
 def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
-    """Makes a folder with `config.yaml` and `environment.json`, and claims it.
+    """Create a folder with `config.yaml` and `environment.json`, and claim it.
 
     Args:
         folder: new or empty.
-        config: with nothing left open.
-        device: where replicas live.
+        config: with all automatic choices filled in.
+        device: of the replicas.
 
     Raises:
         RequestError: it cannot be written.
@@ -294,14 +294,14 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
 
 
 def discard_folder(folder: Path) -> None:
-    """Removes a new run's folder: its run has not started."""
+    """Remove the folder of a new run that has not started."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # others' runs are in there, or it is not ours
         RUNS.rmdir()
 
 
 def _settled(config: RunConfig, job: Job) -> RunConfig:
-    """Fills in what was left to us, so that the recipe gives this run again whatever later defaults are."""
+    """Fill in the automatic choices, so that the recipe repeats this run even if defaults change."""
     chosen = {"epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
     return config.model_copy(update=chosen)
 
@@ -324,7 +324,6 @@ def _environment(config: RunConfig, device: str) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Names the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Naming what pictures show, as the verb `predict` does it."""
+"""Classification of pictures, for the verb `predict`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def predict(
     device: str = "auto",
     **options: Unpack[NetworkOptions],
 ) -> dict[str, Any]:
-    """Names the likeliest classes of pictures.
+    """Return the most likely classes of pictures.
 
     Args:
         images: files; a folder stands for the files in it.
-        weights: a run folder or a file of weights; several are listed side by side, and voted over.
-        top: how many classes of each picture.
+        weights: a run folder or a file of weights; several are listed side by side, and averaged.
+        top: number of classes per picture.
         device: `cpu`, `cuda` or `auto`.
-        **options: `data` and `model`, where the weights do not say them.
+        **options: `data` and `model`, if the weights do not record them.
 
     Returns:
-        `weights`, and `images`: of each `image`, `classes` (of all networks together), a list of `class` and
-        `probability`, likeliest first, and `networks`, one such list each.
+        `weights`, and `images`: for each its `image`, `classes` (of all networks together), a list of `class` and
+        `probability`, most likely first, and `networks`, one such list each.
 
     Raises:
         RequestError: no such picture, or one that cannot be read; networks for different classes.

@@ -1,4 +1,4 @@
-"""Measuring hosts, links and steps, as the verb `profile` does it."""
+"""Measurement of hosts, links and steps, for the verb `profile`."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def profile(
     start_method: str = "spawn",
     **options: Unpack[RunOptions],
 ) -> dict[str, Any] | None:
-    """Measures this host, its links and the step of a model, and writes them as a cluster file.
+    """Measure this host, its links and the step of a model, and write them as a cluster file.
 
-    Started by torchrun on several hosts, it measures the links between them and the speed of each as well; one
-    process on each host is enough.
+    Started by torchrun on several hosts, it also measures the links between them and the speed of each; one
+    process per host is enough.
 
     Args:
-        steps: how many are measured, at least 5.
+        steps: number of steps to measure, at least 5.
         out: the file, which must not exist yet.
-        start_method: of the two processes between which the inside of the host is measured.
-        **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that changes what a step takes.
-            `threads` is 1 unless given, and what cannot be read is left out.
+        start_method: of the two processes between which the link inside the host is measured.
+        **options: `data`, `model`, `batch_size`, and any other field of `RunConfig` that affects the time of a step.
+            `threads` is 1 by default, and unreadable images are left out.
 
     Returns:
-        What was measured, JSON-able, with `file`; None in a rank of torchrun that does not lead.
+        The measurements, JSON-able, with `file`; None in a rank of torchrun that does not lead.
 
     Raises:
-        RequestError: something in the request is wrong; nothing has been written.
+        RequestError: the request is invalid; nothing has been written.
         RunError: a measurement failed.
     """
     out = Path(out)
@@ -92,7 +92,7 @@ def _name(job: Job) -> str:
 
 
 def _with_others(job: Job, steps: int, threads: int, inside: MeasuredLink | None) -> Profile | None:
-    """Measures together with torchrun's other ranks; those that are not the first of their host only wait."""
+    """Measure together with torchrun's other ranks; those that are not the first of their host only wait."""
     ask_names_briefly()
     home, network = connect(gather(from_environment()).rendezvous)
     first = os.environ.get("LOCAL_RANK", "0") == "0"

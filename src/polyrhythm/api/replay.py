@@ -1,4 +1,4 @@
-"""Replaying a run, as the verb `replay` does it."""
+"""Replay of a recorded run, for the verb `replay`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 def replay(run: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
-    """Plays a run again in the simulator, with every rank hearing the others in the recorded order.
+    """Run a recorded run again in the simulator, with every rank receiving messages in the recorded order.
 
     Args:
         run: a run folder.
-        out: a new or empty folder for what the replay leaves (events in virtual seconds, model, report); None leaves
-            nothing on disk.
+        out: a new or empty folder for the output of the replay (events in virtual seconds, model, report); None: no
+            output on disk.
 
     Returns:
         JSON-able: `run`, `same` (bit for bit), `parameters_sha256` (`recorded` and `replayed`, the latter None if the
-        replay came to no end), `messages` (played), `first_difference` (None, or where and what), `seconds`.
+        replay did not finish), `messages` (replayed), `first_difference` (None, or where and what), `seconds`.
 
     Raises:
         RequestError: the folder holds no run that can be replayed, or `out` is in use.
@@ -91,7 +91,7 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
 
 
 def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
-    """Makes the job that was recorded; its checkpoints are off."""
+    """Return the recorded job, without checkpoints."""
     job = assemble(config, Keeping(checkpoints=0))
     if not job.traits.replayable:
         raise RequestError(
@@ -107,7 +107,7 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
 
 
 def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> Replay:
-    """Plays, and leaves a run folder."""
+    """Replay, with output in a run folder."""
     out = choose_folder(out, "replay")
     claim = create_folder(out, config, job)
     log = EventLog(out / "events.jsonl", claim)
@@ -141,7 +141,7 @@ def _where(difference: Difference, cast: RoleAssignment) -> str:
 
 
 def _causes(found: Replay, recording: Recording) -> list[str]:
-    """Lists what is known to make a replay differ although nothing is wrong with the run."""
+    """Return known causes of a difference that are no fault of the run."""
     causes = []
     if found.summed_ranks > 2:
         causes.append(

@@ -1,4 +1,4 @@
-"""How networks bear worse pictures, as the verb `evaluate --robustness` finds out."""
+"""Accuracy of networks on distorted pictures, for the verb `evaluate --robustness`."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def robustness(
     device: str = "auto",
     **options: Unpack[TrainedOptions],
 ) -> dict[str, Any]:
-    """Tests networks under augmentations and corruptions of rising strength.
+    """Test networks under augmentations and corruptions of increasing strength.
 
     Args:
         weights: run folders or files of weights, each tested by itself.
-        images: how many test images, drawn once for all; fewer if there are fewer.
-        kinds: names of augmentations and corruptions, such as `rotation`; none: all of them.
-        plot: an HTML file for curves and table; None writes none.
+        images: number of test images, drawn once for all; fewer if there are fewer.
+        kinds: names of augmentations and corruptions, such as `rotation`; empty: all of them.
+        plot: an HTML file for curves and table; None: none is written.
         device: `cpu`, `cuda` or `auto`.
         **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
     Returns:
-        `data`, `images`, `plot`, and `models`: of each `weights`, `model`, `clean_top1` and `declines` (`name`,
+        `data`, `images`, `plot`, and `models`: for each `weights`, `model`, `clean_top1` and `declines` (`name`,
         `kind`, `strengths`, `top1`).
 
     Raises:
-        RequestError: something in the request is wrong.
+        RequestError: the request is invalid.
     """
     if plot is not None and not Path(plot).parent.is_dir():
         raise RequestError(f"there is no folder {Path(plot).parent}: make it first")

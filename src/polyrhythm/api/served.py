@@ -1,7 +1,7 @@
-"""A trained network as it is used: without its data, by what its weights file says of it.
+"""A trained network for inference: without its data, from the metadata of its weights file.
 
 It maps the bytes of a picture to class probabilities: `Preprocessing` reads a picture at the network's size,
-and `Normalized` turns bytes into the numbers that the network was trained on, and its scores into
+and `Normalized` converts bytes to the values that the network was trained on, and its scores to
 probabilities.
 """
 
@@ -32,16 +32,16 @@ _MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a network expects of a picture.
+    """The pictures that a network expects.
 
     Attributes:
         image_shape: (C, H, W).
-        black: the number of a black pixel, one for all channels or one for each.
-        white: the same of a white one.
-        shown: the share of a picture's shorter side that the square in its middle has, of which the image is made.
+        black: value of a black pixel, one for all channels or one per channel.
+        white: value of a white pixel, likewise.
+        shown: side of the centre square that the image is made of, as a share of a picture's shorter side.
 
     Raises:
-        RequestError: pictures of so many channels are none that a file could hold.
+        RequestError: no picture file has so many channels.
     """
 
     image_shape: tuple[int, int, int]
@@ -57,11 +57,11 @@ class Preprocessing:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Preprocessing:
-        """Gives that of a data set."""
+        """Return the preprocessing of a data set."""
         return cls(dataset.image_shape, dataset.black, dataset.white, dataset.shown)
 
     def read(self, path: Path) -> Tensor:
-        """Reads a picture's bytes as (C, H, W) uint8 of the network's size; see `read_pixels`.
+        """Return a picture as bytes (C, H, W) uint8 of the network's size; see `read_pixels`.
 
         Raises:
             RequestError: it cannot be read.
@@ -76,7 +76,7 @@ class Preprocessing:
 
 
 class Normalized(nn.Module):
-    """A network together with what turns bytes into its numbers, and its scores into probabilities.
+    """A network with the normalisation of its input and a softmax over its output.
 
     Args:
         model: maps (B, C, H, W) float32 to logits (B, classes).
@@ -96,21 +96,21 @@ class Normalized(nn.Module):
         self.register_buffer("span", white - black)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Gives the class probabilities (B, classes) of pictures (B, C, H, W), uint8."""
+        """Return the class probabilities (B, classes) of pictures (B, C, H, W), uint8."""
         scores: Tensor = self.model(pictures.to(self.black.dtype) / 255 * self.span + self.black)
         return scores.softmax(1)
 
 
 @dataclass(frozen=True)
 class Served:
-    """A network in use.
+    """A network for inference.
 
     Attributes:
         weights: the file.
-        model_name: for people.
+        model_name: name to display.
         classes: names, in the order of the outputs.
         preprocessing: of its pictures.
-        network: takes bytes, gives probabilities; in evaluation mode, on `device`.
+        network: maps bytes to probabilities; in evaluation mode, on `device`.
         device: where it is.
     """
 
@@ -123,16 +123,16 @@ class Served:
 
 
 def load_served(weights: str | Path, *, model: Any = None, data: Any = None, device: str = "auto") -> Served:
-    """Opens a trained network for use.
+    """Open a trained network for inference.
 
     Args:
         weights: a run folder or a file of weights.
-        model: the network; None: as the weights say.
-        data: what it was trained on; None: what the weights say of it is enough, if they say it.
+        model: the network; None: as the weights record.
+        data: what it was trained on; None: the weights' metadata is enough, if there is any.
         device: `cpu`, `cuda` or `auto`.
 
     Raises:
-        RequestError: there are no such weights, or they do not say enough.
+        RequestError: there are no such weights, or they do not record enough.
     """
     path = Path(weights)
     facts_of(path)  # says what is wrong with a folder that is no finished run

@@ -1,4 +1,4 @@
-"""Simulating a run, as the verb `simulate` does it: one run, or a strategy under the faults of many seeds.
+"""Simulated runs, for the verb `simulate`: one run, or a strategy under the faults of many seeds.
 
 A simulated run has the figures of a real one, and some that only a simulation knows (waiting share, hosts,
 price). `try_strategy`, for `simulate --seeds`, makes dry runs of a strategy with many seeds under faults
@@ -63,30 +63,30 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
     observers: Sequence[Observer] = (),
     **options: Unpack[RunOptions],
 ) -> Run:
-    """Trains a classifier on a cluster that is only described: virtual time, one process.
+    """Train a classifier on a described cluster: virtual time, one process.
 
-    The run folder is that of a real run, in virtual seconds, with the cluster and `trace.json`, a timeline that
-    Perfetto and chrome://tracing show. The same seed gives the same run.
+    The run folder is like that of a real run, in virtual seconds, with the cluster and `trace.json`, a timeline for
+    Perfetto and chrome://tracing. The same seed repeats the same run.
 
     Args:
         recipe: a YAML file of options.
         cluster: the name of a ready cluster, a cluster file, or a cluster.
-        gradients: `real` trains; `none` rehearses: the strategy's messages in their sizes, and nothing learned, for
-            thousands of workers. A recipe's options for learning are then not looked at.
-        steps: that every worker takes, of full batches, instead of epochs; with `gradients="none"` only.
+        gradients: `real` trains; `none` is a dry run: the strategy's messages in their sizes without training, for
+            thousands of workers. A recipe's options for training are then ignored.
+        steps: full batches that every worker takes, instead of epochs; with `gradients="none"` only.
         step_time: compute time of a step instead of the cluster's, such as `constant(seconds=0.1)`.
-        faults: what goes wrong beside the cluster's own faults, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
-        check: with `gradients="none"` only: watches the strategy's invariants, with gradients of whole numbers and full
-            batches; one that is broken ends the run.
-        out: the run folder, new or empty; None makes one under `runs/`.
-        observers: get every event.
+        faults: faults besides the cluster's own, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
+        check: with `gradients="none"` only: check the strategy's invariants, with gradients of whole numbers and full
+            batches; a violation ends the run.
+        out: the run folder, new or empty; None: a new one under `runs/`.
+        observers: receive every event.
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
-        The run; its figures have `gradients`, `waiting_share`, `cluster`, `hosts` and `price` too.
+        The run; its figures include `gradients`, `waiting_share`, `cluster`, `hosts` and `price`.
 
     Raises:
-        RequestError: something in the request is wrong; nothing has been written.
+        RequestError: the request is invalid; nothing has been written.
         RunError: the run failed, by a deadlock for example.
     """
     refuse_real_only(options)
@@ -101,14 +101,14 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, faults)
     if gradients == "none":
-        return _rehearse(where, config, steps, check, out, observers)
+        return _dry_run(where, config, steps, check, out, observers)
     return _train(where, config, out, observers)
 
 
 def described_cluster(
     cluster: str | Path | Cluster, step_time: str | StepTime | None, faults: str | Sequence[str | Fault]
 ) -> Cluster:
-    """Gives a cluster, with what else was said of it.
+    """Return a cluster with the given step time and additional faults.
 
     Raises:
         RequestError: there is no such cluster, step time or fault.
@@ -137,7 +137,7 @@ def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers:
     return observed.run()
 
 
-def _rehearse(
+def _dry_run(
     where: Cluster,
     config: RunConfig,
     steps: int | None,
@@ -145,16 +145,16 @@ def _rehearse(
     out: str | Path | None,
     observers: Sequence[Observer],
 ) -> Run:
-    rehearsal, images = assemble_dry_run(config, steps)
-    layout = laid_out(where, rehearsal)
-    trial = Trial(layout=layout, rehearsal=rehearsal, faults=(), check=check)
-    folder = _folder(out, rehearsal, config, where)
+    dry_run, images = assemble_dry_run(config, steps)
+    layout = laid_out(where, dry_run)
+    trial = Trial(layout=layout, rehearsal=dry_run, faults=(), check=check)
+    folder = _folder(out, dry_run, config, where)
 
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
-        play_trial(trial, rehearsal.seed, emit, stop=stop, timeline=timeline)
+        play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)
 
     if steps is None:
-        config = config.model_copy(update={"epochs": rehearsal.epochs})
+        config = config.model_copy(update={"epochs": dry_run.epochs})
     known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
@@ -165,10 +165,10 @@ def _rehearse(
 
 
 def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
-    """Gives every rank its host.
+    """Assign every rank to a host.
 
     Raises:
-        RequestError: it does not fit, or the cluster slows or loses what is not there.
+        RequestError: the ranks do not fit, or the cluster's faults name ranks or hosts that do not exist.
     """
     strategy, traits = what.strategy, what.traits
     layout = lay_out(where, what.workers, traits.servers, traits.placement)
@@ -196,7 +196,7 @@ def _played(
     play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
 ) -> None:
-    """Plays, and leaves the cluster and the timeline in the run folder."""
+    """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
@@ -210,17 +210,17 @@ def _played(
 
 
 WATCHED_WORKERS, WATCHED_SERVERS = 64, 16
-"""So many have a timeline; of all it would be too long to be looked at."""
+"""Number of ranks with a timeline; with more it would be too long to view."""
 
 
 class ClusterFigures:
-    """Passes events on, and completes the figures that come with the last.
+    """Passes events on, and completes the figures in the last one.
 
     Args:
-        layout: the cluster, and who is where.
-        known: figures that are known beforehand; they win.
-        timeline: of the run, which may not hold all of it.
-        emit: takes the events.
+        layout: the cluster, and the host of every rank.
+        known: figures that are known beforehand; they take precedence.
+        timeline: of the run, which may be incomplete.
+        emit: receives the events.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class ClusterFigures:
         self._worked_s: dict[int, float] = {}
 
     def on_event(self, event: Event) -> None:
-        """Takes an event."""
+        """Process an event."""
         if isinstance(event, WorkerProgress):
             self._waited_s += event.wait_s
             self._worked_s[event.worker] = event.time_s
@@ -262,7 +262,7 @@ class ClusterFigures:
 
 
 def watched_ranks(layout: Layout) -> frozenset[int] | None:
-    """Chooses the ranks whose timeline is kept: the first of each role; None where that is everybody."""
+    """Return the ranks whose timeline is kept: the first of each role; None if that is all of them."""
     cast = layout.cast
     if len(cast.workers) <= WATCHED_WORKERS and len(cast.servers) <= WATCHED_SERVERS:
         return None
@@ -291,22 +291,22 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     on_failure: Callable[[Failure], bool] = lambda failure: True,
     **options: Unpack[RunOptions],
 ) -> Tried:
-    """Rehearses a strategy with many seeds under faults, while its invariants are watched.
+    """Make dry runs of a strategy with many seeds under faults, while its invariants are checked.
 
-    Nothing is written. What fails is repeated by the command that it comes with.
+    Nothing is written. Each failure comes with the command that repeats it.
 
     Args:
         recipe: a YAML file of options.
         cluster: the name of a ready cluster, a cluster file, or a cluster.
-        seeds: how many to try, from `seed` on.
-        steps: that every worker takes.
+        seeds: number of seeds to try, from `seed` on.
+        steps: of every worker.
         step_time: compute time of a step instead of the cluster's.
-        faults: of every seed, beside the cluster's own; None draws some from each seed.
-        on_failure: is told every failure; says whether to go on.
+        faults: of every seed, besides the cluster's own; None: some drawn from each seed.
+        on_failure: called with every failure; returns whether to continue.
         **options: as for `simulate` with `gradients="none"`.
 
     Raises:
-        RequestError: something in the request is wrong.
+        RequestError: the request is invalid.
     """
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
@@ -314,8 +314,8 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     check_dry_run_options(options, steps)
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, ())
-    rehearsal, _ = assemble_dry_run(config, steps)
-    layout = laid_out(where, rehearsal)
+    dry_run, _ = assemble_dry_run(config, steps)
+    layout = laid_out(where, dry_run)
     given = None if faults is None else parse_faults(faults)
     for fault in given or ():
         fault.check(layout)
@@ -328,13 +328,13 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     def command(seed: int, tried: str) -> str:
         return _command(recipe, {**said, "faults": tried or None, "seed": seed})
 
-    trial = Trial(layout=layout, rehearsal=rehearsal, faults=given, command=command)
+    trial = Trial(layout=layout, rehearsal=dry_run, faults=given, command=command)
     with computing_with(1):
         return try_seeds(trial, range(config.seed, config.seed + seeds), on_failure=on_failure)
 
 
 def _command(recipe: str | Path | None, options: dict[str, Any]) -> str:
-    """Gives the command that rehearses one seed; a cluster or a strategy of one's own goes by its name."""
+    """Return the command that repeats one seed; a cluster or strategy object is given by its name."""
     words = ["polyrhythm", "simulate", *([str(recipe)] if recipe is not None else [])]
     words += ["--gradients", "none", "--check"]
     for key, value in options.items():

@@ -1,4 +1,4 @@
-"""What strategies there are, as the verb `strategies` lists them."""
+"""The list of strategies, for the verb `strategies`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 def strategies(name: str | None = None) -> list[dict[str, Any]]:
-    """Lists all strategies, or one.
+    """Describe all strategies, or one.
 
     Returns:
         For each: `name`, `family`, `paper`, `cited_as`, `year`, `summary`, `rule` (its module's text),
-        `bytes_per_step`,
-        `staleness`, `use_it`, `when_a_worker_dies` and `keys` with their defaults.
+        `bytes_per_step`, `staleness`, `use_it`, `when_a_worker_dies` and `keys` with their defaults.
 
     Raises:
         RequestError: no such strategy.

@@ -1,21 +1,20 @@
-"""Training, as the verb `train` does it; with resumed runs, and runs in two phases.
+"""Training, for the verb `train`; with resumed runs, and runs in two phases.
 
 Resuming a run depends on when it stopped:
 
-    died     before its first checkpoint ─▶ begins anew, in the same folder
-             on the way                  ─▶ goes on from its last whole checkpoint
+    died     before its first checkpoint ─▶ starts again, in the same folder
+             on the way                  ─▶ continues from its last complete checkpoint
              after its last checkpoint   ─▶ tests and saves its model, and ends
-    ended                       ─▶ refused; where the same request is repeated (`auto`), its figures once more
+    ended                       ─▶ refused; if the same request is repeated (`auto`), its figures are returned again
 
-Staged fine-tuning, as `freeze_epochs` asks for: a part stays frozen at first, then nearly everything is
-trained.
+Staged fine-tuning (`freeze_epochs`): a part stays frozen at first, then nearly everything is trained.
 
     RUN-frozen:  `freeze_epochs` epochs with `freeze`      RUN:  the other epochs from its weights, norms frozen
 
-Batch norms stay frozen in the second phase too: statistics of a few small batches would replace those of the
-many that the weights were trained with, and networks that were tested with the one and trained with the other
-forget. The phases are two runs, each of which can be inspected, resumed and evaluated by itself; each has a
-whole learning-rate schedule.
+Batch norms stay frozen in the second phase too: statistics of a few small batches would replace those of the many
+that the weights were trained with, and networks that are trained with the one and tested with the other lose accuracy.
+The phases are two runs, each of which can be inspected, resumed and evaluated by itself; each has a complete
+learning-rate schedule.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ def train(
     start_method: str = "spawn",
     **options: Unpack[RunOptions],
 ) -> Run | None:
-    """Trains a classifier on several workers.
+    """Train a classifier on several workers.
 
-    A script must call this below `if __name__ == "__main__":`, since workers import it anew.
+    A script must call this below `if __name__ == "__main__":`, since workers import it again.
 
     Args:
         recipe: a YAML file of options.
-        out: the run folder, new or empty; None makes one under `runs/`.
-        resume: the folder of a run to continue; `options` then change its configuration. `auto`: the one of `out` if
-            there is a run in it, else a new one; of one that has nothing left to do, the figures are given once more.
-        observers: get every event, in this process.
+        out: the run folder, new or empty; None: a new one under `runs/`.
+        resume: the folder of a run to continue; `options` then change its configuration. `auto`: the run in `out` if
+            there is one, else a new one; if it has nothing left to do, its figures are returned again.
+        observers: receive every event, in this process.
         start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
             data sets or of (images, labels) tensors, and a module.
@@ -81,7 +80,7 @@ def train(
         The run; None in a rank of torchrun that does not lead.
 
     Raises:
-        RequestError: something in the request is wrong; nothing has been written.
+        RequestError: the request is invalid; nothing has been written.
         RunError: the run failed.
     """
     _check_importable()
@@ -117,7 +116,7 @@ def train(
 
 
 def _check_importable() -> None:
-    """Refuses to train while a spawned worker imports the script that has called us; multiprocessing knows."""
+    """Refuse to train while a spawned worker imports the script that has called `train`; multiprocessing knows."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RequestError('workers import this script anew: call train below `if __name__ == "__main__":`')
 
@@ -151,7 +150,7 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
 
 
 def _check_port(port: int) -> None:
-    """Finds out before anything is written; the store will listen there a moment later."""
+    """Check the port before anything is written; the store will listen there a moment later."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -227,33 +226,33 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
 
 
 def _say_notices(event: Event) -> None:
-    """Says what the watchdog of a rank that does not lead has to say."""
+    """Print the notices of the watchdog in a rank that does not lead."""
     if isinstance(event, Notice):
         print(f"notice: {event.text}", file=sys.stderr, flush=True)
 
 
 def prepare_process() -> None:
-    """Keeps this process to one compute thread, so that workers can be forked from it safely, and starts soon."""
+    """Limit this process to one compute thread, so that workers can be forked from it safely, and starts quickly."""
     torch.set_num_threads(1)
     make_optimizers_quickly()
 
 
 AUTOMATIC = "auto"
-"""In place of a folder to resume from: whatever there is in the folder of `out`."""
+"""Instead of a folder to resume from: the run in the folder of `out`, if there is one."""
 
 
 def is_automatic(resume: str | Path | None) -> bool:
-    """Whether whatever is there is to be gone on with."""
+    """Whether to resume whatever run there is."""
     return str(resume) == AUTOMATIC
 
 
 def automatic(
     out: str | Path | None, resume: str | Path | None
 ) -> tuple[str | Path | None, str | Path | None]:
-    """Gives the folders of a new run and of one to continue, of which at most one is named, where `resume` is `auto`.
+    """Resolve `resume="auto"`: return the folders of a new run and of one to continue, of which at most one is given.
 
     Raises:
-        RequestError: nobody says where the run would be.
+        RequestError: the folder of the run is not given.
     """
     if not is_automatic(resume):
         return out, resume
@@ -263,7 +262,7 @@ def automatic(
 
 
 def died_young(folder: Path, config: RunConfig) -> bool:
-    """Whether a run that keeps checkpoints died before it had one.
+    """Whether a run that keeps checkpoints died before its first one.
 
     Args:
         folder: of the run.
@@ -274,10 +273,10 @@ def died_young(folder: Path, config: RunConfig) -> bool:
 
 
 def finished(job: Job) -> Run | None:
-    """Gives a run that has nothing left to do, as it ended; None if there is something.
+    """Return a run that has nothing left to do, as it ended; None if it has.
 
     Raises:
-        RequestError: there is nothing that it could go on from, or nobody knows how it ended.
+        RequestError: there is nothing to resume from, or no record of how it ended.
     """
     folder = job.keeping.folder
     assert folder is not None, "a resumed run has a folder"
@@ -293,12 +292,12 @@ def finished(job: Job) -> Run | None:
 
 
 def all_done(folder: Path, epochs: int) -> RequestError:
-    """Gives what is wrong where somebody resumes a run that has nothing left to do."""
+    """Return the error for resuming a run that has nothing left to do."""
     return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to go on")
 
 
 def finished_run(folder: Path) -> Run | None:
-    """Gives the run of a folder if it has ended well, with its figures; None if it has not.
+    """Return the run of a folder if it has ended well, with its figures; None if it has not.
 
     Raises:
         RequestError: its log is damaged.
@@ -319,7 +318,7 @@ def train_thawing(
     folder: Path,
     **told: Any,
 ) -> Run | None:
-    """Trains in two phases.
+    """Train in two phases.
 
     Args:
         train: trains a run; `polyrhythm.train`.
@@ -332,7 +331,7 @@ def train_thawing(
         The second run, or the first if it was interrupted.
 
     Raises:
-        RequestError: the phases cannot be.
+        RequestError: the phases are impossible.
     """
     frozen_epochs = config.freeze_epochs
     assert frozen_epochs is not None
@@ -364,7 +363,7 @@ def train_thawing(
 
 
 class _Lasting:
-    """An observer who is not let go at the end of the first run."""
+    """An observer that stays open at the end of the first run."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -373,4 +372,4 @@ class _Lasting:
         self._observer.on_event(event)
 
     def close(self) -> None:
-        """Does nothing: there is another run to come."""
+        """Do nothing: the second run follows."""

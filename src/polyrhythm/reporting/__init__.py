@@ -1,1 +1,1 @@
-"""Readers of events: the log, live progress, TensorBoard and the one-file HTML report."""
+"""Consumers of events: the log, live progress, TensorBoard and the one-file HTML report."""

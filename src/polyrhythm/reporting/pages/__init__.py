@@ -1,1 +1,1 @@
-"""Pages of HTML that open offline: the report of a run, and what pictures may suffer."""
+"""HTML pages that open offline: the report of a run, and of robustness tests."""
