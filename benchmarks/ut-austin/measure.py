@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "asynchrony"))
 from study import job_of, spread
 
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from conformance.clean_process import CONTEXT
-from polyrhythm.launch.script import meeting
-from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.supervisor import run_script
+from polyrhythm.launch import script as script_ranks
+from polyrhythm.launch.script import run_script
 
 _BEFORE_SCRIPT = 6
 """Words of a rank's command that only start Python."""
@@ -61,7 +60,7 @@ def _run_rank(command: list[str], variables: dict[str, str], errors: str) -> Non
     import torch
 
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
-    meeting._THIS_PROCESS = secrets.token_hex(8)
+    script_ranks._THIS_PROCESS = secrets.token_hex(8)
     sys.argv = command
     runpy.run_path(command[0], run_name="__main__")
 

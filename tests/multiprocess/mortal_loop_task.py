@@ -45,7 +45,7 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
     import polyrhythm
-    from polyrhythm.launch.script.meeting import Place, Places
+    from polyrhythm.launch.script import Place, Places
     from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
     make_optimizers_quickly()

@@ -17,8 +17,7 @@ from multiprocess.commands import wait_for
 from multiprocess.faults.play import job_of
 from multiprocess.runs import Starter, runs
 from polyrhythm.events import CheckpointSaved, Event, Restarted, RunEnded, RunStarted, WorkerProgress
-from polyrhythm.launch.children.restarting import Emit, RankLost, run_restarting
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import Emit, RankLost, run_local, run_restarting
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.roles.job import Job
 from processes.family import is_pending, stop

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance.jobs import blobs, make_job, result_of, saved_vector, strategy
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 
 STEPS = 40
 

@@ -19,7 +19,7 @@ from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
 from polyrhythm.api.replay import replay
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.reporting.event_log import read_events
 from polyrhythm.roles.job import Losses
 

@@ -15,8 +15,8 @@ from multiprocess import own_loop_task
 from multiprocess.commands import finished
 from multiprocess.forked_script import run_forked
 from polyrhythm.errors import RunError
-from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.supervisor import run_script
+from polyrhythm.launch import script as script_ranks
+from polyrhythm.launch.script import run_script
 
 TASK = own_loop_task.__file__
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_loop.py")

@@ -12,7 +12,7 @@ from torch import nn
 import polyrhythm
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK
-from polyrhythm.launch.script.meeting import WORKERS_VARIABLE
+from polyrhythm.launch.script import WORKERS_VARIABLE
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 STRATEGY = "parameter_server(servers=2, replicas=2, consistency=synchronous)"

@@ -15,7 +15,7 @@ from multiprocess.brake import Brake
 from multiprocess.faults.play import process_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.checkpoint import checkpoints
 

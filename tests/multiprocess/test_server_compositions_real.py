@@ -13,7 +13,7 @@ import torch
 from conformance.jobs import blobs, make_job, perceptron, result_of, saved_vector, simulated, vector_of
 from multiprocess.brake import Brake
 from polyrhythm.events import Event, RunStarted, WorkerLost
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.roles.job import Job
 
 

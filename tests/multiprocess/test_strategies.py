@@ -24,7 +24,7 @@ from conformance.jobs import (
 from conformance.jobs import with_dropout as with_relu
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Evaluated
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 
 BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pushers', in our collectives in their own
     ("synchronous", 2),

@@ -10,7 +10,7 @@ import torch
 
 from polyrhythm.cli.main import _said
 from polyrhythm.errors import fault_of_machine
-from polyrhythm.launch.children.ranks import _report
+from polyrhythm.launch.children import _report
 
 HUGE = 1 << 60
 

@@ -16,7 +16,7 @@ FORBIDDEN_CALLS = {
     *("unsafe_load", "full_load", "all_gather_object", "broadcast_object_list", "gather_object"),
     *("recv_object_list", "scatter_object_list"),
 }
-ONLY_NAMES_ITS_ERROR = Path("launch/children/ranks.py")
+ONLY_NAMES_ITS_ERROR = Path("launch/children.py")
 """A job that cannot be sent to a child; the child is this program's own."""
 
 

@@ -26,7 +26,7 @@ from polyrhythm.errors import LetGo, RequestError, RunError
 from polyrhythm.launch.devices import use_threads
 from polyrhythm.launch.patience import speaking_up
 from polyrhythm.launch.process import ask_names_briefly, keep_freed_memory
-from polyrhythm.launch.script.meeting import FAILED_KEY, LET_GO_KEY, leader_returns, meet, started_by_run
+from polyrhythm.launch.script import FAILED_KEY, LET_GO_KEY, leader_returns, meet, started_by_run
 from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve

@@ -37,17 +37,18 @@ from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.launch.joining.connections import Address, parse_address
-from polyrhythm.launch.joining.join_client import Place, Visit
-from polyrhythm.launch.joining.join_server import Admission, Entrance
-from polyrhythm.launch.joining.token import (
+from polyrhythm.launch.joining.connections import (
     TOKEN_FILE,
     TOKEN_VARIABLE,
+    Address,
     door_key,
     draw_token,
     link_key,
+    parse_address,
     read_token,
 )
+from polyrhythm.launch.joining.join_client import Assignment, JoinClient
+from polyrhythm.launch.joining.join_server import Admission, Entrance
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import PREEMPTED
@@ -158,7 +159,7 @@ class Guest:
         folder: of the run, on the launcher's machine.
     """
 
-    def __init__(self, visit: Visit, job: Job, place: Place, address: Address, key: bytes) -> None:
+    def __init__(self, visit: JoinClient, job: Job, place: Assignment, address: Address, key: bytes) -> None:
         rank = place.peer.rank
         self.name = f"worker {place.cast.workers.index(rank)} (rank {rank})"
         self.folder = job.keeping.folder
@@ -283,7 +284,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
             f"who joins must know the run's token: name its file with --token-file, or set {TOKEN_VARIABLE}"
         )
     ask_names_briefly()
-    visit = Visit(at, door_key(token))
+    visit = JoinClient(at, door_key(token))
     try:
         offer = visit.job(version("polyrhythm"))
         job = _job(offer, {key: value for key, value in own.items() if value is not None})

@@ -39,8 +39,7 @@ from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
-from polyrhythm.launch.children.restarting import run_restarting
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local, run_restarting
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun

@@ -29,6 +29,6 @@ def run(
     ] = 3,
 ) -> None:
     """Run a script with a training loop of your own on several workers of this machine."""
-    from polyrhythm.launch.script.supervisor import run_script
+    from polyrhythm.launch.script import run_script
 
     run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from conformance.jobs import blobs, make_job, perceptron
 from polyrhythm.events import Event, Notice, WorkerProgress
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.roles.job import Job, Losses
 
 WORKERS, SILENCE_S, LONG_SILENCE_S = 3, 0.6, 60.0

@@ -14,7 +14,7 @@ from multiprocess.faults.seen import Seen
 from multiprocess.two_hosts import tool
 from polyrhythm.api.faults import Outcome
 from polyrhythm.events import CheckpointSaved, Event, Notice
-from polyrhythm.launch.children.supervisor import run_local
+from polyrhythm.launch.children import run_local
 from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.training.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 

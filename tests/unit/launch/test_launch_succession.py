@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.launch.succession import Succession
+from polyrhythm.launch.supervisor import Succession
 
 
 def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None:

@@ -18,7 +18,7 @@ from polyrhythm.api.loop.store_board import Bulletin, Means
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
-from polyrhythm.launch.script.meeting import ADMITS_KEY, OVER_KEY, WHOLE_KEY, Place, Places
+from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, Place, Places
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.regrouping.regroup import Member

@@ -26,7 +26,7 @@ from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMem
 from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Position, find_position
 from polyrhythm.api.loop.store_board import Bulletin
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.launch.script.meeting import Place, Places, begun_key
+from polyrhythm.launch.script import Place, Places, begun_key
 from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import join, share_untrained

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.launch.patience import speaking_up
-from polyrhythm.launch.script.meeting import Place, Places
+from polyrhythm.launch.script import Place, Places
 
 Found = TypeVar("Found")
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02

@@ -37,8 +37,8 @@ _REPLY_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in a run.
+class Assignment:
+    """A guest's place in a run.
 
     Attributes:
         peer: the rank, and how many have had it before.
@@ -53,12 +53,12 @@ class Place:
     prefix: str = ""
 
 
-class Visit:
-    """One visitor's, from the challenge until it leaves.
+class JoinClient:
+    """A guest's connection to the join server, from the challenge until it leaves.
 
     Args:
-        address: of the door.
-        key: of the door.
+        address: of the join server.
+        key: that it proves to know.
 
     Attributes:
         store_port: where the run's store is reached, on loopback.
@@ -72,7 +72,7 @@ class Visit:
         self._key = key
         self._left = False
         self._channel: Channel | None = None
-        self._loop = EventLoop("visit")
+        self._loop = EventLoop("joining")
         self._listener = socket.create_server((LOOPBACK, 0), backlog=_BACKLOG)
         self.store_port = int(self._listener.getsockname()[1])
         try:
@@ -83,21 +83,21 @@ class Visit:
             raise
 
     def job(self, version: str) -> dict[str, Any]:
-        """Asks what is learned: the recipe, and what its data and model are like.
+        """Return what is learned: the recipe, and what its data and model are like.
 
         Raises:
             RequestError: the run refuses; says why.
         """
         return self._ask({"ask": "job", "version": version})
 
-    def take_place(self) -> Place:
-        """Asks for a place, as soon as the run has begun.
+    def take_place(self) -> Assignment:
+        """Return the place that the run gives, as soon as it has begun.
 
         Raises:
             RequestError: there is none, or the run is over.
         """
         told = self._ask({"ask": "place"}, patience_s=None)
-        return Place(
+        return Assignment(
             Peer(int(told["rank"]), int(told["incarnation"])),
             int(told["parameters"]),
             RoleAssignment(tuple(told["workers"]), tuple(told["servers"])),
@@ -105,16 +105,16 @@ class Visit:
         )
 
     def listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
-        """Listens to the door from now on.
+        """Listen to the server from now on.
 
         Args:
             stop: called when the run is asked to stop.
-            over: called when the run is over, or its door is gone; told which.
+            over: called when the run is over, or its launcher is gone; told which.
         """
         self._loop.start(self._listen(stop, over))
 
     def leave(self, why: str | None) -> None:
-        """Says that this process leaves.
+        """Tell the server that this process leaves.
 
         Args:
             why: for people; None: it has taken all its steps.
@@ -125,7 +125,7 @@ class Visit:
             self._loop.call(self._own_channel.say(word), PATIENCE_S)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         if self._channel is not None:
             self._loop.soon(partial(hang_up, self._channel.writer))
         self._loop.close()
@@ -146,7 +146,7 @@ class Visit:
 
     @property
     def _own_channel(self) -> Channel:
-        assert self._channel is not None, "made with the visit"
+        assert self._channel is not None, "made with the client"
         return self._channel
 
     async def _enter(self) -> Channel:

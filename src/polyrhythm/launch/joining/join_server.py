@@ -3,31 +3,31 @@
 client           server (a thread of the launcher)                 launcher
   challenge ───▶ the token is right? else refused, counted
   job? ────────▶ the recipe, and what its data and model are like
-  place? ──────▶ one that is vacant: rank, generation ───────────▶ came: told of the losses from now on
+  place? ──────▶ GuestAsked ─────────────────────────────────────▶ supervisor: is a place vacant?
+  ◀───────────── rank, incarnation ◀────────────────────────────── Seat, once all losses are announced to it
   store? ──────▶ a connection to the store, passed through          (the store itself stays on loopback)
   …
   ◀──── stop ─── the run is asked to stop ◀───────────────────────
-  (gone) ──────▶ its place is vacant again ───────────────────────▶ went: the others are told at once
+  (gone) ──────▶ GuestLeft ──────────────────────────────────────▶ its place is vacant again, and the others are told
 
 Where torchrun has started the ranks, worker 0's process is what is called launcher here, and the store
 torchrun's; `Admission` is what every rank must know of joining there. `Entrance` listens before the server is
-made, so that a port that is taken is known before anything is written. `Places` lists the vacant ranks;
-`Guests` are the workers that joined, as the launcher knows them.
+made, so that a port that is taken is known before anything is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import queue
 import socket
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 
 from polyrhythm.communication.secret import nonce, prove, proves
@@ -36,17 +36,29 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import Ren
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.joining.connections import (
     DESCRIPTORS,
+    TOKEN_VARIABLE,
     Address,
     Channel,
     EventLoop,
     NotAdmitted,
     challenge,
+    door_key,
     hang_up,
+    link_key,
     listener_at,
     relay,
 )
-from polyrhythm.launch.joining.token import TOKEN_VARIABLE, door_key, link_key
 from polyrhythm.launch.patience import Patience
+from polyrhythm.launch.supervisor import (
+    CloseDoor,
+    Fact,
+    GuestAsked,
+    GuestLeft,
+    GuestRefused,
+    Order,
+    Refuse,
+    Seat,
+)
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 PATIENCE_S = 5.0
@@ -57,28 +69,6 @@ MOST_STRANGERS = 64
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A visitor's host that is cut off is noticed after 20 s, if nothing else notices."""
-
-
-_NOBODY = Peer(-1, 0)
-
-
-@dataclass(frozen=True)
-class News:
-    """What has happened at the door.
-
-    Attributes:
-        what: `came`, `went`, `done` (it has taken all its steps) or `refused`.
-        who: address of the visitor.
-        peer: the place that it has or had.
-        why: it went or was refused.
-        reason: for counting: why it was refused, in one word.
-    """
-
-    what: str
-    who: str
-    peer: Peer = _NOBODY
-    why: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,33 +86,36 @@ class Inside:
     prefix: str = ""
 
 
-class Door:
-    """Lets in whoever knows the token.
+class JoinServer:
+    """Admits workers that know the token, as a source of processes.
+
+    It has a thread of its own for its connections. Each worker that asks for a place waits until the launcher's
+    supervisor has decided about it.
 
     Args:
-        listener: where it is; its owner from now on.
-        key: of the door.
-        offer: what a visitor is told of the job.
-        places: that may be taken.
+        listener: where it listens; closed by it.
+        key: that clients prove to know.
+        offer: what a client is told of the job.
 
     Attributes:
-        address: where it is.
-        refused: attempts that came to nothing, by reason.
+        address: where it listens.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, offer: dict[str, Any], places: Places) -> None:
+    look_every_s = inf
+
+    def __init__(self, listener: socket.socket, key: bytes, offer: dict[str, Any]) -> None:
         self.address = Address(*listener.getsockname()[:2])
-        self.refused: Counter[str] = Counter()
         self._key = key
         self._offer = offer
-        self._places = places
         self._inside: Inside | None = None
         self._begun = asyncio.Event()
         self._over = False
         self._parameters = 0
         self._strangers = 0
+        self._asked = itertools.count()
+        self._asking: dict[int, asyncio.Future[Peer | None]] = {}
         self._guests: dict[Peer, Channel] = {}
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._facts: queue.SimpleQueue[Fact] = queue.SimpleQueue()
         self._bell, self._ringing = socket.socketpair()
         self._ringing.setblocking(False)
         self._bell.setblocking(False)
@@ -133,11 +126,16 @@ class Door:
         self._server: asyncio.Server | None = None
 
     def fileno(self) -> int:
-        """Becomes readable when there is news."""
+        """Return the file that becomes readable when something has happened."""
         return self._bell.fileno()
 
+    @property
+    def waitables(self) -> tuple[JoinServer]:
+        """What becomes readable when something has happened."""
+        return (self,)
+
     def open(self, inside: Inside) -> None:
-        """Lets visitors in.
+        """Admit clients from now on.
 
         Args:
             inside: what they find.
@@ -146,40 +144,47 @@ class Door:
         self._server = self._loop.call(asyncio.start_server(self._receive, sock=self._listener))
 
     def begin(self, parameters: int) -> None:
-        """The run is under way, and places may be taken.
+        """Give places from now on, since the run is under way.
 
         Args:
-            parameters: that it trains; who takes a place is told how many.
+            parameters: number of parameters that it trains, for those who take a place.
         """
         self._parameters = parameters
         self._loop.soon(self._begun.set)
 
-    def news(self) -> list[News]:
-        """Takes what has happened."""
+    def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
+        """Return what has happened since the last call."""
         with suppress(BlockingIOError):
             while self._bell.recv(1024):
                 pass
         found = []
         with suppress(queue.Empty):
             while True:
-                found.append(self._news.get_nowait())
+                found.append(self._facts.get_nowait())
         return found
 
-    def vacate(self, peer: Peer) -> None:
-        """A process is gone, and will have no successor but one that comes through the door."""
-        self._loop.soon(lambda: self._places.vacate(peer))
+    def carry_out(self, order: Order) -> None:
+        """Give a guest its place or none, or end."""
+        match order:
+            case Seat(guest=guest, peer=peer):
+                self._loop.soon(partial(self._decide, guest, peer))
+            case Refuse(guest=guest):
+                self._loop.soon(partial(self._decide, guest, None))
+            case CloseDoor():
+                self.end()
 
     def ask_to_stop(self) -> None:
-        """Tells all guests that the run is asked to stop."""
+        """Tell all guests that the run is asked to stop."""
         self._tell_all({"stop": True})
 
     def end(self) -> None:
-        """The run is over: nobody is let in any more, and all guests are told."""
+        """Admit nobody any more, and tell all guests that the run is over."""
         self._over = True
+        self._loop.soon(self._refuse_all)
         self._tell_all({"over": True})
 
     def close(self) -> None:
-        """Shuts it."""
+        """Close all connections."""
         self._loop.close()
         for each in (self._listener, self._bell, self._ringing):
             DESCRIPTORS.remove(each.fileno())
@@ -200,9 +205,9 @@ class Door:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             await self._serve(await self._admit(reader, writer), who)
         except NotAdmitted as refusal:
-            self._tell(News("refused", who, why=str(refusal), reason=refusal.reason))
+            self._tell(GuestRefused(who, refusal.reason, str(refusal)))
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # it has gone, or the door is shut; whoever had a place has been seen to go
+            pass  # it has gone, or the server is closed; that a guest leaves is told elsewhere
         finally:
             DESCRIPTORS.remove(descriptor)
             hang_up(writer)
@@ -242,11 +247,13 @@ class Door:
                     await self._refuse(channel, "request", "it does not know what you ask for")
 
     async def _seat(self, channel: Channel, who: str) -> None:
-        """Gives a visitor a place, and waits until it goes."""
+        """Ask for a place, and wait until the guest leaves."""
         await self._begun.wait()
+        peer = await self._ask(who)
         if self._over:
+            if peer is not None:
+                self._tell(GuestLeft(peer, who, done=True))
             await self._refuse(channel, "time", "it is over")
-        peer = self._places.take()
         if peer is None:
             await self._refuse(
                 channel,
@@ -255,24 +262,43 @@ class Door:
             )
         assert peer is not None
         self._guests[peer] = channel
-        what, why = "went", "is gone"
+        done, why = False, "is gone"
         try:
-            self._tell(News("came", who, peer))
             await channel.say(self._describe(peer))
             last = await channel.hear()
-            what = "done" if last.get("done") is True else "went"
+            done = last.get("done") is True
             why = f"left: {last.get('why', '')!s:.200}"
         except NotAdmitted as refusal:
             why = f"was sent away: {refusal}"
         finally:
             del self._guests[peer]
-            if what == "went":  # else it has taken all its steps
-                self._places.vacate(peer)
-            self._tell(News(what, who, peer, why))
+            self._tell(GuestLeft(peer, who, "" if done else why, done))
+
+    async def _ask(self, who: str) -> Peer | None:
+        """Return the place that the supervisor gives, or None."""
+        if self._over:
+            return None
+        guest = next(self._asked)
+        self._asking[guest] = asyncio.get_running_loop().create_future()
+        self._tell(GuestAsked(guest, who))
+        try:
+            return await self._asking[guest]
+        finally:
+            del self._asking[guest]
+
+    def _decide(self, guest: int, peer: Peer | None) -> None:
+        if guest in self._asking and not self._asking[guest].done():
+            self._asking[guest].set_result(peer)
+        elif peer is not None:  # the server is about to be closed
+            self._tell(GuestLeft(peer, "", "is gone"))
+
+    def _refuse_all(self) -> None:
+        for guest in list(self._asking):
+            self._decide(guest, None)
 
     @property
     def _found(self) -> Inside:
-        assert self._inside is not None, "who is here has come through an open door"
+        assert self._inside is not None, "clients are admitted once it is open"
         return self._inside
 
     def _describe(self, peer: Peer) -> dict[str, Any]:
@@ -288,10 +314,8 @@ class Door:
         await channel.say({"refused": text})
         raise NotAdmitted(reason, text)
 
-    def _tell(self, news: News) -> None:
-        if news.what == "refused":
-            self.refused[news.reason] += 1
-        self._news.put(news)
+    def _tell(self, fact: Fact) -> None:
+        self._facts.put(fact)
         with suppress(BlockingIOError):  # it rings already
             self._ringing.send(b"!")
 
@@ -299,35 +323,6 @@ class Door:
 async def _say(channel: Channel, word: dict[str, Any]) -> None:
     with suppress(OSError):  # it is going
         await channel.say(word)
-
-
-class Places:
-    """Places in a run; used by any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next: dict[int, int] = {}
-        self._given: dict[int, int] = {}
-
-    def vacate(self, peer: Peer) -> None:
-        """Notes that a process is gone; news of one that has a successor already changes nothing."""
-        with self._lock:
-            if peer.incarnation >= self._given.get(peer.rank, 0):
-                self._next[peer.rank] = peer.incarnation + 1
-
-    def take(self, rank: int | None = None) -> Peer | None:
-        """Gives a vacant rank to a new process; None if it is taken.
-
-        Args:
-            rank: that it must be; None: the lowest that is vacant.
-        """
-        with self._lock:
-            if not self._next or (rank is not None and rank not in self._next):
-                return None
-            chosen = min(self._next) if rank is None else rank
-            peer = Peer(chosen, self._next.pop(chosen))
-            self._given[chosen] = peer.incarnation
-            return peer
 
 
 class Entrance:
@@ -355,113 +350,29 @@ class Entrance:
         self.offer: dict[str, Any] = {}
         self.how = ""
         self._door_key = door_key(token)
-        self._door: Door | None = None
+        self._server: JoinServer | None = None
 
-    def open(self, places: Places | None = None) -> Door:
-        """Makes the door; once.
-
-        Args:
-            places: of workers, that may be taken; None: there are none yet.
-        """
-        assert self._listener is not None, "a door is made once"
-        self._door = Door(self._listener, self._door_key, self.offer, places or Places())
-        self._listener = None  # it is the door's
-        return self._door
+    def open(self) -> JoinServer:
+        """Return the join server, made once."""
+        assert self._listener is not None, "a join server is made once"
+        self._server = JoinServer(self._listener, self._door_key, self.offer)
+        self._listener = None  # it is the server's
+        return self._server
 
     def ask_to_stop(self) -> None:
-        """Tells all who have come in that the run is asked to stop."""
-        if self._door is not None:
-            self._door.ask_to_stop()
+        """Tell all guests that the run is asked to stop."""
+        if self._server is not None:
+            self._server.ask_to_stop()
 
     def close(self) -> None:
-        """Shuts the door, or stops listening if it was never made."""
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        """Close the join server, or stop listening if it was never made."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._listener is not None:
             DESCRIPTORS.remove(self._listener.fileno())
             self._listener.close()
             self._listener = None
-
-
-FAREWELL_S = 5.0
-"""How long the launcher keeps the store for guests, once all its own ranks have left."""
-
-
-class Guests:
-    """Keeps the launcher's list of guests in step with the news of the door.
-
-    Args:
-        door: of the run.
-        name: names a rank for people.
-        say: tells people.
-        tell_of_loss: tells every rank that a process is gone.
-        welcome: tells who has come of those that are gone.
-    """
-
-    def __init__(
-        self,
-        door: Door,
-        name: Callable[[int], str],
-        say: Callable[[str], None],
-        tell_of_loss: Callable[[Peer], None],
-        welcome: Callable[[Peer], None],
-    ) -> None:
-        self.door = door
-        self.present: set[Peer] = set()
-        self._name = name
-        self._say = say
-        self._tell_of_loss = tell_of_loss
-        self._welcome = welcome
-        self._said: set[str] = set()
-        self._over = False
-
-    def look(self) -> None:
-        """Takes the door's news."""
-        for news in self.door.news():
-            self._take(news)
-
-    def see_off(self, wait: Callable[[list[Any], float], Any]) -> None:
-        """Gives guests a moment to leave, once the run is over.
-
-        Args:
-            wait: until one of these is readable, or for so many seconds.
-        """
-        self._over = True
-        self.door.end()
-        deadline = time.monotonic() + FAREWELL_S
-        self.look()
-        while self.present and (left_s := deadline - time.monotonic()) > 0:
-            wait([self.door], left_s)
-            self.look()
-
-    def sum_up(self) -> None:
-        """Says how many visitors were refused; the run is about to say that it has ended, which is its last word."""
-        self.look()
-        if refused := self.door.refused.total():
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.door.refused.most_common())
-            self._say(f"the door refused {refused} {'visitor' if refused == 1 else 'visitors'}: {reasons}")
-        self._over = True
-        self.door.end()
-
-    def _take(self, news: News) -> None:
-        if news.what == "refused":
-            if news.reason not in self._said and not self._over:  # the first of each reason; all are counted
-                self._said.add(news.reason)
-                self._say(f"the door refused {news.who} ({news.reason}): {news.why}")
-            return
-        name = self._name(news.peer.rank)
-        if news.what == "came":
-            self.present.add(news.peer)
-            self._welcome(news.peer)
-            if self._over:
-                return
-            self._say(f"{news.who} takes the place of {name}")
-            return
-        self.present.discard(news.peer)
-        if news.what == "went" and not self._over:
-            self._tell_of_loss(news.peer)
-            self._say(f"{name}, which came from {news.who}, {news.why}; its place is vacant")
 
 
 _PROOF, _PURPOSE = "run token", "polyrhythm, the same token"
@@ -483,7 +394,7 @@ class Admission:
     entrance: Entrance | None = None
 
     def of(self, rendezvous: Rendezvous) -> Rendezvous:
-        """Gives a rank's rendezvous with the key of links, and an address that guests reach; all ranks call it.
+        """Return a rank's rendezvous with the key of links, and an address that guests reach; all ranks call it.
 
         Args:
             rendezvous: of this rank, with the keys of this start in its store.
@@ -513,7 +424,7 @@ class Admission:
 
 
 def _agree(rendezvous: Rendezvous, key: bytes) -> None:
-    """Finds out whether this rank has the token of rank 0, without telling the store which it is."""
+    """Check that this rank has the token of rank 0, without telling the store which it is."""
     store = rendezvous.store
     if rendezvous.rank == _LEADER:
         drawn = nonce()

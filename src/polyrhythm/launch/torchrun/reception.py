@@ -1,13 +1,13 @@
-"""The reception of a run under torchrun, in worker 0's process: admits late comers, and tells of losses.
+"""Ranks of torchrun as a source of processes, in worker 0's process: it admits late comers, and announces losses.
 
     guest ─────────────────── join server ─┐
-    lost rank, started again ─ call ───────┼─▶ a place; the list of who is gone ─▶ the newcomer
-    leader's events: lost, joined ─────────┘─▶ notice of a loss ─▶ all others
+    lost rank, started again ─ call ───────┼─▶ supervisor ─▶ a place; the list of who is gone ─▶ the newcomer
+    worker 0's events: lost, joined ───────┘            └──▶ notice of a loss ─▶ all others
 
-`polyrhythm train` has a launcher that does this (`children/supervisor.py`), and starts successors besides.
-Here only torchrun starts processes. With its static rendezvous it starts those of one host again while the
-others go on: such a process calls as at the start of a run (`gathering.py`), and gets its rank back once its
-last process counts as lost. Threads of worker 0's process answer such calls (`Calls`):
+`polyrhythm train` has a launcher that does this (`children.py`), and starts successors besides. Here only
+torchrun starts processes. With its static rendezvous it starts those of one host again while the others go on:
+such a process calls as at the start of a run (`gathering.py`), and gets its rank back once its last process
+counts as lost. Threads of worker 0's process answer such calls (`Calls`):
 
 call of rank r ─▶ r is known to be lost: it comes in as the successor
              └──▶ r shows no pulse for as long as the watchdog bears: lost, unknown to all (it had no links yet)
@@ -22,22 +22,17 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import wait
+from math import inf
 from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.torch_distributed.rendezvous import (
-    Rendezvous,
-    tell_of_loss,
-    tell_of_start,
-)
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import (
     Event,
     Notice,
@@ -49,8 +44,21 @@ from polyrhythm.events import (
     WorkerLost,
 )
 from polyrhythm.launch.joining.connections import Address
-from polyrhythm.launch.joining.join_server import Entrance, Guests, Inside, Places
-from polyrhythm.launch.succession import Absences
+from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
+from polyrhythm.launch.process_source import Launcher
+from polyrhythm.launch.supervisor import (
+    Began,
+    Called,
+    Ended,
+    Fact,
+    Joined,
+    Lost,
+    Missed,
+    Order,
+    Rules,
+    Start,
+    Supervisor,
+)
 from polyrhythm.launch.torchrun.gathering import (
     CALLS,
     Gathered,
@@ -68,19 +76,25 @@ _DONE = "done"
 
 
 class Reception:
-    """Worker 0's list of who is there; used by its loop, and by the threads of the door and of calls.
+    """The ranks of torchrun as a source of processes, and the shell of their supervisor.
+
+    Used by worker 0's loop, and by the threads of the join server and of calls.
 
     Args:
         rendezvous: of worker 0.
-        cast: who does what, with the places that nobody has yet.
+        cast: the ranks by role, with the places that nobody has yet.
         started: the ranks that torchrun has started.
         emit: takes the run's events, one at a time.
+        entrance: lets others join; None: nobody can.
 
     Attributes:
-        guests: who came through the door, where there is one.
-        places: of workers, that may be taken.
         over: whether the run has ended well, so that nobody need come any more.
+        door: the join server; None: nobody can join.
+        launcher: of the run's supervisor.
     """
+
+    look_every_s = inf
+    waitables: tuple[()] = ()
 
     def __init__(
         self,
@@ -88,137 +102,72 @@ class Reception:
         cast: RoleAssignment,
         started: Collection[int],
         emit: Callable[[Event], None],
+        entrance: Entrance | None = None,
     ) -> None:
-        self.guests: Guests | None = None
-        self.places = Places()
         self.over = False
-        self._places_of_servers = Places()
-        self._store = rendezvous.store.clone()  # its loop may be waiting on the other
-        self._cast = cast
+        self.door = None if entrance is None else entrance.open()
+        self._how_to_join = "" if entrance is None else entrance.how
         self._emit = emit
-        self._started = frozenset(started)
         self._turn = threading.RLock()
-        self._absences = Absences(cast)
-        self._newest = {rank: Peer(rank, 0) for rank in started}
-        self._take_part: set[int] = set()
         self._waiting: dict[int, Callable[[int], None]] = {}
-        self._how_to_join = ""
         self._time_s = 0.0
-        for rank in cast.workers:
-            if rank not in started:
-                self.places.vacate(Peer(rank, 0))
-                self._tell_all(Peer(rank, 0))
-
-    def open(self, entrance: Entrance) -> Guests:
-        """Gives the list of guests, who come in by an entrance from now on."""
-        self._how_to_join = entrance.how
-        self.guests = Guests(
-            entrance.open(self.places), self._name, self._say, tell_of_loss=self._gone, welcome=self._welcome
+        self.launcher = Launcher(
+            Supervisor(cast, started, Rules(has_door=entrance is not None)),
+            rendezvous.store.clone(),  # its loop may be waiting on the other
+            [self, *([self.door] if self.door else [])],
+            self._say,
         )
-        return self.guests
+        self.launcher.open()
+
+    def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
+        """Return nothing: its facts are told as they come."""
+        return []
+
+    def carry_out(self, order: Order) -> None:
+        """Let the process in that asks for its rank."""
+        if isinstance(order, Start):
+            self._waiting.pop(order.peer.rank)(order.peer.incarnation)
 
     def look(self) -> None:
-        """Takes the door's news."""
+        """Take what the join server has to tell."""
         with self._turn:
-            if self.guests is not None:
-                self.guests.look()
+            for fact in () if self.door is None else self.door.poll():
+                self.launcher.take(fact)
 
     def on_event(self, event: Event) -> None:
-        """Passes an event of the run on, and learns from it who is there."""
+        """Pass an event of the run on, and learn from it who is there."""
         with self._turn:
             self._time_s = event.time_s
             if isinstance(event, RunEnded):
                 self.over = event.outcome == _DONE
-                if self.guests is not None:
-                    self.guests.sum_up()
+                self.look()
+                self.launcher.take(Ended(event.outcome))
             self._emit(event)
             if isinstance(event, RunStarted):
-                self._begin(event.parameters)
+                self.launcher.take(Began())
+                if self.door is not None:
+                    self.door.begin(event.parameters)
+                    self._say(self._how_to_join)
             elif isinstance(event, WorkerJoined | ServerJoined):
-                self._absences.fill(event.rank)
-                self._take_part.add(event.rank)
+                self.launcher.take(Joined(event.rank))
             elif isinstance(event, WorkerLost | ServerLost):
-                self._lose(event.rank)
+                self.launcher.take(Lost(event.rank))
 
     def call(self, rank: int, let_in: Callable[[int], None]) -> None:
-        """A process that torchrun has started again asks for its rank.
+        """Take the call of a process that torchrun has started again.
 
         Args:
             rank: that it had.
-            let_in: told how many have had the rank before, as soon as it is free.
+            let_in: called with how many processes have had the rank before, as soon as it is free.
         """
         with self._turn:
-            if rank not in self._newest:
-                return
             self._waiting[rank] = let_in
-            self._let_in(rank)
-            is_known = not self._take_part or rank in self._take_part or self._is_guests(rank)
-            if rank in self._waiting and not is_known:
-                # which has died before it took part: torchrun has one at a time
-                self._gone(self._newest[rank])
+            self.launcher.take(Called(rank))
 
     def miss(self, rank: int) -> None:
-        """A rank is gone that somebody waits for, and nobody has noticed."""
+        """Take it that a rank is lost that another process asks for, and that nobody has noticed."""
         with self._turn:
-            if rank in self._waiting and not self._is_guests(rank):
-                self._gone(self._newest[rank])
-
-    def _begin(self, parameters: int) -> None:
-        self._take_part |= self._started
-        if self.guests is not None:
-            self.guests.door.begin(parameters)
-            self._say(self._how_to_join)
-
-    def _lose(self, rank: int) -> None:
-        if rank not in self._take_part or self._is_guests(rank):  # a guest is seen to go by the door
-            return
-        lost = self._newest[rank]
-        self._gone(lost)
-        if self.guests is not None and rank in self._cast.workers and self._newest[rank] == lost:
-            self._say(f"the place of {self._name(rank)} is vacant for who joins")
-
-    def _gone(self, lost: Peer) -> None:
-        """Tells all others that a process is gone; whoever waits for its rank may have it."""
-        self._take_part.discard(lost.rank)
-        self._tell_all(lost)
-        self._places(lost.rank).vacate(lost)
-        self._let_in(lost.rank)
-
-    def _let_in(self, rank: int) -> None:
-        if rank not in self._waiting:
-            return
-        peer = self._places(rank).take(rank)
-        if peer is not None:
-            tell_of_start(self._store, peer)  # for guests that come at the same time
-            self._welcome(peer)
-            self._waiting.pop(rank)(peer.incarnation)
-
-    def _welcome(self, newcomer: Peer) -> None:
-        """Tells a newcomer of those whom it would look for in vain."""
-        self._newest[newcomer.rank] = newcomer
-        if newcomer.rank in self._cast.workers:  # a server counts once it has its shards
-            self._absences.fill(newcomer.rank)
-        for lost in self._absences.news_for(newcomer):
-            tell_of_loss(self._store, lost, newcomer)
-
-    def _tell_all(self, lost: Peer) -> None:
-        self._absences.lose(lost)
-        for other in self._newest.values():
-            if other.rank != lost.rank:
-                tell_of_loss(self._store, lost, other)
-
-    def _places(self, rank: int) -> Places:
-        return self.places if rank in self._cast.workers else self._places_of_servers
-
-    def _is_guests(self, rank: int) -> bool:
-        return self.guests is not None and any(guest.rank == rank for guest in self.guests.present)
-
-    def _name(self, rank: int) -> str:
-        workers = self._cast.workers
-        what = (
-            f"worker {workers.index(rank)}" if rank in workers else f"server {self._cast.servers.index(rank)}"
-        )
-        return f"{what} (rank {rank})"
+            self.launcher.take(Missed(rank))
 
     def _say(self, text: str) -> None:
         self._emit(Notice(time_s=self._time_s, text=text))
@@ -332,24 +281,23 @@ def receiving(
     if start.rendezvous.rank != LEADER:
         yield emit
         return
-    reception = Reception(start.rendezvous, cast, range(outside.size), emit)
+    reception = Reception(start.rendezvous, cast, range(outside.size), emit, late.entrance)
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
             stack.enter_context(Calls(outside, start, reception, late.silence_s))
-        if late.entrance is not None:
-            guests = reception.open(late.entrance)
-            guests.door.open(Inside(_store_address(), cast, start.prefix))
-            stack.enter_context(_listening(reception, guests))
+        if reception.door is not None:
+            reception.door.open(Inside(_store_address(), cast, start.prefix))
+            stack.enter_context(_listening(reception, reception.door))
         yield reception.on_event
 
 
 @contextmanager
-def _listening(reception: Reception, guests: Guests) -> Iterator[None]:
-    """Hears the door on a thread; at the end gives guests a moment to leave."""
+def _listening(reception: Reception, door: JoinServer) -> Iterator[None]:
+    """Hear the join server on a thread; at the end give guests a moment to leave."""
     bell, ringing = socket.socketpair()
 
     def listen() -> None:
-        while bell.fileno() not in select.select([guests.door.fileno(), bell.fileno()], [], [])[0]:
+        while bell.fileno() not in select.select([door.fileno(), bell.fileno()], [], [])[0]:
             reception.look()
 
     thread = threading.Thread(target=listen, name="reception", daemon=True)
@@ -361,7 +309,7 @@ def _listening(reception: Reception, guests: Guests) -> Iterator[None]:
         raise
     else:
         _end(thread, ringing)
-        guests.see_off(wait)
+        reception.launcher.see_off(door)
     finally:
         bell.close()
         ringing.close()

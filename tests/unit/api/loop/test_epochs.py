@@ -11,7 +11,7 @@ import torch.distributed as dist
 from polyrhythm.api.loop.epochs import Begun, Epochs
 from polyrhythm.api.loop.position import Course
 from polyrhythm.api.loop.store_board import Bulletin
-from polyrhythm.launch.script.meeting import begun_key
+from polyrhythm.launch.script import begun_key
 
 
 class Scripted:

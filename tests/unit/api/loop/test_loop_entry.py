@@ -18,7 +18,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RunError
-from polyrhythm.launch.script.meeting import Place, Places, begun_key
+from polyrhythm.launch.script import Place, Places, begun_key
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from polyrhythm.api.loop.store_board import Bulletin, Means
-from polyrhythm.launch.script.meeting import Place, Places
+from polyrhythm.launch.script import Place, Places
 
 WORKERS = 3
 

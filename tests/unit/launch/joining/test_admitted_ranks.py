@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.connections import Address
+from polyrhythm.launch.joining.connections import Address, link_key
 from polyrhythm.launch.joining.join_server import Admission
-from polyrhythm.launch.joining.token import link_key
 
 TOKEN = "the token of this test"
 HERE = Address("127.0.0.1", 0)

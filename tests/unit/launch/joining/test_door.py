@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 import select
 import socket
 import struct
 import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -15,10 +19,10 @@ import pytest
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.connections import GREETING, MOST_BYTES, Address
-from polyrhythm.launch.joining.join_client import Place, Visit
-from polyrhythm.launch.joining.join_server import Door, Entrance, Inside, News
-from polyrhythm.launch.joining.token import door_key
+from polyrhythm.launch.joining.connections import GREETING, MOST_BYTES, Address, door_key
+from polyrhythm.launch.joining.join_client import Assignment, JoinClient
+from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
+from polyrhythm.launch.supervisor import Fact, GuestAsked, GuestLeft, GuestRefused, Rules, Supervisor
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 TOKEN = "the token of this test"
@@ -27,6 +31,7 @@ PATIENCE_S = 20.0
 CAST = RoleAssignment((0, 2, 4), (1, 3))
 OFFER = {"version": "1", "config": {"data": "digits"}}
 HOSTILE, WARM_UP, FLAT_BYTES = 400, 100, 100_000
+STRANGE = ("token", "silent", "oversized", "proof", "malformed")
 
 
 def echo(store: socket.socket) -> None:
@@ -51,77 +56,121 @@ def store() -> Iterator[int]:
         thread.join()
 
 
+class Door:
+    """A join server, and a launcher that answers those who ask for a place; rank 2 is vacant.
+
+    Attributes:
+        server: the join server.
+        refused: connections that came to nothing, by reason.
+    """
+
+    def __init__(self, server: JoinServer) -> None:
+        self.server = server
+        self.refused: Counter[str] = Counter()
+        self._supervisor = Supervisor(CAST, (0, 1, 3, 4), Rules(has_door=True))
+        self._supervisor.open()
+        self._heard: queue.SimpleQueue[Fact] = queue.SimpleQueue()
+        self._counted = threading.Condition()
+        self._bell, self._ringing = socket.socketpair()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def heard(self, count: int = 1) -> list[Fact]:
+        """Return what it tells next, those who ask for a place and strangers aside."""
+        return [self._heard.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def await_refusals(self, count: int) -> None:
+        """Wait until so many connections have come to nothing."""
+        with self._counted:
+            assert self._counted.wait_for(lambda: self.refused.total() >= count, PATIENCE_S)
+
+    def close(self) -> None:
+        self._ringing.send(b"!")
+        self._thread.join()
+        self._bell.close()
+        self._ringing.close()
+
+    def _answer(self) -> None:
+        while self._bell not in select.select([self.server, self._bell], [], [])[0]:
+            for fact in self.server.poll():
+                if isinstance(fact, GuestRefused):
+                    with self._counted:
+                        self.refused[fact.reason] += 1
+                        self._counted.notify_all()
+                if not (isinstance(fact, GuestRefused) and fact.reason in STRANGE):
+                    self._heard.put(fact)
+                for order in self._supervisor.on(fact, 0.0):
+                    self.server.carry_out(order)
+
+
 @pytest.fixture
 def door(store: int) -> Iterator[Door]:
     entrance = Entrance(Address("127.0.0.1", 0), TOKEN)
     entrance.offer = OFFER
-    made = entrance.open()
-    made.open(Inside(Address("127.0.0.1", store), CAST, "start"))
+    server = entrance.open()
+    server.open(Inside(Address("127.0.0.1", store), CAST, "start"))
+    made = Door(server)
     yield made
+    made.close()
     entrance.close()
 
 
-def news(door: Door, count: int = 1) -> list[News]:
-    found: list[News] = []
-    while len(found) < count:
-        assert select.select([door], [], [], PATIENCE_S)[0], f"only heard {found}"
-        found += door.news()
-    return found
-
-
 @pytest.fixture
-def visits(door: Door) -> Iterator[list[Visit]]:
-    made: list[Visit] = []
+def visits() -> Iterator[list[JoinClient]]:
+    made: list[JoinClient] = []
     yield made
     for visit in made:
         visit.close()
 
 
-def enter(door: Door, visits: list[Visit]) -> Visit:
-    visits.append(Visit(door.address, KEY))
+def enter(door: Door, visits: list[JoinClient]) -> JoinClient:
+    visits.append(JoinClient(door.server.address, KEY))
     return visits[-1]
 
 
-def test_who_knows_the_token_is_told_of_the_job_and_given_a_place(door: Door, visits: list[Visit]) -> None:
+def test_who_knows_the_token_is_told_of_the_job_and_given_a_place(
+    door: Door, visits: list[JoinClient]
+) -> None:
     visit = enter(door, visits)
     assert visit.job("1") == OFFER
-    door.vacate(Peer(2, 0))
-    door.begin(parameters=42)
-    assert visit.take_place() == Place(Peer(2, 1), 42, CAST, "start")
-    (came,) = news(door)
-    assert (came.what, came.peer) == ("came", Peer(2, 1))
+    door.server.begin(parameters=42)
+    assert visit.take_place() == Assignment(Peer(2, 1), 42, CAST, "start")
+    (came,) = door.heard()
+    assert isinstance(came, GuestAsked)
     with pytest.raises(RequestError, match="refuses: all its workers are there"):
         enter(door, visits).take_place()
-    assert [(each.what, each.reason) for each in news(door)] == [("refused", "place")]
+    asked, refused = door.heard(2)
+    assert isinstance(asked, GuestAsked)
+    assert isinstance(refused, GuestRefused)
+    assert refused.reason == "place"
     visit.leave("its host asked it to")
-    (went,) = news(door)
-    assert (went.what, went.peer, went.why) == ("went", Peer(2, 1), "left: its host asked it to")
-    assert enter(door, visits).take_place() == Place(Peer(2, 2), 42, CAST, "start")
+    assert door.heard() == [GuestLeft(Peer(2, 1), came.who, "left: its host asked it to")]
+    assert enter(door, visits).take_place() == Assignment(Peer(2, 2), 42, CAST, "start")
 
 
-def test_who_dies_without_a_word_leaves_its_place(door: Door, visits: list[Visit]) -> None:
-    door.vacate(Peer(1, 0))
-    door.begin(parameters=1)
+def test_who_dies_without_a_word_leaves_its_place(door: Door, visits: list[JoinClient]) -> None:
+    door.server.begin(parameters=1)
     enter(door, visits).take_place()
     visits.pop().close()
-    came, went = news(door, 2)
-    assert (came.what, went.what, went.peer, went.why) == ("came", "went", Peer(1, 1), "is gone")
+    came, went = door.heard(2)
+    assert isinstance(came, GuestAsked)
+    assert went == GuestLeft(Peer(2, 1), came.who, "is gone")
 
 
-def test_who_has_taken_all_its_steps_needs_no_successor(door: Door, visits: list[Visit]) -> None:
-    door.vacate(Peer(1, 0))
-    door.begin(parameters=1)
+def test_who_has_taken_all_its_steps_needs_no_successor(door: Door, visits: list[JoinClient]) -> None:
+    door.server.begin(parameters=1)
     visit = enter(door, visits)
     visit.take_place()
     visit.leave(None)
-    assert [each.what for each in news(door, 2)] == ["came", "done"]
+    came, went = door.heard(2)
+    assert isinstance(came, GuestAsked)
+    assert went == GuestLeft(Peer(2, 1), came.who, done=True)
     with pytest.raises(RequestError, match="all its workers are there"):
         enter(door, visits).take_place()
 
 
-def test_guests_hear_that_the_run_stops_and_that_it_is_over(door: Door, visits: list[Visit]) -> None:
-    door.vacate(Peer(1, 0))
-    door.begin(parameters=1)
+def test_guests_hear_that_the_run_stops_and_that_it_is_over(door: Door, visits: list[JoinClient]) -> None:
+    door.server.begin(parameters=1)
     visit = enter(door, visits)
     visit.take_place()
     stopped, over = threading.Event(), threading.Event()
@@ -132,17 +181,34 @@ def test_guests_hear_that_the_run_stops_and_that_it_is_over(door: Door, visits: 
         over.set()
 
     visit.listen(stopped.set, is_over)
-    door.ask_to_stop()
+    door.server.ask_to_stop()
     assert stopped.wait(PATIENCE_S)
     assert not over.is_set()
-    door.end()
+    door.server.end()
     assert over.wait(PATIENCE_S)
     assert why == ["the run is over"]
     with pytest.raises(RequestError, match="refuses: it is over"):
         enter(door, visits).take_place()
 
 
-def test_the_store_is_reached_through_the_door(door: Door, visits: list[Visit]) -> None:
+def test_who_waits_for_a_place_when_the_run_ends_is_told_so(visits: list[JoinClient]) -> None:
+    """Nobody decides about it any more."""
+    entrance = Entrance(Address("127.0.0.1", 0), TOKEN)
+    entrance.offer = OFFER
+    server = entrance.open()
+    server.open(Inside(Address("127.0.0.1", 1), CAST))
+    server.begin(parameters=1)
+    with closing(entrance), ThreadPoolExecutor(1) as pool:
+        visits.append(JoinClient(server.address, KEY))
+        coming = pool.submit(visits[-1].take_place)
+        assert select.select([server], [], [], PATIENCE_S)[0]
+        assert [type(fact) for fact in server.poll()] == [GuestAsked]
+        server.end()
+        with pytest.raises(RequestError, match="refuses: it is over"):
+            coming.result(PATIENCE_S)
+
+
+def test_the_store_is_reached_through_the_door(door: Door, visits: list[JoinClient]) -> None:
     visit = enter(door, visits)
     with socket.create_connection(("127.0.0.1", visit.store_port), PATIENCE_S) as connection:
         for length in (1, 1000, 300_000):
@@ -154,18 +220,19 @@ def test_the_store_is_reached_through_the_door(door: Door, visits: list[Visit]) 
             assert heard == sent
 
 
-def test_another_version_is_refused_in_one_line(door: Door, visits: list[Visit]) -> None:
+def test_another_version_is_refused_in_one_line(door: Door, visits: list[JoinClient]) -> None:
     with pytest.raises(RequestError, match=r"refuses: it runs Polyrhythm 1, you 2: install the same$"):
         enter(door, visits).job("2")
-    assert [each.reason for each in news(door)] == ["version"]
+    (refused,) = door.heard()
+    assert isinstance(refused, GuestRefused)
+    assert refused.reason == "version"
     assert door.refused == {"version": 1}
 
 
 def test_another_token_is_refused_on_both_sides_and_counted(door: Door) -> None:
     with pytest.raises(RequestError, match=r"^the run at 127\.0\.0\.1:\d+ has another token: give its own$"):
-        Visit(door.address, door_key(TOKEN + "!"))
-    (refused,) = news(door)
-    assert (refused.what, refused.reason) == ("refused", "token")
+        JoinClient(door.server.address, door_key(TOKEN + "!"))
+    door.await_refusals(1)
     assert door.refused == {"token": 1}
 
 
@@ -183,7 +250,7 @@ def test_a_visitor_trusts_no_door_that_does_not_know_the_token() -> None:
         thread = threading.Thread(target=pretend, args=(listener,))
         thread.start()
         with pytest.raises(RequestError, match="does not know the token, and is not to be trusted"):
-            Visit(Address("127.0.0.1", listener.getsockname()[1]), KEY)
+            JoinClient(Address("127.0.0.1", listener.getsockname()[1]), KEY)
         thread.join()
 
 
@@ -194,23 +261,24 @@ def test_where_nobody_listens_one_is_asked_whether_the_run_is_under_way() -> Non
         with pytest.raises(
             RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
         ):
-            Visit(Address("127.0.0.1", port), KEY)
+            JoinClient(Address("127.0.0.1", port), KEY)
 
 
 def test_a_proof_that_was_heard_is_of_no_use(door: Door) -> None:
     """The door's number is another each time."""
-    with socket.create_connection(door.address, PATIENCE_S) as first:
+    with socket.create_connection(door.server.address, PATIENCE_S) as first:
         asked = first.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)[len(GREETING) :]
         ours = nonce()
         heard = ours + prove(KEY, "visitor", asked, ours)
         first.sendall(heard)
         assert first.recv(1) == b"+"
-    with socket.create_connection(door.address, PATIENCE_S) as second:
+    with socket.create_connection(door.server.address, PATIENCE_S) as second:
         second.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
         second.sendall(heard)
         assert second.recv(1) == b"-"
         assert second.recv(1) == b""
-    assert news(door)[-1].reason == "token"
+    door.await_refusals(1)
+    assert door.refused == {"token": 1}
 
 
 def hostile(random: Random, admitted: bool) -> bytes:
@@ -225,7 +293,7 @@ def hostile(random: Random, admitted: bool) -> bytes:
 
 def knock(door: Door, random: Random) -> None:
     admitted = random.random() < 0.5
-    with socket.create_connection(door.address, PATIENCE_S) as connection:
+    with socket.create_connection(door.server.address, PATIENCE_S) as connection:
         asked = connection.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)[len(GREETING) :]
         if admitted:
             ours = nonce()
@@ -237,23 +305,20 @@ def knock(door: Door, random: Random) -> None:
             pass
 
 
-def test_whatever_comes_instead_of_a_proof_changes_nothing(door: Door, visits: list[Visit]) -> None:
-    door.vacate(Peer(1, 0))
-    door.begin(parameters=7)
+def test_whatever_comes_instead_of_a_proof_changes_nothing(door: Door, visits: list[JoinClient]) -> None:
+    door.server.begin(parameters=7)
     random = Random(1)
     for _ in range(WARM_UP):
         knock(door, random)
-    door.news()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(HOSTILE):
             knock(door, random)
-        door.news()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert grown < FLAT_BYTES
+    assert enter(door, visits).take_place() == Assignment(Peer(2, 1), 7, CAST, "start")
     assert door.refused["token"] + door.refused["silent"] > HOSTILE / 3
     assert door.refused["oversized"] > HOSTILE / 20
-    assert enter(door, visits).take_place() == Place(Peer(1, 1), 7, CAST, "start")

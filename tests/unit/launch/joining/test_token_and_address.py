@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.connections import Address, listener_at, parse_address
-from polyrhythm.launch.joining.token import (
+from polyrhythm.launch.joining.connections import (
     LEAST_CHARACTERS,
     TOKEN_VARIABLE,
+    Address,
     door_key,
     draw_token,
     link_key,
+    listener_at,
+    parse_address,
     read_token,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,10 @@ import torch.distributed as dist
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerLost, WorkerJoined, WorkerLost
-from polyrhythm.launch.joining.connections import Address
-from polyrhythm.launch.joining.join_client import Visit
+from polyrhythm.launch.joining.connections import Address, door_key
+from polyrhythm.launch.joining.join_client import JoinClient
 from polyrhythm.launch.joining.join_server import Entrance, Inside
-from polyrhythm.launch.joining.token import door_key
+from polyrhythm.launch.supervisor import GuestAsked, Refuse, Seat
 from polyrhythm.launch.torchrun.gathering import Gathered, RunIsOver, gather
 from polyrhythm.launch.torchrun.reception import Calls, Reception
 from polyrhythm.launch.watchdog import Pulse, publish
@@ -33,11 +34,11 @@ NAME = "start"
 class Run:
     """A run's reception, and the store where its ranks meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, entrance: Entrance | None = None) -> None:
         self.store: Any = host_store()
         self.said: list[Event] = []
         self.leader = local(0, CAST.size, self.store.port)
-        self.reception = Reception(self.leader, CAST, STARTED, self.said.append)
+        self.reception = Reception(self.leader, CAST, STARTED, self.said.append, entrance)
 
     def begin(self) -> None:
         numbers = dict.fromkeys(
@@ -113,8 +114,9 @@ def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) ->
     let_in: list[int] = []
     run.begin()
     run.reception.on_event(ServerLost(time_s=1, text="server 0 (rank 2) is lost", rank=2))
-    assert run.reception.places.take() == Peer(4, 1)
-    assert run.reception.places.take() is None
+    take = run.reception.launcher.supervisor.on
+    assert Seat(1, Peer(4, 1)) in take(GuestAsked(1, "10.0.0.5:1"), 0.0)
+    assert take(GuestAsked(2, "10.0.0.5:1"), 0.0) == [Refuse(2)]
     run.reception.call(2, let_in.append)
     assert let_in == [1]
 
@@ -132,17 +134,21 @@ def entrance() -> Iterator[Entrance]:
     made.close()
 
 
-def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(
-    run: Run, entrance: Entrance
-) -> None:
-    guests = run.reception.open(entrance)
-    guests.door.open(Inside(Address("127.0.0.1", run.store.port), CAST, NAME))
+def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entrance: Entrance) -> None:
+    run = Run(entrance)
+    door = run.reception.door
+    assert door is not None
+    door.open(Inside(Address("127.0.0.1", run.store.port), CAST, NAME))
     run.begin()
     run.lose(3)
-    visit = Visit(entrance.address, door_key(TOKEN))
-    place = visit.take_place()
+    visit = JoinClient(entrance.address, door_key(TOKEN))
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(visit.take_place)
+        while not coming.done():
+            select.select([door], [], [], 0.1)
+            run.reception.look()
+    place = coming.result()
     assert (place.peer, place.parameters, place.cast, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
-    run.reception.look()
     assert run.hears(Peer(3, 1), "4 0")
     said = [event.text for event in run.said if isinstance(event, Notice)]
     assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for who joins"]

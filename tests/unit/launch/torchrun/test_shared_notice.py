@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.children.ranks import MeetingPoint
+from polyrhythm.launch.children import MeetingPoint
 from polyrhythm.launch.signals import Preemption
 from polyrhythm.launch.torchrun import started_rank as shared_notice
 from polyrhythm.launch.torchrun.started_rank import SharedNotice

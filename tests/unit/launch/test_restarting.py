@@ -10,7 +10,7 @@ import pytest
 from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, Restarted, WorkerProgress
-from polyrhythm.launch.children.restarting import RankLost, run_restarting
+from polyrhythm.launch.children import RankLost, run_restarting
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive, Snapshot
 from polyrhythm.simulation.stage import Surroundings

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX, host_store
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.script.meeting import SERVERS_KEY, meet
+from polyrhythm.launch.script import SERVERS_KEY, meet
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 

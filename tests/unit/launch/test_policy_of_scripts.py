@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch.distributed as dist
 
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.launch.script.meeting import LossTolerance, Place, Places
+from polyrhythm.launch.script import Place, Places, policy_of
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.role_assignment import cast_in_order
+
+
+def policy(spec: str, workers: int) -> FaultPolicy:
+    told = json.loads(json.dumps(policy_of(strategy_from(spec), workers)))
+    return FaultPolicy.from_json(told["policy"])
 
 
 @pytest.mark.parametrize(
@@ -22,16 +31,14 @@ from polyrhythm.launch.script.meeting import LossTolerance, Place, Places
     ],
 )
 def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:
-    strategy = strategy_from(spec)
-    tolerance = LossTolerance.from_text(LossTolerance.of(strategy, 3).to_text())
-    ranks = range(3 + strategy.traits(1).servers)
-    assert {rank for rank in ranks if tolerance.tolerates(rank)} == borne
+    cast = cast_in_order(3, strategy_from(spec).traits(3).servers)
+    found = policy(spec, 3)
+    assert {rank for rank in range(cast.size) if found.survives(rank, cast, leader_returns=True)} == borne
 
 
 def test_neighbouring_servers_cannot_both_be_spared() -> None:
-    tolerance = LossTolerance.of(strategy_from("parameter_server(servers=4, replicas=2)"), 2)
-    lost = {2}
-    assert [rank for rank in (3, 4, 5) if tolerance.tolerates(rank, lost)] == [4]
+    found, cast = policy("parameter_server(servers=4, replicas=2)", 2), cast_in_order(2, 4)
+    assert [rank for rank in (3, 4, 5) if found.survives(rank, cast, [2])] == [4]
 
 
 def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> None:
@@ -54,4 +61,4 @@ def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> 
     ],
 )
 def test_it_says_why_the_death_of_a_worker_ends_the_run(spec: str, said: str) -> None:
-    assert LossTolerance.of(strategy_from(spec), 3).why_not == said
+    assert policy_of(strategy_from(spec), 3)["why_not"] == said

@@ -7,20 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import typer
 
 from polyrhythm.cli.run import CONTEXT, run
-from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
+from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX
+from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.launch import script as script_ranks
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.launch.script import ranks as script_ranks
-from polyrhythm.launch.script.meeting import SERVERS_KEY
-from polyrhythm.launch.script.ranks import ScriptRanks
-from polyrhythm.launch.script.supervisor import ScriptWatch, run_script
+from polyrhythm.launch.script import POLICY_KEY, SERVERS_KEY, policy_of, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -133,9 +131,7 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     script = write(
         tmp_path, f"held = open({str(alive)!r}, 'w')", "print(file=held, flush=True)", "signal.pause()"
     )
-    program = (
-        f"from polyrhythm.launch.script.supervisor import run_script; run_script({str(script)!r}, workers=2)"
-    )
+    program = f"from polyrhythm.launch.script import run_script; run_script({str(script)!r}, workers=2)"
     with subprocess.Popen([sys.executable, "-c", program]) as launcher, alive.open() as held:
         assert [held.readline(), held.readline()] == ["\n", "\n"]
         launcher.kill()
@@ -176,9 +172,17 @@ def test_a_script_that_never_joins_is_told_so(tmp_path: Path, capfd: pytest.Capt
     assert "each of its 2 processes did all of it" in said[0]
 
 
-def test_one_that_has_joined_is_told_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_that_has_joined_is_told_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Worker 0 leaves the number of servers in the store when it joins."""
-    store, ranks = host_store(), cast(ScriptRanks, SimpleNamespace(there=[], workers=2))
-    store.set(SERVERS_KEY, "0")
-    ScriptWatch(ranks, store, restarts=0).raise_failure()
+    policy = json.dumps(policy_of(strategy_from("synchronous"), 1))
+    script = write(
+        tmp_path,
+        "import torch.distributed as dist",
+        "port = int(os.environ['MASTER_PORT'])",
+        "store = dist.TCPStore('127.0.0.1', port, None, is_master=False, wait_for_workers=False)",
+        f"store = dist.PrefixStore({PREFIX!r}, store)",
+        f"store.set({POLICY_KEY!r}, {policy!r})",
+        f"store.set({SERVERS_KEY!r}, '0')",
+    )
+    run_script(script, workers=1)
     assert capfd.readouterr().err == ""

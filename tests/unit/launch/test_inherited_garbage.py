@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from polyrhythm.launch.children.ranks import left_to_the_parent
+from polyrhythm.launch.children import left_to_the_parent
 
 
 class Knot:

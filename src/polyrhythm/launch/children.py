@@ -1,0 +1,590 @@
+"""Ranks as child processes of their launcher: both sides of the pipe between them, and a run made of them.
+
+The launcher starts, signals and ends its children (`Children`). It tells each of them first where the ranks
+meet and what has happened there (`MeetingPoint`). The child tells its launcher, one JSON object a message:
+{"event": …} for the run's events, and at most once {"error": text, "kind": …} before it leaves with a status
+that is not 0. What becomes of a run that loses a rank is decided in `supervisor.py`.
+
+A child that is forked has the garbage of its parent too, and must not collect it.
+
+A run that loses a rank without which it cannot go on is started again from its last checkpoint
+(`run_restarting`):
+
+session 1   |---C---C-----x  server 0 dies: all ranks end          C: checkpoint
+session 2           |-----------C---C---|                          what came after the last one is done again
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import MappingProxyType
+from typing import Any
+
+from polyrhythm.communication.secret import NONCE_BYTES
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store, local
+from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError, fault_of_machine
+from polyrhythm.events import (
+    Event,
+    Notice,
+    Restarted,
+    RunEnded,
+    RunStarted,
+    ServerJoined,
+    WorkerJoined,
+    WorkerProgress,
+    from_json,
+)
+from polyrhythm.launch.devices import available_cores, gpu_of, threads_for_worker
+from polyrhythm.launch.joining.connections import Address
+from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
+from polyrhythm.launch.process import ask_names_briefly, leave_with
+from polyrhythm.launch.process_source import Launcher
+from polyrhythm.launch.rank import Circumstances, run_rank
+from polyrhythm.launch.signals import ASKING, Preemption, asked_to_stop, held_back
+from polyrhythm.launch.supervisor import (
+    BUG,
+    PEER,
+    REQUEST,
+    RUN,
+    Began,
+    Ended,
+    Exited,
+    Fact,
+    Failed,
+    Joined,
+    Kill,
+    Order,
+    RankLost,
+    Rules,
+    Start,
+    Stop,
+    Supervisor,
+)
+from polyrhythm.launch.watchdog import cause_of_loss
+from polyrhythm.roles.job import Job
+from polyrhythm.roles.keeping.archive import Archive, Snapshot
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.world import LEADER, StopRequest
+from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
+
+Emit = Callable[[Event], None]
+Play = Callable[[Job, Emit], bool]
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where ranks meet.
+
+    Attributes:
+        port: of the store, on the loopback interface.
+        address: of this host, under which its ranks are reached by the others.
+        key: that links between ranks prove to know.
+        met: the incarnations of the ranks that are there, for one that comes late.
+        ledger: of the run so far, for a successor of the leader.
+    """
+
+    port: int
+    address: str = LOOPBACK
+    key: bytes = field(default=b"", repr=False)
+    met: Mapping[int, int] = field(default_factory=dict)
+    ledger: Ledger | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return it as bytes, for a pipe."""
+        told = {"port": self.port, "address": self.address, "key": self.key.hex(), "met": dict(self.met)}
+        ledger = None if self.ledger is None else self.ledger.to_json()
+        return json.dumps(told | {"ledger": ledger}).encode()
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> MeetingPoint:
+        """Read what `to_bytes` returned."""
+        told = json.loads(packed)
+        met = {int(rank): incarnation for rank, incarnation in told["met"].items()}
+        ledger = None if told["ledger"] is None else Ledger.from_json(told["ledger"])
+        return cls(told["port"], told["address"], bytes.fromhex(told["key"]), met, ledger)
+
+
+def child_main(job: Job, cast: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
+    """Run a rank and leave the process; never returns.
+
+    Args:
+        job: what to train.
+        cast: who does what.
+        peer: this process: its rank, and how many have had it before.
+        threads: compute threads of a worker.
+        pipe: to the launcher, which first sends where ranks meet.
+    """
+    if peer.incarnation:
+        _renew_streams()
+    gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
+    ask_names_briefly()
+    stop = StopRequest()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
+    signal.signal(signal.SIGTERM, lambda *_: stop.request())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
+    leave_with(os.getppid())
+
+    speaking = threading.Lock()
+
+    def emit(event: Event) -> None:
+        with speaking:  # the watchdog has a thread of its own
+            pipe.send_bytes(json.dumps({"event": event.to_json()}).encode())
+
+    status = 0
+    try:
+        point = MeetingPoint.from_bytes(pipe.recv_bytes())
+        met = local(peer.rank, cast.size, point.port, peer.incarnation)
+        job = replace(job, device=gpu_of(job.device, peer.rank))
+        met = replace(met, address=point.address, key=point.key, met=point.met)
+        run_rank(job, cast, met, threads, Circumstances(stop, emit, point.ledger))
+    except BaseException as error:
+        status = 1
+        _report(pipe, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing of the launcher's that was inherited (its terminal, its handlers) may be torn down from here.
+    os._exit(status)
+
+
+def _renew_streams() -> None:
+    """Make new output streams: a thread of the launcher may have held the old ones' locks when this was forked."""
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+
+
+def _report(pipe: Connection, error: BaseException) -> None:
+    kind = BUG
+    error = fault_of_machine(error) or error
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, PolyrhythmError):
+        kind = REQUEST if isinstance(error, RequestError) else PEER if isinstance(error, PeerLost) else RUN
+        text = str(error)
+    try:
+        pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
+    except OSError:
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def left_to_the_parent() -> Iterator[None]:
+    """Keep a child that is forked meanwhile from ever collecting what was garbage before.
+
+    The end of a store that nobody uses any more waits for threads, which a fork does not copy: a child that came upon
+    such a store would crash.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@dataclass
+class Child:
+    """A rank's process.
+
+    Attributes:
+        peer: the rank, and how many processes have had it before.
+        process: of the rank.
+        pipe: to it.
+        open: whether it may still say something.
+        failed: whether it has reported an error.
+    """
+
+    peer: Peer
+    process: BaseProcess
+    pipe: Connection
+    open: bool = True
+    failed: bool = False
+
+
+class Children:
+    """The child processes of a launcher, as a source of processes.
+
+    Args:
+        job: what they train.
+        cast: the ranks by role.
+        threads: compute threads of a worker.
+        start_method: `fork` or `spawn`.
+        stop: whether somebody wants the run to stop.
+        on_event: takes the events of the run, and the rank that emitted each.
+
+    Attributes:
+        ledger: of the run so far, with which a successor of worker 0 goes on.
+    """
+
+    look_every_s = inf
+
+    def __init__(
+        self,
+        job: Job,
+        cast: RoleAssignment,
+        threads: int,
+        start_method: str,
+        stop: StopRequest,
+        on_event: Callable[[int, Event], None],
+    ) -> None:
+        self.ledger = Ledger.of(job.workers)
+        self._job = job
+        self._cast = cast
+        self._threads = threads
+        self._context = multiprocessing.get_context(start_method)
+        self._stop = stop
+        self._on_event = on_event
+        self._children: list[Child] = []
+        self._point: MeetingPoint | None = None
+        self._store: Any = None
+
+    def start(self, peer: Peer, met: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Start a process.
+
+        Args:
+            peer: the rank, and how many processes have had it before.
+            met: the incarnations of the ranks that are there.
+
+        Raises:
+            RequestError: the job cannot be sent to it.
+        """
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=child_main,
+            args=(self._job, self._cast, peer, self._threads, theirs),
+            name=f"polyrhythm rank {peer.rank}",
+            daemon=True,
+        )
+        try:
+            with left_to_the_parent():
+                process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:  # spawn sends the job to the child
+            raise RequestError(
+                f"workers cannot be given the data or the model ({error}): define classes and functions at the top "
+                "of a module, not inside functions"
+            ) from None
+        theirs.close()
+        child = Child(peer, process, ours)
+        if self._point is not None:
+            ledger = self.ledger if peer.rank == LEADER else None
+            self._tell(child, replace(self._point, met=dict(met), ledger=ledger))
+        self._children.append(child)
+
+    def open_at(self, point: MeetingPoint, store: Any) -> None:
+        """Tell all where they meet.
+
+        Args:
+            point: for the children.
+            store: the same, for this process.
+        """
+        self._point, self._store = point, store
+        for child in self._children:
+            self._tell(child, point)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal all that live."""
+        for child in self._children:
+            if child.process.pid is not None and child.process.is_alive():
+                os.kill(child.process.pid, number)
+
+    def end(self) -> None:
+        """Kill all, and wait until they have left."""
+        self.signal(signal.SIGKILL)
+        for child in self._children:
+            child.process.join()
+
+    @property
+    def waitables(self) -> list[Connection]:
+        """The pipes of those that may still say something."""
+        return [child.pipe for child in self._children if child.open]
+
+    def poll(self, ready: Sequence[Any]) -> list[Fact]:
+        """Take one message of each child that has one; its event is passed on at once."""
+        facts: list[Fact] = []
+        left = []
+        for child in [child for child in self._children if child.open and child.pipe in ready]:
+            try:
+                record = json.loads(child.pipe.recv_bytes())
+            except (EOFError, OSError):
+                left.append(child)
+                continue
+            if "event" in record:
+                self._on_event(child.peer.rank, from_json(record["event"]))
+            else:
+                child.failed = True
+                facts.append(Failed(child.peer, record["kind"], record["error"]))
+        # Worker 0 comes first, and all deaths after what the others had to say.
+        return facts + [self._left(child) for child in sorted(left, key=lambda child: child.peer)]
+
+    def carry_out(self, order: Order) -> None:
+        """Start, kill or stop children."""
+        match order:
+            case Start(peer=peer, met=met):
+                with held_back():  # by the child, until it knows what to do then
+                    self.start(peer, met)
+                if self._stop.requested:
+                    self.signal(signal.SIGTERM)
+            case Kill(peer=peer):
+                for child in [child for child in self._children if child.peer == peer]:
+                    child.process.kill()
+                    child.process.join()
+                    self._children.remove(child)
+            case Stop():
+                self.signal(signal.SIGTERM)
+
+    def _left(self, child: Child) -> Exited:
+        child.process.join()
+        child.open = False
+        status = child.process.exitcode or 0
+        cause = cause_of_loss(self._store, child.peer) if status or child.failed else ""
+        return Exited(child.peer, status, cause=cause)
+
+    def _tell(self, child: Child, point: MeetingPoint) -> None:
+        with suppress(BrokenPipeError):  # it has died already, as will be seen
+            child.pipe.send_bytes(point.to_bytes())
+
+
+def run_local(
+    job: Job,
+    emit: Emit,
+    *,
+    port: int = 0,
+    threads: int | None = None,
+    start_method: str = "fork",
+    entrance: Entrance | None = None,
+) -> bool:
+    """Run a job on this host, one process a rank; return when it is over.
+
+    Args:
+        job: what to train.
+        emit: takes the run's events.
+        port: of the store, on the loopback interface; 0 picks a free one.
+        threads: compute threads of each worker; None shares the cores out.
+        start_method: `fork` (quick, data shared; only from a process that has not computed on several threads)
+            or `spawn`.
+        entrance: lets others join; None: nobody can.
+
+    Returns:
+        Whether it was preempted.
+
+    Raises:
+        RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
+        RunError: a rank failed or died, and the others could not go on.
+        Preempted: the notice ran out before everything was written.
+    """
+    cast = cast_in_order(job.workers, job.traits.servers)
+    vacant = cast.workers[job.workers - job.losses.vacant :]
+    started = sorted(set(range(cast.size)) - set(vacant))
+    threads = threads or threads_for_worker(available_cores(), len(cast.workers) - len(vacant), job.strategy)
+    stop, preemption = StopRequest(), Preemption(job.losses.notice_s)
+    relay = EventRelay(emit)
+    children = Children(job, cast, threads, start_method, stop, relay.on_event)
+    resume = "continue with --resume" + ("" if job.keeping.folder is None else f" {job.keeping.folder}")
+
+    def ask() -> None:
+        stop.request()
+        children.signal(signal.SIGTERM)
+        if entrance is not None:
+            entrance.ask_to_stop()
+
+    try:
+        with asked_to_stop(ask, preemption.begin):
+            with held_back():  # by the children, until they know what to do then
+                for rank in started:
+                    children.start(Peer(rank, 0))
+            if stop.requested:  # when there were only some of them
+                ask()
+            store = host_store(port)  # after the children were forked: they must not inherit its thread
+            children.open_at(_meeting_point(store.port, entrance), store)
+            supervisor = Supervisor(
+                cast,
+                started,
+                Rules(
+                    job.losses.restarts,
+                    job.losses.min_workers,
+                    job.too_few,
+                    _LAST_WORDS_S,
+                    resume,
+                    has_door=entrance is not None,
+                ),
+                job.faults,
+                admits="",
+            )
+            door = None
+            if entrance is not None:
+                door = entrance.open()
+                door.open(Inside(Address(LOOPBACK, store.port), cast))
+                relay.how_to_join = entrance.how
+            launcher = Launcher(supervisor, store, [*([door] if door else []), children], relay.say, stop)
+            relay.watch(launcher, children.ledger, door)
+            launcher.open()
+            look_every_s = _LOOK_EVERY_S if preemption.is_possible else inf  # a signal does not end the wait
+            launcher.run(lambda: preemption.check(resume), look_every_s)
+            if door is not None:
+                launcher.see_off(door)
+            if launcher.error is not None:
+                raise launcher.error
+    finally:
+        with held_back():  # somebody impatient may interrupt again
+            children.end()
+            if entrance is not None:
+                entrance.close()
+    return preemption.begun
+
+
+def _meeting_point(port: int, entrance: Entrance | None) -> MeetingPoint:
+    if entrance is None:
+        return MeetingPoint(port, LOOPBACK, secrets.token_bytes(NONCE_BYTES))
+    return MeetingPoint(port, entrance.address.host, entrance.link_key)
+
+
+_LOOK_EVERY_S = 0.1
+_LAST_WORDS_S = 2.0
+"""How long the others may report what they saw, once a rank has failed."""
+
+
+class EventRelay:
+    """Passes the events of a run's ranks on, and tells its supervisor what follows from them.
+
+    Args:
+        emit: takes the run's events.
+
+    Attributes:
+        how_to_join: told to people once the run is under way.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self.how_to_join = ""
+        self._emit = emit
+        self._time_s = 0.0
+        self._launcher: Launcher | None = None
+        self._ledger: Ledger | None = None
+        self._door: JoinServer | None = None
+
+    def watch(self, launcher: Launcher, ledger: Ledger, door: JoinServer | None = None) -> None:
+        """Set who else is told.
+
+        Args:
+            launcher: of the run.
+            ledger: of the run so far.
+            door: where workers join; None: nobody can.
+        """
+        self._launcher, self._ledger, self._door = launcher, ledger, door
+
+    def on_event(self, rank: int, event: Event) -> None:
+        """Take an event that a rank has emitted."""
+        assert self._launcher is not None, "children are heard once all is set up"
+        assert self._ledger is not None, "children are heard once all is set up"
+        if isinstance(event, Notice) and rank != LEADER:  # whose clock began when training did
+            event = replace(event, time_s=self._time_s)
+        self._time_s = event.time_s
+        self._ledger.note(event, time.perf_counter())
+        take = self._launcher.take
+        if isinstance(event, WorkerJoined | ServerJoined):
+            take(Joined(event.rank))
+        if isinstance(event, RunEnded):
+            for fact in () if self._door is None else self._door.poll():  # the last word counts all refusals
+                take(fact)
+            take(Ended(event.outcome))
+            if self._launcher.supervisor.failure is not None:
+                return  # the run has failed, as is said when all have left: worker 0 was told to stop
+        self._emit(event)
+        if isinstance(event, RunStarted):
+            take(Began())
+            if self._door is not None:
+                self._door.begin(parameters=event.parameters)
+                self.say(self.how_to_join)
+
+    def say(self, text: str) -> None:
+        """Tell people."""
+        self._emit(Notice(time_s=self._time_s, text=text))
+
+
+class Session:
+    """The events of a run between two starts.
+
+    Args:
+        emit: takes the run's events.
+        shift_s: since the first start, by which times are moved.
+    """
+
+    def __init__(self, emit: Emit, shift_s: float) -> None:
+        self.time_s = shift_s
+        self.steps: dict[int, int] = {}
+        self._emit = emit
+        self._shift_s = shift_s
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on, with its time since the first start."""
+        event = replace(event, time_s=event.time_s + self._shift_s)
+        self.time_s = max(self.time_s, event.time_s)
+        if isinstance(event, WorkerProgress):
+            self.steps[event.worker] = event.step
+        self._emit(event)
+
+
+def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
+    """Run a job, and again from its last checkpoint whenever it loses a rank without which it cannot go on.
+
+    Args:
+        job: what to train; it leaves checkpoints where it is to be started again.
+        play: runs a job, and returns whether it was preempted.
+        emit: takes the run's events.
+        restarts: how often at most.
+
+    Raises:
+        RunError: the run failed otherwise, or too often.
+    """
+    shift_s = 0.0
+    for restart in range(1, restarts + 2):
+        session = Session(emit, shift_s)
+        try:
+            return play(job, session.on_event)
+        except RankLost as loss:
+            if restart > restarts:
+                raise
+            job, notice = _again(job, session, loss, f"restart {restart} of {restarts}")
+            shift_s = session.time_s
+            emit(notice)
+    raise AssertionError("the last time either ends well or raises")
+
+
+def steps_held(snapshot: Snapshot, worker: int, workers: int) -> int:
+    """Return how many of a worker's steps a checkpoint holds; servers that count those of all workers know best."""
+    counts = [facts["steps"] for _, facts in snapshot.servers if len(facts.get("steps", ())) == workers]
+    if counts:
+        return min(int(count[worker]) for count in counts)
+    state = snapshot.workers.get(worker)
+    return 0 if state is None else state.account.step
+
+
+def _again(job: Job, session: Session, loss: RankLost, which: str) -> tuple[Job, Restarted]:
+    """Return the job that goes on, and the notice about it."""
+    archive_job = replace(job, keeping=replace(job.keeping, resume=True))
+    try:
+        snapshot = Archive(archive_job).load()
+    except RequestError:  # nothing was saved: from the beginning
+        held, where, job = {}, "from the beginning, since there is no checkpoint yet", _anew(job)
+    else:
+        held = {worker: steps_held(snapshot, worker, job.workers) for worker in session.steps}
+        where, job = f"from its last checkpoint, epoch {snapshot.epoch}, step {snapshot.step}", archive_job
+    lost = sum(max(0, step - held.get(worker, 0)) for worker, step in session.steps.items())
+    text = f"{loss.what}; the run is started again ({which}) {where}: {lost} updates since then are lost"
+    return job, Restarted(time_s=session.time_s, text=text, updates_lost=lost)
+
+
+def _anew(job: Job) -> Job:
+    return replace(job, keeping=replace(job.keeping, resume=False))

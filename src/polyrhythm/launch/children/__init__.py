@@ -1,1 +1,0 @@
-"""Ranks as child processes of their launcher, which watches over them."""

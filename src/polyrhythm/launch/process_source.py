@@ -1,0 +1,175 @@
+"""Where the processes of a run come from, and the shell that ties a source to the supervisor.
+
+A source tells facts about its processes and carries out orders about them:
+
+    child processes            children.py                   polled
+    ranks of a user's script   script.py                     polled
+    ranks of torchrun          torchrun/reception.py         tells facts as they come, on several threads
+    workers that join by hand  joining/join_server.py        polled, beside any of the others
+
+The shell (`Launcher`) waits until a source has something to tell, passes the facts to the supervisor
+(`supervisor.py`, which is pure), and carries its orders out, some of them by the store where the ranks meet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from polyrhythm.communication.transports.torch_distributed.rendezvous import tell_of_loss, tell_of_start
+from polyrhythm.launch.supervisor import (
+    Announce,
+    CloseDoor,
+    End,
+    Fact,
+    Order,
+    Quiet,
+    Start,
+    Stop,
+    StopAsked,
+    Supervisor,
+    Tell,
+)
+from polyrhythm.roles.world import StopRequest
+
+FAREWELL_S = 5.0
+"""How long guests may take to leave once all other ranks have left, and before the store is gone."""
+
+
+class ProcessSource(Protocol):
+    """A source of processes.
+
+    Attributes:
+        look_every_s: seconds after which it must be polled even if nothing is readable.
+    """
+
+    look_every_s: float
+
+    @property
+    def waitables(self) -> Sequence[Any]:
+        """What becomes readable when there is something to tell."""
+
+    def poll(self, ready: Sequence[Any]) -> list[Fact]:
+        """Return what has happened since the last call, without waiting.
+
+        Args:
+            ready: those of its `waitables`, and of others', that are readable.
+        """
+
+    def carry_out(self, order: Order) -> None:
+        """Carry out an order, if it concerns this source."""
+
+
+class Launcher:
+    """Pass facts to a supervisor and its orders to those who carry them out.
+
+    Args:
+        supervisor: of the run.
+        store: where the ranks meet.
+        sources: of its processes.
+        tell: tells people.
+        stop: whether somebody wants the run to stop.
+
+    Attributes:
+        supervisor: as given.
+        stop: as given.
+        error: of the run, once it has ended.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        store: Any,
+        sources: Sequence[ProcessSource],
+        tell: Callable[[str], None],
+        stop: StopRequest | None = None,
+    ) -> None:
+        self.supervisor = supervisor
+        self.stop = stop or StopRequest()
+        self.error: Exception | None = None
+        self._store = store
+        self._sources = list(sources)
+        self._tell = tell
+        self._turn = threading.RLock()
+        self._over = False
+        self._stop_told = False
+
+    def open(self) -> None:
+        """Announce the places that nobody has."""
+        with self._turn:
+            self._carry_out(self.supervisor.open())
+
+    def take(self, fact: Fact) -> None:
+        """Pass a fact on; called by any thread."""
+        with self._turn:
+            self._carry_out(self.supervisor.on(fact, time.monotonic()))
+
+    def run(self, look: Callable[[], None] = lambda: None, look_every_s: float = inf) -> None:
+        """Return when the run has ended; `error` then tells how.
+
+        Args:
+            look: called whenever something is heard or the patience is over; what it raises ends the run.
+            look_every_s: the longest patience.
+        """
+        while not self._over:
+            ready = wait(list(self._waitables()), self._patience_s(look_every_s))
+            look()
+            if self.stop.requested and not self._stop_told:
+                self._stop_told = True
+                self.take(StopAsked())
+            heard = self._poll(self._sources, ready)
+            if not ready and not heard and not self._over:
+                self.take(Quiet())
+
+    def see_off(self, door: ProcessSource) -> None:
+        """Give guests a moment to leave, once the run is over.
+
+        Args:
+            door: through which they came.
+        """
+        door.carry_out(CloseDoor())
+        deadline = time.monotonic() + FAREWELL_S
+        self._poll([door], ())
+        while self.supervisor.guests and (left_s := deadline - time.monotonic()) > 0:
+            self._poll([door], wait(list(door.waitables), left_s))
+
+    def _poll(self, sources: Sequence[ProcessSource], ready: Sequence[Any]) -> bool:
+        heard = False
+        for source in sources:
+            for fact in source.poll(ready):
+                heard = True
+                self.take(fact)
+        return heard
+
+    def _waitables(self) -> Iterator[Any]:
+        for source in self._sources:
+            yield from source.waitables
+
+    def _patience_s(self, look_every_s: float) -> float | None:
+        until = self.supervisor.next_s
+        left_s = inf if until is None else max(0.0, until - time.monotonic())
+        patience_s = min(left_s, look_every_s, *(source.look_every_s for source in self._sources))
+        return None if patience_s == inf else patience_s
+
+    def _carry_out(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            match order:
+                case Announce(lost=lost, to=to):
+                    tell_of_loss(self._store, lost, to)
+                case Start(peer=peer) if peer.incarnation:
+                    # First of all: a guest that comes just then must hear of it, or be heard of.
+                    tell_of_start(self._store, peer)
+                case Tell(text=text):
+                    self._tell(text)
+                case Stop():
+                    self.stop.request()
+                case End(error=error):
+                    self._over, self.error = True, error
+                case _:
+                    pass
+            for source in self._sources:
+                source.carry_out(order)

@@ -1,0 +1,529 @@
+"""`polyrhythm run`: a user's script as the ranks of a run, all on this host.
+
+launcher                        worker 0 … N-1               server N … N+S-1
+host the store
+start the workers ────────────▶ script … join(strategy)
+◀──── S, by way of the store ── (worker 0)
+start the servers ──────────────────────────────────────────▶ script … join(strategy): serve, leave
+wait for all; `supervisor.py` decides which losses the run survives
+
+A process that runs a user's script finds the other ranks by whichever way it was started (`meet`):
+
+    torchrun         WORLD_SIZE processes; as many of them as the strategy needs are its servers
+    polyrhythm run   POLYRHYTHM_WORKERS processes, all of them workers; rank 0 asks the launcher for the servers
+    neither          one worker alone
+
+Under `polyrhythm run` the number of servers is not known before a script has said what its strategy is. So
+workers are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1 of WORLD_SIZE = N+S.
+
+The store carries what ranks and launcher tell each other. A `FaultPolicy` says which losses the ranks
+survive, as their strategy says: worker 0 tells the launcher, which knows no strategy. `Places` says which
+workers are there, since the launcher knows first who is gone:
+
+launcher    HERE ─────▶ GONE, or COMING if it starts a successor
+successor               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the others
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    LOOPBACK,
+    PREFIX,
+    Rendezvous,
+    from_environment,
+    host_store,
+    newest_incarnations,
+)
+from polyrhythm.errors import RequestError
+from polyrhythm.launch import tethered
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.patience import Patience
+from polyrhythm.launch.process_source import Launcher
+from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.launch.supervisor import (
+    BUG,
+    PEER,
+    Admits,
+    Began,
+    Blamed,
+    Exited,
+    Fact,
+    Joined,
+    Kill,
+    Order,
+    Over,
+    PolicyKnown,
+    Rules,
+    Start,
+    Supervisor,
+    Vacate,
+    Waiting,
+)
+from polyrhythm.launch.torchrun.gathering import gather
+from polyrhythm.launch.torchrun.started_rank import cast_of, started_by_torchrun
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
+from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.strategy import Strategy
+
+WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
+"""Set by `polyrhythm run` in every rank: the number of workers."""
+
+INCARNATION_VARIABLE = "POLYRHYTHM_INCARNATION"
+"""Set by `polyrhythm run`: how many processes have had a rank before this one."""
+
+RETURNS_VARIABLE = "POLYRHYTHM_LEADER_RETURNS"
+"""Set by `polyrhythm run` in every rank: 1 if worker 0 is started again when it is lost, as any other; else 0."""
+
+POLICY_KEY = "script/policy"
+"""Set in the store by rank 0: which losses the ranks survive; see `policy_of`."""
+
+SERVERS_KEY = "script/servers"
+"""Set in the store by rank 0, after that: how many servers the launcher must start."""
+
+ADMITS_KEY = "script/admits"
+"""Set in the store by rank 0 when its loop says where it is: empty, or why no successor of a worker can come in."""
+
+OVER_KEY = "script/over"
+"""Set in the store by rank 0 when all have come to the end: who comes now comes too late."""
+
+WHOLE_KEY = "script/whole"
+"""Set in the store, with a rank and incarnation behind, by rank 0 when the successor of a server has its shards."""
+
+LET_GO_KEY = "script/let-go"
+"""Set in the store, with its rank and incarnation behind, by a worker that servers have let go."""
+
+FAILED_KEY = "script/failed"
+"""Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
+
+_STRATEGY_KEY = "script/strategy"
+_THIS_PROCESS = secrets.token_hex(8)
+"""Drawn anew in a process that torchrun starts again, while the store stays."""
+
+
+def started_by_run() -> bool:
+    """Whether `polyrhythm run` has started this process."""
+    return WORKERS_VARIABLE in os.environ
+
+
+def leader_returns() -> bool:
+    """Whether worker 0 gets a successor when it is lost."""
+    return os.environ.get(RETURNS_VARIABLE) == "1"
+
+
+def begun_key(worker: int) -> str:
+    """Return the key under which a worker of a script says which epoch it has begun."""
+    return f"script/begun/{worker}"
+
+
+def meet(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
+    """Find the other ranks, and return the way to them and the role of each.
+
+    Raises:
+        RequestError: too few processes for the strategy, another strategy than rank 0's, or a second meeting.
+        RunError: the others cannot be reached.
+    """
+    if started_by_run():
+        return _at_launcher(strategy)
+    if started_by_torchrun():
+        return _at_torchrun(strategy)
+    return _alone(strategy)
+
+
+def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
+    workers = int(os.environ[WORKERS_VARIABLE])
+    strategy.check(workers)
+    servers = strategy.traits(workers).servers
+    size = workers + servers
+    incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
+    rendezvous = replace(from_environment(), size=size, incarnation=incarnation)
+    if incarnation:
+        rendezvous = replace(rendezvous, met=newest_incarnations(rendezvous.store, size))
+    _join_once(rendezvous)
+    _agree(rendezvous, strategy)
+    if rendezvous.rank == 0:
+        rendezvous.store.set(POLICY_KEY, json.dumps(policy_of(strategy, workers)))
+        rendezvous.store.set(SERVERS_KEY, str(servers))
+    return rendezvous, RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
+
+
+def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
+    rendezvous = from_environment()
+    _join_once(rendezvous)
+    rendezvous = gather(rendezvous).rendezvous
+    _agree(rendezvous, strategy)
+    cast = cast_of(strategy, rendezvous)
+    strategy.check(len(cast.workers))
+    return rendezvous, cast
+
+
+def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
+    strategy.check(1)
+    servers = strategy.traits(1).servers
+    if servers:
+        script = Path(sys.argv[0]).name or "script.py"
+        raise RequestError(
+            f"{strategy} needs {servers} {'server' if servers == 1 else 'servers'} beside its workers: start with "
+            f"`polyrhythm run --workers 2 {script}` or `torchrun --nproc-per-node {servers + 2} {script}`"
+        )
+    return Rendezvous(dist.HashStore(), 0, 1, LOOPBACK), RoleAssignment((0,))
+
+
+def _join_once(rendezvous: Rendezvous) -> None:
+    if rendezvous.store.add(f"script/joined/{rendezvous.rank}/{_THIS_PROCESS}", 1) > 1:
+        raise RequestError(
+            "this process has joined before, and its servers have left: train within one `with`, and start again "
+            "for another"
+        )
+
+
+def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
+    """Check that all ranks have the same strategy."""
+    store, rank = rendezvous.store, rendezvous.rank
+    if rank == 0:
+        store.set(_STRATEGY_KEY, str(strategy))
+        return
+    leaders = Patience().key(store, _STRATEGY_KEY, 0)
+    if leaders != str(strategy):
+        raise RequestError(f"rank {rank} joins with {strategy}, rank 0 with {leaders}: give all the same")
+
+
+def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
+    """Return what worker 0 tells the launcher about losses, for JSON.
+
+    `policy` has the values of the strategy's `FaultPolicy`, as far as it holds in a loop of a user's own: the steps of
+    groups that regroup apart cannot be repeated around it. `why_not` says why the death of a worker ends the run, for
+    people; it is empty if it does not.
+    """
+    policy, why_not = strategy.faults(workers), ""
+    if policy.regroups_apart:
+        why_not = (
+            f"{strategy} goes on without a worker under polyrhythm train only, not in a loop of your own"
+        )
+    elif not policy.goes_on and workers > 1:
+        why_not = f"{strategy} does not go on without a worker"
+    if policy.regroups_apart or not policy.goes_on:
+        policy = replace(policy, worker=OnLoss.STOP, leader=False)
+    return {"policy": policy.to_json(), "why_not": why_not}
+
+
+class Place(StrEnum):
+    """What has become of a worker's place."""
+
+    HERE = "here"
+    GONE = "gone"
+    COMING = "coming"  # a successor is started
+    WAITING = "waiting"  # a successor waits for the next epoch
+    BEHIND = "behind"  # a successor takes part, steps behind the others, who must not wait for it
+
+
+class Places:
+    """Those of all workers.
+
+    Args:
+        store: where the ranks meet.
+        workers: how many there are.
+        is_lost: whether this rank knows a worker to be gone; asked where no launcher says so.
+    """
+
+    def __init__(
+        self, store: Any, workers: int, is_lost: Callable[[int], bool] = lambda worker: False
+    ) -> None:
+        self._store = store
+        self._keys = [f"script/place/{worker}" for worker in range(workers)]
+        self._is_lost = is_lost
+
+    def begin(self) -> None:
+        """Set that all are there, or about to be; only a launcher does."""
+        for worker in range(len(self._keys)):
+            self.set(worker, Place.HERE)
+
+    def set(self, worker: int, place: Place) -> None:
+        """Set what has become of a worker."""
+        self._store.set(self._keys[worker], place.value)
+
+    def of(self, worker: int) -> Place:
+        """Return what has become of a worker."""
+        return self.read()[worker]
+
+    def read(self) -> list[Place]:
+        """Return what has become of each worker."""
+        if not self._store.check(self._keys):  # torchrun's
+            return [Place.GONE if self._is_lost(worker) else Place.HERE for worker in range(len(self._keys))]
+        return [Place(bytes(value).decode()) for value in self._store.multi_get(self._keys)]
+
+
+LAST_WORDS_S = 3.0
+"""How long ranks may report what they saw after another has failed."""
+
+GRACE_S = 3.0
+"""How long they may take to leave when asked."""
+
+_LOOK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class ScriptRank:
+    """A rank's process.
+
+    Attributes:
+        peer: the rank, and how many processes have had it before.
+        process: of the rank.
+    """
+
+    peer: Peer
+    process: subprocess.Popen[bytes]
+
+
+class ScriptRanks:
+    """The ranks of a script, as a source of processes.
+
+    Args:
+        command: what every rank runs.
+        workers: number of workers.
+        threads: compute threads of a worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
+        port: of the store.
+        store: where they meet.
+        leader_returns: whether worker 0 is started again when it is lost.
+    """
+
+    look_every_s = _LOOK_EVERY_S
+    waitables: tuple[()] = ()
+
+    def __init__(
+        self,
+        command: list[str],
+        workers: int,
+        threads: int | None,
+        port: int,
+        store: Any,
+        *,
+        leader_returns: bool = False,
+    ) -> None:
+        self._command = [sys.executable, "-I", "-S", tethered.__file__, str(os.getpid()), *command]
+        self._workers = workers
+        self._servers = 0
+        self._port = port
+        self._store = store
+        self._leader_returns = leader_returns
+        shared = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
+        self._threads = shared if threads is None else str(threads)
+        self._running: list[ScriptRank] = []
+        self._places = Places(store, workers)
+        self._places.begin()
+        self._policy_known = self._over_told = False
+        self._whole: set[Peer] = set()
+
+    def start(self, peer: Peer) -> None:
+        """Start a process."""
+        works = peer.rank < self._workers
+        size = self._workers if works else self._workers + self._servers
+        local = {"RANK": peer.rank, "WORLD_SIZE": size, "LOCAL_RANK": peer.rank, "LOCAL_WORLD_SIZE": size}
+        group = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+        store = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": self._port}
+        agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+        ours = {
+            WORKERS_VARIABLE: self._workers,
+            INCARNATION_VARIABLE: peer.incarnation,
+            RETURNS_VARIABLE: int(self._leader_returns),
+        }
+        threads = {"OMP_NUM_THREADS": self._threads if works else "1"}
+        variables = local | group | store | agent | ours | threads
+        # In groups of their own: the terminal's SIGINT reaches this process alone, which then ends them in order.
+        process = subprocess.Popen(
+            self._command,
+            env=os.environ | {key: str(value) for key, value in variables.items()},
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        self._running.append(ScriptRank(peer, process))
+
+    def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
+        """Return what the ranks have left in the store, and which of them have left."""
+        facts = [] if self._policy_known else self._policy()
+        left = [rank for rank in self._running if rank.process.poll() is not None]
+        over = not self._over_told and self._store.check([OVER_KEY])
+        if left or over:
+            facts += self._news()
+        facts += self._whole_servers()
+        if over:
+            self._over_told = True
+            facts.append(Over())
+        self._running = [rank for rank in self._running if rank not in left]
+        return facts + [self._exit(rank) for rank in left]
+
+    def carry_out(self, order: Order) -> None:
+        """Start or kill a rank, or note who has a place."""
+        match order:
+            case Start(peer=peer):
+                self.start(peer)
+            case Kill(peer=peer):
+                for rank in [rank for rank in self._running if rank.peer == peer]:
+                    rank.process.kill()
+                    rank.process.wait()
+                    self._running.remove(rank)
+            case Vacate(rank=worker, coming=coming):
+                self._places.set(worker, Place.COMING if coming else Place.GONE)
+
+    def end(self) -> None:
+        """End those that are left: by asking, then by killing."""
+        try:
+            self._signal(signal.SIGTERM)
+            self._wait(GRACE_S)
+        finally:  # a second SIGINT cuts the asking short
+            self._signal(signal.SIGKILL)
+            self._wait(None)
+
+    def _policy(self) -> list[Fact]:
+        if not self._store.check([SERVERS_KEY]):
+            return []
+        self._policy_known, self._servers = True, int(self._read(SERVERS_KEY))
+        told = json.loads(self._read(POLICY_KEY))
+        return [PolicyKnown(FaultPolicy.from_json(told["policy"]), self._servers, told["why_not"])]
+
+    def _news(self) -> list[Fact]:
+        """Return what the store tells: read when a rank has left, since it then matters."""
+        facts: list[Fact] = []
+        if self._store.check([begun_key(LEADER)]):
+            facts.append(Began())
+        if self._store.check([ADMITS_KEY]):
+            facts.append(Admits(self._read(ADMITS_KEY)))
+        if self._store.check([FAILED_KEY]):
+            facts.append(Blamed(int(self._read(FAILED_KEY))))
+        places = self._places.read()
+        for rank in [rank.peer.rank for rank in self._running if rank.peer.incarnation]:
+            if rank >= self._workers:
+                continue
+            if places[rank] in (Place.HERE, Place.BEHIND):
+                facts.append(Joined(rank))
+            elif places[rank] is Place.WAITING:
+                facts.append(Waiting(rank))
+        return facts
+
+    def _whole_servers(self) -> list[Fact]:
+        """Return which successors of servers have got their shards: those who come next may rely on them."""
+        waiting = [
+            rank.peer for rank in self._running if rank.peer.incarnation and rank.peer.rank >= self._workers
+        ]
+        whole = [peer for peer in waiting if peer not in self._whole and self._is_set(WHOLE_KEY, peer)]
+        self._whole |= set(whole)
+        return [Joined(peer.rank) for peer in whole]
+
+    def _exit(self, rank: ScriptRank) -> Exited:
+        """Return how a rank has left; one that was killed, or let go by the servers, has no error of its own."""
+        status = rank.process.returncode or 0
+        let_go = status > 0 and self._is_set(LET_GO_KEY, rank.peer)
+        return Exited(rank.peer, status, kind="" if status <= 0 else PEER if let_go else BUG)
+
+    def _is_set(self, key: str, peer: Peer) -> bool:
+        return bool(self._store.check([f"{key}/{peer.rank}/{peer.incarnation}"]))
+
+    def _read(self, key: str) -> str:
+        return bytes(self._store.get(key)).decode()
+
+    def _wait(self, patience_s: float | None) -> None:
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        for rank in self._running:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                rank.process.wait(left)
+            except subprocess.TimeoutExpired:
+                return
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self._running:
+            if rank.process.poll() is None:
+                rank.process.send_signal(number)
+
+
+RESTARTS = 3
+"""The most successors that lost ranks may have, unless told otherwise."""
+
+
+def run_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    workers: int,
+    threads: int | None = None,
+    restarts: int = RESTARTS,
+) -> None:
+    """Run a script that calls `polyrhythm.join`: once a worker, and once a server that its strategy asks for.
+
+    Ranks have torchrun's variables in their environment, and the output streams of this process. When one is killed
+    that its strategy can do without, the others go on, and it is started again where the loop says where it is
+    (`group.epochs`). When one fails otherwise, the others are ended; they also end with this process, however it ends
+    (Linux).
+
+    Args:
+        script: a Python file.
+        arguments: for the script.
+        workers: number of workers.
+        threads: compute threads of each worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
+        restarts: the most successors that lost ranks may have.
+
+    Raises:
+        RequestError: there is no such script, or no worker.
+        RunError: a rank failed that the others cannot do without.
+        KeyboardInterrupt: SIGINT or SIGTERM came.
+    """
+    _check(script, workers, threads, restarts)
+    hosted = host_store()
+    store = dist.PrefixStore(PREFIX, hosted)
+    command = [sys.executable, str(script), *arguments]
+    ranks = ScriptRanks(command, workers, threads, hosted.port, store, leader_returns=restarts > 0)
+    rules = Rules(restarts, last_words_s=LAST_WORDS_S)
+    launcher = Launcher(
+        Supervisor(RoleAssignment(tuple(range(workers))), range(workers), rules), store, [ranks], _say
+    )
+    try:
+        with asked_to_stop(_interrupt):
+            for rank in range(workers):
+                ranks.start(Peer(rank, 0))
+            launcher.run()
+        if launcher.error is not None:
+            raise launcher.error
+        if not store.check([SERVERS_KEY]):
+            _say(_NEVER_JOINED.format(workers=workers))
+    finally:
+        ranks.end()
+
+
+def _check(script: str | Path, workers: int, threads: int | None, restarts: int) -> None:
+    if not Path(script).is_file():
+        raise RequestError(f"there is no script {script}: give the path of a Python file")
+    for what, number in (("workers", workers), ("threads", 1 if threads is None else threads)):
+        if number < 1:
+            raise RequestError(f"{what} must be at least 1 (given {number})")
+    if restarts < 0:
+        raise RequestError(f"restarts must be at least 0 (given {restarts})")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+_NEVER_JOINED = (
+    "the script has ended without calling polyrhythm.join: unless it shares its work out otherwise, each of its "
+    "{workers} processes did all of it; see `with polyrhythm.join(strategy) as group`"
+)
+
+
+def _say(text: str) -> None:
+    print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

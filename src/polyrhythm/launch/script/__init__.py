@@ -1,1 +1,0 @@
-"""A user's script as the ranks of a run."""

@@ -1,0 +1,906 @@
+"""The supervisor of a run: which processes have a rank, and what happens when one is lost.
+
+Facts go in and orders come out. No thread, process, clock or store is in here, so every rule is tested with
+literal facts:
+
+    source of processes                    supervisor                       launcher
+      Exited, Failed, Joined, …  ─ fact ─▶  on(fact, now_s)  ─ orders ─▶  carried out by the sources and the store
+      Called, Lost (torchrun)
+      GuestAsked, GuestLeft (join server)
+
+What becomes of a rank that is lost:
+
+    the run tolerates it ─▶ Announce to the others ─▶ pause ─▶ Start a successor under the same rank
+                                            └─▶ no restart left: the place is vacant, and a guest may take it
+    it does not          ─▶ the others have a moment for their last words ─▶ End with the error that explains the rest
+
+The sources are child processes (`children.py`), ranks of a user's script (`script.py`), ranks that torchrun has
+started (`torchrun/reception.py`), and workers that join by hand (`joining/join_server.py`). A run may have two
+of them: guests join beside any other.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.roles.world import LEADER
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.role_assignment import RoleAssignment
+
+# Kinds of errors that a rank reports. A rank that was killed reports none, and the kind is empty.
+REQUEST, RUN, PEER, BUG = "request", "run", "peer", "bug"
+
+INTERRUPTED = "interrupted"
+"""Outcome of a run that was stopped before its end."""
+
+
+class RankLost(RunError):
+    """The run has lost a rank without which it cannot go on; starting it again from a checkpoint may help.
+
+    Attributes:
+        what: which rank, and what became of it, in words.
+    """
+
+    def __init__(self, what: str, then: str) -> None:
+        super().__init__(f"{what}; {then}")
+        self.what = what
+
+
+# Facts.
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has left.
+
+    Attributes:
+        peer: the process.
+        status: of its exit; the negative number of the signal that killed it.
+        kind: of the failure, where the exit itself tells it; see `Failed`.
+        cause: why a watchdog declared it lost, if one did.
+    """
+
+    peer: Peer
+    status: int
+    kind: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A process has reported an error, and is about to leave.
+
+    Attributes:
+        peer: the process.
+        kind: `REQUEST`, `RUN`, `PEER` (another rank was lost) or `BUG`.
+        error: its text.
+    """
+
+    peer: Peer
+    kind: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """The training of this rank was the first to raise an error of its own: those of other ranks follow from it."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A successor takes part now: a worker is among the others, or a server has its shards."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A successor waits until worker 0 lets it in."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class PolicyKnown:
+    """A script has told its strategy: what a loss does to the run, and how many servers it needs."""
+
+    policy: FaultPolicy
+    servers: int
+    why_not: str = ""  # why the death of a worker ends the run, for people; empty if it does not
+
+
+@dataclass(frozen=True)
+class Admits:
+    """A script has told whether a worker's successor would find its way into the loop.
+
+    Attributes:
+        why_not: why it would not, for people; empty if it would.
+    """
+
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Began:
+    """Worker 0 has begun to train."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Worker 0 has reported the end of the run, its last event.
+
+    Attributes:
+        outcome: `done` or `interrupted`.
+    """
+
+    outcome: str = "done"
+
+
+@dataclass(frozen=True)
+class Over:
+    """All ranks of a script have come to the end: a successor would come too late."""
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Somebody wants the run to stop."""
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Nothing was heard until `Supervisor.next_s`."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Worker 0 has noticed, under torchrun, that a rank is lost."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Called:
+    """A process that torchrun has started again asks for its rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A rank that another process asks for has no pulse any more."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class GuestAsked:
+    """A worker that knows the run's token asks for a place.
+
+    Attributes:
+        guest: number of its connection.
+        who: its address, for people.
+    """
+
+    guest: int
+    who: str
+
+
+@dataclass(frozen=True)
+class GuestLeft:
+    """A guest is gone.
+
+    Attributes:
+        peer: the place that it had.
+        who: its address, for people.
+        why: it left, for people.
+        done: whether it has taken all its steps, so that nobody need follow it.
+    """
+
+    peer: Peer
+    who: str
+    why: str = ""
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class GuestRefused:
+    """The join server has refused a connection.
+
+    Attributes:
+        who: its address, for people.
+        reason: in one word, for counting.
+        why: in words.
+    """
+
+    who: str
+    reason: str
+    why: str
+
+
+Fact = (
+    Exited
+    | Failed
+    | Blamed
+    | Joined
+    | Waiting
+    | PolicyKnown
+    | Admits
+    | Began
+    | Ended
+    | Over
+    | StopAsked
+    | Quiet
+    | Lost
+    | Called
+    | Missed
+    | GuestAsked
+    | GuestLeft
+    | GuestRefused
+)
+
+
+# Orders.
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process for a rank; under torchrun, let the one in that asks for it.
+
+    Attributes:
+        peer: the rank, and how many processes have had it before.
+        met: the incarnation of every rank that is there, guests included.
+    """
+
+    peer: Peer
+    met: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a process at once; no fact about it is expected."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell a process that another one is lost, or that a place is vacant."""
+
+    lost: Peer
+    to: Peer
+
+
+@dataclass(frozen=True)
+class Vacate:
+    """Note that nobody has a worker's place, until a successor has come if one is coming."""
+
+    rank: int
+    coming: bool
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Give a guest its place."""
+
+    guest: int
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Tell a guest that no place is vacant."""
+
+    guest: int
+
+
+@dataclass(frozen=True)
+class CloseDoor:
+    """Admit nobody any more, and tell guests that the run is over."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask all ranks to stop."""
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The run has ended.
+
+    Attributes:
+        error: of a run that has failed.
+    """
+
+    error: Exception | None = None
+
+
+Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseDoor | Stop | Tell | End
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+_LIVES = 4
+"""A successor that lives for this many of the pauses before it has done well: the next pause is short again."""
+
+
+class Succession:
+    """When lost ranks are started again: after half a second, and after twice as long if the last process died soon.
+
+    Args:
+        restarts: the most successors that a run may have.
+
+    Attributes:
+        left: how many it may still have.
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self.left = restarts
+        self._last: dict[int, tuple[float, float]] = {}
+        self._due: list[tuple[float, Peer]] = []
+
+    def lose(self, peer: Peer, now_s: float, *, awaited: bool = False) -> float | None:
+        """Note a loss; return the seconds until its successor starts, or None if there is none.
+
+        Args:
+            peer: the process that is lost.
+            now_s: the present time.
+            awaited: whether all others wait for the successor: it starts at once, unless the last one died soon.
+        """
+        if not self.left:
+            return None
+        self.left -= 1
+        pause_s = self._pause_s(peer.rank, now_s, awaited=awaited)
+        self._last[peer.rank] = pause_s, now_s + pause_s
+        self._due.append((now_s + pause_s, Peer(peer.rank, peer.incarnation + 1)))
+        return pause_s
+
+    def take_due(self, now_s: float) -> list[Peer]:
+        """Return the successors that are due, each once."""
+        due = [peer for at_s, peer in self._due if at_s <= now_s]
+        self._due = [entry for entry in self._due if entry[0] > now_s]
+        return due
+
+    def next_s(self) -> float | None:
+        """Return when the next successor is due, if there is one."""
+        return min((at_s for at_s, _ in self._due), default=None)
+
+    def cancel(self, spare: int | None = None) -> None:
+        """Start nobody any more.
+
+        Args:
+            spare: the rank whose successor is started all the same, if it is due.
+        """
+        self._due = [entry for entry in self._due if entry[1].rank == spare]
+        self.left = 0
+
+    def _pause_s(self, rank: int, now_s: float, *, awaited: bool) -> float:
+        if not self._died_soon(rank, now_s):
+            return 0.0 if awaited else FIRST_PAUSE_S
+        pause_s, _ = self._last[rank]
+        return min(2 * pause_s, LONGEST_PAUSE_S) or FIRST_PAUSE_S
+
+    def _died_soon(self, rank: int, now_s: float) -> bool:
+        if rank not in self._last:
+            return False
+        pause_s, started_at_s = self._last[rank]
+        return now_s - started_at_s < _LIVES * (pause_s or FIRST_PAUSE_S)
+
+
+@dataclass
+class Member:
+    """The newest process of a rank.
+
+    Attributes:
+        peer: the rank, and how many processes have had it before.
+        guest: whether it has joined by hand.
+        takes_part: whether it is among the others, as far as worker 0 has told.
+        waits: whether it waits to be let in.
+        status: of its exit; None while it runs.
+        kind: of its failure; empty for a rank that was killed.
+        error: what it reported of its failure.
+        cause: why a watchdog declared it lost.
+    """
+
+    peer: Peer
+    guest: bool = False
+    takes_part: bool = False
+    waits: bool = False
+    status: int | None = None
+    kind: str = ""
+    error: str = ""
+    cause: str = ""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not left."""
+        return self.status is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has left with a failure, or will."""
+        return bool(self.status) or bool(self.kind)
+
+    @property
+    def death(self) -> str:
+        """How it has left, in words."""
+        if self.cause:
+            return self.cause
+        if self.error:
+            return f"failed: {self.error}"
+        if self.status is None:
+            return "raised an error and did not leave"
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"left with status {self.status}"
+
+
+_NOT_SAID = (
+    "its place stays empty, since the loop does not say where it is: write `for epoch in group.epochs(n)`"
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a supervisor must know of its run.
+
+    Attributes:
+        restarts: the most successors that lost ranks may have; 0 where the source cannot start processes.
+        min_workers: with fewer, the run is stopped and has failed.
+        too_few: returns the error of a run with so few workers.
+        last_words_s: how long the others may report what they saw, once a rank has failed.
+        resume: how people go on after a failure; None for a script, which has no checkpoints of ours.
+        has_door: whether workers may join by hand.
+    """
+
+    restarts: int = 0
+    min_workers: int = 0
+    too_few: Callable[[int], RunError] = lambda left: RunError(f"{left} workers are left")
+    last_words_s: float = 2.0
+    resume: str | None = None
+    has_door: bool = False
+
+
+class Supervisor:
+    """Decides what is done about every process of a run.
+
+    Args:
+        cast: the ranks by role.
+        started: the ranks that have a process from the start; the places of other workers are vacant.
+        rules: of the run.
+        policy: which losses it survives; None: not known yet.
+        admits: why successors of workers cannot come in, empty if they can; None: not known yet.
+
+    Attributes:
+        failure: the error of a run that was stopped because too few workers were left, once it has stopped.
+    """
+
+    def __init__(
+        self,
+        cast: RoleAssignment,
+        started: Iterable[int],
+        rules: Rules,
+        policy: FaultPolicy | None = None,
+        admits: str | None = None,
+    ) -> None:
+        self.failure: RunError | None = None
+        self._cast = cast
+        self._rules = rules
+        self._policy = policy
+        self._why_not = ""
+        self._admits = admits
+        self._members = {rank: Member(Peer(rank, 0)) for rank in started}
+        # The newest process of a rank, present or lost.
+        self._newest = {rank: member.peer for rank, member in self._members.items()}
+        # Of a worker's rank that nobody has, the process that a guest would be; torchrun's servers have places too.
+        self._vacant: dict[int, Peer] = {}
+        self._absent: dict[int, Peer] = {}
+        self._any_lost = False
+        self._calling: set[int] = set()
+        self._succession = Succession(rules.restarts)
+        self._refused: Counter[str] = Counter()
+        self._blamed: int | None = None
+        self._began = self._ended = self._over = self._stopping = self._closed = False
+        self._too_few: RunError | None = None
+        self._give_up_at_s: float | None = None
+        self._now_s = 0.0
+        self._orders: list[Order] = []
+        self._handlers: dict[type[Fact], Callable[[Any], None]] = {
+            Exited: self._on_failure,
+            Failed: self._on_failure,
+            Blamed: self._on_blame,
+            Joined: self._on_joined,
+            Waiting: self._on_waiting,
+            PolicyKnown: self._on_policy,
+            Admits: self._on_admits,
+            Began: self._on_beginning,
+            Ended: self._on_end,
+            Over: self._on_over,
+            StopAsked: self._on_stop,
+            Quiet: lambda fact: None,
+            Lost: self._on_lost,
+            Called: self._on_call,
+            Missed: self._on_missed,
+            GuestAsked: self._on_guest,
+            GuestLeft: self._on_guest_left,
+            GuestRefused: self._on_refused,
+        }
+
+    @property
+    def next_s(self) -> float | None:
+        """The time at which it must hear `Quiet`, unless it hears something else before."""
+        return self._succession.next_s() if self._give_up_at_s is None else self._give_up_at_s
+
+    @property
+    def guests(self) -> list[Peer]:
+        """The guests that are there."""
+        return [member.peer for member in self._members.values() if member.guest]
+
+    def name(self, rank: int) -> str:
+        """Return the name of a rank, for people."""
+        if rank in self._cast.workers:
+            return f"worker {self._cast.workers.index(rank)} (rank {rank})"
+        return f"server {self._cast.servers.index(rank)} (rank {rank})"
+
+    def open(self) -> list[Order]:
+        """Return the orders that announce the vacant places to those who are there."""
+        for rank in self._cast.workers:
+            if rank not in self._members:
+                self._lose(Peer(rank, 0))
+                self._vacant[rank] = Peer(rank, 1)
+        return self._given()
+
+    def on(self, fact: Fact, now_s: float) -> list[Order]:
+        """Take a fact, and return what is to be done, in this order.
+
+        Args:
+            fact: what has happened.
+            now_s: the present time, of any clock that does not go back.
+        """
+        self._now_s = now_s
+        self._handlers[type(fact)](fact)
+        if not self._closed:
+            self._settle(quiet=isinstance(fact, Quiet))
+        return self._given()
+
+    def _given(self) -> list[Order]:
+        given, self._orders = self._orders, []
+        return given
+
+    def _on_failure(self, fact: Exited | Failed) -> None:
+        member = self._members.get(fact.peer.rank)
+        if member is None or member.peer != fact.peer:  # killed on our order
+            return
+        if isinstance(fact, Failed):
+            member.kind, member.error = fact.kind, fact.error
+        else:
+            member.status, member.cause = fact.status, fact.cause
+            member.kind = member.kind or fact.kind
+
+    def _on_blame(self, fact: Blamed) -> None:
+        self._blamed = fact.rank
+
+    def _on_joined(self, fact: Joined) -> None:
+        self._absent.pop(fact.rank, None)
+        if member := self._members.get(fact.rank):
+            member.takes_part, member.waits = True, False
+
+    def _on_waiting(self, fact: Waiting) -> None:
+        if member := self._members.get(fact.rank):
+            member.waits = True
+
+    def _on_admits(self, fact: Admits) -> None:
+        self._admits = fact.why_not
+
+    def _on_beginning(self, fact: Began) -> None:
+        self._began = True
+        for member in self._members.values():
+            member.takes_part |= member.peer.incarnation == 0
+
+    def _on_over(self, fact: Over) -> None:
+        self._over = True
+
+    def _on_stop(self, fact: StopAsked) -> None:
+        self._stopping = True
+
+    def _on_policy(self, fact: PolicyKnown) -> None:
+        """Start the servers that a script asks for."""
+        self._policy, self._why_not = fact.policy, fact.why_not
+        if self._give_up_at_s is not None:
+            return
+        workers = len(self._cast.workers)
+        self._cast = RoleAssignment(self._cast.workers, tuple(range(workers, workers + fact.servers)))
+        for rank in self._cast.servers:
+            self._members[rank] = Member(Peer(rank, 0), takes_part=True)
+            self._newest[rank] = Peer(rank, 0)
+            self._orders.append(Start(Peer(rank, 0)))
+
+    def _on_end(self, fact: Ended) -> None:
+        self._ended = True
+        if self._rules.has_door:
+            if refused := self._refused.total():
+                reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
+                visitors = "visitor" if refused == 1 else "visitors"
+                self._tell(f"the door refused {refused} {visitors}: {reasons}")
+            self._orders.append(CloseDoor())
+        if fact.outcome == INTERRUPTED:  # for the leader was told to stop
+            self.failure = self._too_few
+
+    # Guests, and ranks that torchrun starts again.
+
+    def _on_guest(self, fact: GuestAsked) -> None:
+        vacant = [rank for rank in self._vacant if self._cast.works(rank)]
+        if not vacant or self._ended:
+            self._orders.append(Refuse(fact.guest))
+            return
+        newcomer = self._vacant.pop(min(vacant))
+        self._admit(Member(newcomer, guest=True))
+        self._orders.append(Seat(fact.guest, newcomer))
+        self._tell(f"{fact.who} takes the place of {self.name(newcomer.rank)}")
+
+    def _on_guest_left(self, fact: GuestLeft) -> None:
+        rank = fact.peer.rank
+        if not self._is_guest(rank) or self._members[rank].peer != fact.peer:
+            return
+        if fact.done or self._ended:
+            del self._members[rank]
+            return
+        self._let_go(fact.peer)
+        self._tell(f"{self.name(rank)}, which came from {fact.who}, {fact.why}; its place is vacant")
+
+    def _on_refused(self, fact: GuestRefused) -> None:
+        self._refused[fact.reason] += 1
+        if self._refused[fact.reason] == 1 and not self._ended:  # the first of each reason; all are counted
+            self._tell(f"the door refused {fact.who} ({fact.reason}): {fact.why}")
+
+    def _on_lost(self, fact: Lost) -> None:
+        rank = fact.rank
+        member = self._members.get(rank)
+        # Of a guest the join server tells; a successor that does not take part yet is not the one that was lost.
+        if member is None or member.guest or not member.takes_part:
+            return
+        self._let_go(member.peer)
+        if self._rules.has_door and rank in self._cast.workers and rank in self._vacant:
+            self._tell(f"the place of {self.name(rank)} is vacant for who joins")
+
+    def _on_call(self, fact: Called) -> None:
+        rank = fact.rank
+        if rank not in self._newest:
+            return
+        self._calling.add(rank)
+        self._answer_call(rank)
+        member = self._members.get(rank)
+        undecided = member is None or not (member.takes_part or member.guest)
+        if rank in self._calling and self._began and undecided:
+            # The last process died before it took part: torchrun has one at a time.
+            self._let_go(self._newest[rank])
+
+    def _on_missed(self, fact: Missed) -> None:
+        if fact.rank in self._calling and not self._is_guest(fact.rank):
+            self._let_go(self._newest[fact.rank])
+
+    def _let_go(self, lost: Peer) -> None:
+        """Announce a loss; its place is vacant, and given to the process that asks for it, if there is one."""
+        self._lose(lost)
+        self._vacant[lost.rank] = Peer(lost.rank, lost.incarnation + 1)
+        self._answer_call(lost.rank)
+
+    def _answer_call(self, rank: int) -> None:
+        if rank in self._calling and rank in self._vacant:
+            self._calling.remove(rank)
+            self._start(self._vacant.pop(rank))
+
+    def _is_guest(self, rank: int) -> bool:
+        return rank in self._members and self._members[rank].guest
+
+    # Losses and successors.
+
+    def _settle(self, *, quiet: bool) -> None:
+        """Do what follows from all facts together."""
+        leader = self._members.get(LEADER)
+        if leader is not None and not leader.running and (self._ended or not leader.failed):
+            self._over = True
+        if self._over:
+            self._see_off()
+        if self._over or self._stopping:  # but the others wait for a successor of worker 0
+            self._succession.cancel(spare=None if self._over else LEADER)
+        while self._give_up_at_s is None:
+            failed = self._failed
+            if any(not self._is_tolerated(member) for member in failed):
+                self._give_up_at_s = self._now_s + self._last_words_s(failed)
+                break
+            gone = [member for member in failed if not member.running]
+            if not gone:
+                break
+            # The successor of worker 0 comes first: restarts may not suffice for all.
+            self._handle_loss(min(gone, key=lambda member: member.peer.rank))
+        if self._give_up_at_s is None:
+            for peer in self._succession.take_due(self._now_s):
+                self._start(peer)
+        self._end_if_over(quiet=quiet)
+
+    def _end_if_over(self, *, quiet: bool) -> None:
+        running = any(member.running and not member.guest for member in self._members.values())
+        if self._give_up_at_s is None:
+            over = not running and self._succession.next_s() is None
+        else:
+            over = not running or (quiet and self._now_s >= self._give_up_at_s)
+        if over:
+            self._closed = True
+            self._orders.append(End(self._error()))
+
+    @property
+    def _failed(self) -> list[Member]:
+        return [member for member in self._members.values() if member.failed]
+
+    def _last_words_s(self, failed: list[Member]) -> float:
+        """Return how long the others may report what they saw."""
+        # In a user's loop, those who wait for a successor of worker 0 have nothing to say about its end.
+        waiting = self._policy is not None and self._policy.leader and self._rules.restarts > 0
+        led = any(member.peer.rank == LEADER for member in failed)
+        return 0.0 if self._rules.resume is None and waiting and led else self._rules.last_words_s
+
+    def _see_off(self) -> None:
+        """End successors that have come too late to take part; those that found nobody are no failures."""
+        for rank, member in list(self._members.items()):
+            if member.peer.incarnation and not member.takes_part and not member.guest:
+                self._orders.append(Kill(member.peer))
+                del self._members[rank]
+
+    def _is_tolerated(self, member: Member) -> bool:
+        """Return whether the run goes on without a rank; an error of its own would be its successor's too."""
+        rank = member.peer.rank
+        if rank == LEADER and (member.kind or self._ended):
+            return self._ended  # the run was over when it died
+        if rank == LEADER and not self._leader_returns:
+            return False
+        if member.kind not in ("", PEER) or self._blamed is not None or self._policy is None:
+            return False
+        lost = [each for each in self._absent if each in self._cast.servers]
+        return self._policy.survives(rank, self._cast, lost, leader_returns=True)
+
+    @property
+    def _leader_returns(self) -> bool:
+        """Whether a successor of worker 0 would find all that it needs."""
+        holders = self._cast.servers or self._cast.workers
+        others = [self._members[rank] for rank in holders if rank in self._members and rank != LEADER]
+        let_go = any(not member.running and not member.failed for member in others)
+        admitted = self._admits == "" and self._succession.left > 0
+        return self._began and admitted and not (let_go or self._stopping or self._over)
+
+    def _handle_loss(self, lost: Member) -> None:
+        """Announce a loss to the others and to people; a successor is due after a pause, if there is one."""
+        peer, rank = lost.peer, lost.peer.rank
+        if rank == LEADER:
+            self._start_waiting_ones_over()
+        self._lose(peer)
+        if self._ended:  # the last event of the run has been reported
+            return
+        awaited = rank == LEADER and self._policy is not None and self._policy.regroups
+        pause_s, then = self._succeed(peer, awaited=awaited)
+        if rank in self._cast.servers:
+            held = "who has its shards as well goes on with them"
+            self._tell(f"{self.name(rank)} {lost.death}; {held}{then}")
+            return
+        self._orders.append(Vacate(rank, coming=pause_s is not None))
+        if pause_s is None and self._rules.has_door:
+            self._vacant[rank] = Peer(rank, peer.incarnation + 1)
+            then = ", and its place is vacant for who joins"
+        others = "the others wait for its successor" if awaited else "the others go on"
+        self._tell(f"{self.name(rank)} {lost.death}; {others}{then}")
+        if pause_s is None and not self._over:
+            self._stop_if_too_few()
+
+    def _succeed(self, peer: Peer, *, awaited: bool) -> tuple[float | None, str]:
+        """Let a successor come if there may be one; return the seconds until then, and the words for people."""
+        if not self._succession.left or self._stopping or self._over:
+            return None, ""
+        if self._cast.works(peer.rank):
+            why_not = _NOT_SAID if self._admits is None else self._admits
+            if why_not:
+                return None, f"; {why_not}"
+        pause_s = self._succession.lose(peer, self._now_s, awaited=awaited)
+        used = f"{self._rules.restarts - self._succession.left} of {self._rules.restarts}"
+        when = f"in {pause_s:g} s" if pause_s else "at once"
+        return pause_s, f", and it is started again {when} (restart {used})"
+
+    def _stop_if_too_few(self) -> None:
+        if self._left >= self._rules.min_workers:
+            return
+        # Worker 0 may not know of all that died.
+        if self._too_few is not None or not self._stopping:  # else people have asked for it
+            self._too_few = self._rules.too_few(self._left)
+        self._stopping = True
+        self._orders.append(Stop())
+
+    def _start_waiting_ones_over(self) -> None:
+        """Start those anew who wait for worker 0: its successor cannot know how far that has come."""
+        for member in [member for member in self._members.values() if member.waits and member.running]:
+            self._orders.append(Kill(member.peer))
+            member.status = -signal.SIGKILL
+            self._succession.left += 1  # it has done nothing wrong
+            self._handle_loss(member)
+
+    @property
+    def _left(self) -> int:
+        """How many workers are there, or have taken all their steps."""
+        workers = [self._members[rank] for rank in self._cast.workers if rank in self._members]
+        return sum(member.running or not member.failed for member in workers)
+
+    def _start(self, peer: Peer) -> None:
+        there = [member.peer for member in self._members.values() if member.running and not member.failed]
+        self._admit(Member(peer))
+        self._orders.append(Start(peer, dict(there)))
+
+    def _admit(self, newcomer: Member) -> None:
+        """Enter a process, and tell it of those whom it would wait for; a server counts once it has its shards."""
+        peer = newcomer.peer
+        self._members[peer.rank], self._newest[peer.rank] = newcomer, peer
+        if peer.rank in self._cast.workers:
+            self._absent.pop(peer.rank, None)
+        self._orders += [Announce(lost, peer) for rank, lost in self._absent.items() if rank != peer.rank]
+
+    def _lose(self, lost: Peer) -> None:
+        """Announce to all that a process is lost, or that nobody has its place."""
+        self._members.pop(lost.rank, None)
+        self._absent[lost.rank] = lost
+        self._any_lost = True
+        self._orders += [Announce(lost, member.peer) for member in self._members.values() if member.running]
+
+    # The end.
+
+    def _error(self) -> Exception | None:
+        """Return the error of the run, if it has failed."""
+        if not self._failed:
+            return self.failure
+        error = self._verdict()
+        if isinstance(error, RankLost) and self._stopping:  # nobody wants the run to be started again
+            return RunError(str(error))
+        return error
+
+    def _verdict(self) -> Exception:
+        """Return the failure that explains the others: a lost peer is only an echo of one."""
+        failed = self._failed
+        if self._blamed is not None and self._blamed in self._members:
+            failed = [self._members[self._blamed]]
+        for member in failed:
+            if member.kind == REQUEST:
+                return RequestError(member.error)
+        # One that was killed could not say so, and the others noticed.
+        killed = [member for member in failed if not member.kind and not member.running]
+        if killed:
+            return self._rank_lost(min(killed, key=lambda member: member.status or 0))
+        for member in failed:
+            if member.kind in (RUN, BUG):
+                return RunError(self._what_failed(member))
+        if self._any_lost and self._rules.resume is not None:  # which may have been too many
+            return RankLost(self._what_failed(failed[0]), self._rules.resume)
+        return RunError(self._what_failed(failed[0]))
+
+    def _rank_lost(self, member: Member) -> RunError:
+        what, rank = f"{self.name(member.peer.rank)} {member.death}", member.peer.rank
+        if self._rules.resume is not None:
+            return RankLost(what, self._rules.resume)
+        why = self._why_not if self._cast.works(rank) else ""
+        return RunError(f"{what}; {why}" if why else what)
+
+    def _what_failed(self, member: Member) -> str:
+        name = self.name(member.peer.rank)
+        return f"{name}: {member.error}" if member.error else f"{name} {member.death}"
+
+    def _tell(self, text: str) -> None:
+        self._orders.append(Tell(text))
