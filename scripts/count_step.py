@@ -59,7 +59,7 @@ BOUNDARY = ("torch/_tensor.py", "Tensor.backward")
 STEPS = range(10, 41)
 """Those that are counted, out of the 45 of the first epoch."""
 WAYS = {
-    "step_to_all_reduce": (SYNCHRONOUS, "Replica.finish", "Exchange.all_reduce"),
+    "step_to_all_reduce": (SYNCHRONOUS, "FlatReplica.exchange", "Exchange.all_reduce"),
     "message_to_update": (ASYNCHRONOUS, "ServerSession.on_message", "FlatOptimizer.step"),
 }
 """For each way: in which run, the function where it begins, and the one that does it. Renamed ones go here.

@@ -25,9 +25,10 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Batch
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.learner import Learner
+from polyrhythm.roles.model_workload import ModelWorkload
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.worker_part import Step
 
 READY_BATCHES = 8
 
@@ -56,14 +57,17 @@ class Round:
     batches_s: float
 
 
-def timed(learner: Learner, batches: Iterable[Batch]) -> Round:
+def timed(workload: ModelWorkload, batches: Iterable[Batch]) -> Round:
     """Trains on batches."""
     now, batches_s = time.thread_time, 0.0
     clock, start = time.perf_counter(), now()
     asked = start
     for number, batch in enumerate(batches):
         batches_s += now() - asked
-        learner.step(batch, number)
+        step = Step(number, batch.size / workload.batch_size)
+        workload.replica.begin(step)
+        _, rate, _ = workload.compute(step, batch)
+        workload.replica.exchange(step, rate * workload.rate_ratio)
         asked = now()
     return Round(time.perf_counter() - clock, now() - start, batches_s)
 
@@ -74,11 +78,11 @@ def ratio(pairs: list[tuple[float, float]]) -> str:
     return f"{statistics.median(found):9.4f} (median; {min(found):.4f} to {max(found):.4f})"
 
 
-def epochs(learner: Learner) -> Iterator[Batch]:
+def epochs(workload: ModelWorkload) -> Iterator[Batch]:
     """Gives batch after batch, epoch after epoch."""
     epoch = 0
     while True:
-        yield from learner.epoch(epoch, 0)
+        yield from workload.batches(epoch, 0)
         epoch += 1
 
 
@@ -96,13 +100,13 @@ def main() -> None:
     job = assemble(configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping())
     store = host_store()
     home, network = connect(local(0, 1, store.port))
-    learner = Learner(job, World(network, RoleAssignment((0,))))
-    learner.replica.part.start(0)
-    ready, read = cycle(synthetic(job)), epochs(learner)
+    workload = ModelWorkload(job, World(network, RoleAssignment((0,))))
+    workload.replica.part.start(0)
+    ready, read = cycle(synthetic(job)), epochs(workload)
     for batches in (ready, read):
-        timed(learner, islice(batches, chosen.steps))
+        timed(workload, islice(batches, chosen.steps))
     pairs = [
-        (timed(learner, islice(ready, chosen.steps)), timed(learner, islice(read, chosen.steps)))
+        (timed(workload, islice(ready, chosen.steps)), timed(workload, islice(read, chosen.steps)))
         for _ in range(chosen.rounds)
     ]
     print(

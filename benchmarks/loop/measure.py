@@ -20,10 +20,11 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import hos
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.roles.job import Job, Keeping
-from polyrhythm.roles.learner import Learner
+from polyrhythm.roles.model_workload import ModelWorkload
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.worker_part import Step
 
 
 class Bare:
@@ -55,22 +56,27 @@ class Ours:
     """One worker of a `synchronous` run, with all that a run does at every step."""
 
     def __init__(self, job: Job, world: World) -> None:
-        self.learner = Learner(job, world)
-        self.learner.replica.part.start(0)
+        self.workload = ModelWorkload(job, world)
+        self.workload.replica.part.start(0)
         self.tally = Tally(0, world.clock)
         self.epoch = 0
         self.number = 0
 
     def run(self, steps: int) -> float:
-        batches = self.learner.epoch(self.epoch, 0)
+        batches = self.workload.batches(self.epoch, 0)
         self.epoch += 1
+        workload, replica = self.workload, self.workload.replica
         start = time.perf_counter()
         for batch in islice(batches, steps):
-            outcome = self.learner.step(batch, self.number)
+            step = Step(self.number, batch.size / workload.batch_size)
+            replica.begin(step)
+            loss, rate, _ = workload.compute(step, batch)
+            computed_at_s = time.perf_counter()
+            replica.exchange(step, rate * workload.rate_ratio)
             self.number += 1
-            self.tally.add(outcome.images, outcome.loss, outcome.wait_s)
+            self.tally.add(batch.size, loss, time.perf_counter() - computed_at_s)
             if self.tally.due:
-                self.tally.say(self.epoch, self.number, outcome.learning_rate)
+                self.tally.say(self.epoch, self.number, rate)
         return time.perf_counter() - start
 
 

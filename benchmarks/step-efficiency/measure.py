@@ -272,12 +272,12 @@ def _ours(
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
     replica = Replica(model, optimizer, strategy, world, announce=True)
     replica.part.start(0)
-    criterion = nn.CrossEntropyLoss()
+    criterion, one = nn.CrossEntropyLoss(), Step(0)
 
     def step() -> None:
-        replica.begin(Step(0))
+        replica.begin(one)
         criterion(model(batch[0]), batch[1]).backward()
-        replica.finish(_RATE)
+        replica.exchange(one, _RATE)
 
     return step
 

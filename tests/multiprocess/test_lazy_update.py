@@ -36,9 +36,10 @@ def train(spec: str, world: World, announce: bool) -> list[bytes]:
     for number in range(STEPS):
         generator = torch.Generator().manual_seed(100 * rank + number)
         images = torch.randn(5, 6, generator=generator)
-        replica.begin(Step(number, 0.6 if rank == 1 and number == 5 else 1.0))
+        step = Step(number, 0.6 if rank == 1 and number == 5 else 1.0)
+        replica.begin(step)
         model(images).square().mean().backward()
-        replica.finish(0.01)
+        replica.exchange(step, 0.01)
         if number in (2, STEPS - 1):
             values = model.state_dict().values()
             kept.append(torch.cat([value.reshape(-1) for value in values]).numpy().tobytes())

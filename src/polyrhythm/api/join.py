@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.loop.coordination import Coordination
-from polyrhythm.api.loop.distributed_optimizer import Beginning, DistributedOptimizer, Retaking
+from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.shard import Shard, StepWeight, batches_of
 from polyrhythm.api.loop.store_board import Posted
@@ -30,6 +30,7 @@ from polyrhythm.launch.script import FAILED_KEY, LET_GO_KEY, leader_returns, mee
 from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
+from polyrhythm.roles.trainer import StepRetry
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -173,13 +174,14 @@ class Group:
             )
         replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
         coordination = self._coordination
-        group = coordination.take(replica)
-        retaking = Retaking(replica, group)
-        coordination.coordinator.reform = retaking.regroup
+        trainer = coordination.take(replica)
+        steps = StepRetry(trainer)
+        replica.run_hook = steps.guard
+        coordination.coordinator.reform = steps.regroup
         made = DistributedOptimizer(
             optimizer,
-            retaking,
-            Beginning(replica, lambda step: coordination.entry.begin(replica, group, step)),
+            steps,
+            LazyStart(replica, lambda step: coordination.entry.begin(replica, trainer, step)),
             self._weight,
             str(self._strategy),
             coordination.server_states,

@@ -97,6 +97,11 @@ class Batch:
     images: Tensor
     labels: Tensor
 
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.labels)
+
 
 class Loader:
     """Source of a worker's batches, each a pure function of split, share, transform, epoch and step.

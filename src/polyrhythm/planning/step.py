@@ -9,12 +9,11 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -22,9 +21,11 @@ from polyrhythm.communication.transports.torch_distributed.communicator import c
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous
 from polyrhythm.data.loader import Batch
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.learner import Learner
+from polyrhythm.roles.model_workload import ModelWorkload
+from polyrhythm.roles.step_metrics import finish_work
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.worker_part import Step
 
 
 @dataclass(frozen=True)
@@ -163,39 +164,6 @@ class StepProfile:
         }
 
 
-class WatchedPace:
-    """A pace in real time that records when the forward and the backward pass begin and end.
-
-    Args:
-        device: synchronised before the time is taken.
-
-    Attributes:
-        forward_at: when the latest forward pass began.
-        backward_at: when the latest backward pass ended.
-    """
-
-    live = True
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.forward_at = 0.0
-        self.backward_at = 0.0
-
-    def now(self) -> float:
-        """Return the time at which the device has completed all work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def forward(self, shares: Sequence[float], use: Callable[[int], None], work: float = 1.0) -> None:
-        """Record the time."""
-        self.forward_at = self.now()
-
-    def backward(self, shares: Sequence[float], ready: Callable[[int], None]) -> None:
-        """Record the time."""
-        self.backward_at = self.now()
-
-
 def profile_step(job: Job, steps: int) -> StepProfile:
     """Time the parts of some training steps on one worker alone.
 
@@ -206,14 +174,18 @@ def profile_step(job: Job, steps: int) -> StepProfile:
     Raises:
         RequestError: the loss is not finite.
     """
-    pace = WatchedPace(job.device)
+
+    def now() -> float:
+        finish_work(job.device)
+        return time.perf_counter()
+
     home, network = connect(Rendezvous(dist.HashStore(), 0, 1, LOOPBACK))
     try:
-        learner = Learner(job, World(network, RoleAssignment((0,)), pace=pace))
-        learner.replica.part.start(0)
-        layers = LayerClocks(learner.replica.model, pace.now)
-        batches = chain.from_iterable(learner.epoch(epoch, 0) for epoch in count())
-        parts = [_parts(learner, batches, pace, layers) for _ in range(WARM_UP + steps)]
+        workload = ModelWorkload(job, World(network, RoleAssignment((0,))))
+        workload.replica.part.start(0)
+        layers = LayerClocks(workload.replica.model, now)
+        batches = chain.from_iterable(workload.batches(epoch, 0) for epoch in count())
+        parts = [_parts(workload, batches, now, layers) for _ in range(WARM_UP + steps)]
     finally:
         home.close()
     kept = parts[WARM_UP:]
@@ -223,18 +195,17 @@ def profile_step(job: Job, steps: int) -> StepProfile:
 
 
 def _parts(
-    learner: Learner, batches: Iterator[Batch], pace: WatchedPace, layers: LayerClocks
+    workload: ModelWorkload, batches: Iterator[Batch], now: Callable[[], float], layers: LayerClocks
 ) -> tuple[float, float, float, float]:
-    """Do a step; return the seconds of data, forward, backward and update."""
-    asked_at = pace.now()
+    """Take a step; return the seconds of data, forward, backward and update."""
+    asked_at = now()
     batch = next(batches)
-    begun_at = pace.now()
-    learner.step(batch, batch.step)
-    ended_at = pace.now()
+    begun_at = now()
+    step = Step(batch.step, batch.size / workload.batch_size)
+    workload.replica.begin(step)
+    _, rate, usable = workload.compute(step, batch)
+    backward_at = now()
+    workload.replica.exchange(step if usable else Step(step.number, 0.0), rate * workload.rate_ratio)
+    ended_at = now()
     forward_end = layers.end_step()
-    return (
-        begun_at - asked_at,
-        forward_end - begun_at,
-        pace.backward_at - forward_end,
-        ended_at - pace.backward_at,
-    )
+    return begun_at - asked_at, forward_end - begun_at, backward_at - forward_end, ended_at - backward_at

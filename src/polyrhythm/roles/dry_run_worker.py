@@ -3,22 +3,27 @@
     training     begin ─▶ forward, backward of a network ─▶ gradients_ready ─▶ …  ─▶ test, save
     dry run      begin ─▶ the time that both would take  ─▶ gradients_ready ─▶ …
 
-The strategy's parts run unchanged, on a `StandIn` for the model (see `roles/dry_run.py`); servers run
+The loop is that of `roles/trainer.py`, with a model that weighs nothing (`DryWorkload`). The strategy's parts
+run unchanged, on a `StandIn` for the model (see `roles/dry_run.py`); servers run
 `roles/server.py`. The leader admits successors, collects the accounts of all workers and the last reports of
 all ranks, and makes the run's figures from them; other workers reach it by messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from itertools import count, repeat
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, pack_json, unpack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import (
+    CacheUsed,
     Event,
     Notice,
     RunEnded,
@@ -32,57 +37,56 @@ from polyrhythm.events import (
     from_json,
 )
 from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.roles.keeping.worker_state import Account
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.leader_channel import TAG, LeaderChannel
 from polyrhythm.roles.leading.stragglers import Stragglers
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
-from polyrhythm.roles.regrouping.regroup import FormationSource, Member, Regroup, RemoteFormations
+from polyrhythm.roles.regrouping.regroup import FormationSource, Regroup, RemoteFormations
 from polyrhythm.roles.regrouping.regroup_coordinator import Assembly
-from polyrhythm.roles.regrouping.worker_group import WorkerGroup
+from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
-from polyrhythm.roles.step_metrics import NoTimer, Tally
+from polyrhythm.roles.step_metrics import Tally
+from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
 _NO_LOSS = float("nan")
 
 
-def _stay(place: int, present: int) -> None:
-    """Goes on with the same batches among others: who is lost does not make a step longer."""
+class DryBatch(NamedTuple):
+    """A batch that is only counted; see `Batch`."""
+
+    size: int
 
 
-def _stay_alone(absent: tuple[int, ...], place: int, present: int) -> None:
-    """Does the same where others of a group are lost."""
-
-
-def rehearse(rehearsal: Rehearsal, world: World) -> None:
-    """Takes all steps of one worker, or fewer if someone wants to stop.
+class DryWorkload:
+    """A model that weighs nothing; see `ComputedWorkload`.
 
     Args:
-        rehearsal: what to take them of.
-        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
-            and figures of the run.
+        rehearsal: what is run dry.
+        world: where this rank is; its pace must be a drawn one, since nothing is computed.
+
+    Attributes:
+        replica: a few numbers that stand for the model.
+        batch_size: images of a full batch.
+        rate_ratio: 1.
+        report_steps: after how many steps a report is due.
+        calendar: which step belongs to which epoch.
     """
-    _Rehearser(rehearsal, world.timed() if rehearsal.timings else world).run()
 
-
-class _Rehearser:
-    """One worker."""
+    rate_ratio = 1.0
 
     def __init__(self, rehearsal: Rehearsal, world: World) -> None:
-        assert not world.pace.live, "nothing is computed here, so the pace must draw the time that it takes"
-        self._rehearsal = rehearsal
-        self._world = world
-        self._flat = rehearsal.stand_in.flat(still=rehearsal.still)
-        workers = world.workers()
-        self._worker = workers.rank
-        plan = rehearsal.plan(self._flat)
+        assert world.pace is not None, (
+            "nothing is computed here, so the pace must draw the time that it takes"
+        )
+        flat = rehearsal.stand_in.flat(still=rehearsal.still)
         setting = WorkerSetting(
             world.network,
-            workers,
+            world.workers(),
             world.cast,
-            self._flat,
-            plan,
+            flat,
+            rehearsal.plan(flat),
             rehearsal.steps,
             rehearsal.sizes.head,
             rehearsal.batch_size,
@@ -90,155 +94,140 @@ class _Rehearser:
             world.incarnation,
             world.leader_returns,
         )
-        self._part = rehearsal.strategy.worker(setting)
-        self._announces = self._part.uses_bucket_ready and workers.size > 1
-        listens = self._announces or self._part.uses_before_use
-        self._shares = rehearsal.sizes.shares if listens else ()
-        self._tally = Tally(self._worker, world.clock)
-        self._coordinator = rehearsal_coordinator(rehearsal, world)
-        member = Member(self._worker, self._part, self._flat, _stay, _stay_alone)
-        self._group = WorkerGroup(world, rehearsal.strategy, workers, member, self._coordinator)
-        self._regroups = self._group.regroups
-        self._bytes_sent = 0
-        # Asked for at every step of thousands of workers: at hand, and nobody is told who does not want to know.
-        self._network, self._pace, self._stop = world.network, world.pace, world.stop
-        self._still, self._batch_size = rehearsal.still, rehearsal.batch_size
-        self._now = world.clock.now
-        self._before_use, self._after_bucket = self._use, self._announce  # bound once
-        self._timer = None if isinstance(world.timer, NoTimer) else world.timer
-        self._steps_in_all, self._epoch_steps = rehearsal.steps, rehearsal.steps_per_epoch
-        self._report_steps, self._learning_rate = rehearsal.steps_per_report, rehearsal.learning_rate
-        self._due = 0
-        self._attended = self._regroups or self._timer is not None
+        self.replica = FlatReplica(rehearsal.strategy, world, setting, announce=True)
+        self.batch_size = rehearsal.batch_size
+        self.report_steps = rehearsal.steps_per_report
+        self.calendar = DryCalendar(rehearsal)
+        self._worker = self.replica.workers.rank
+        self._rehearsal = rehearsal
+        # Asked for at every step of thousands of workers.
+        self._pace, self._timer = world.pace, world.timer
+        self._gradient = None if rehearsal.still else rehearsal.gradient
+        self._shares = self.replica.pass_shares(rehearsal.sizes.shares)
+        self._use, self._announce = self.replica.use, self.replica.announce
+        self._computed = _NO_LOSS, rehearsal.learning_rate, True
 
-    def run(self) -> None:
-        if self._group.let_in:
-            self._coordinator.ask_to_enter()
-        start = self._group.start(0)
-        self._coordinator.begin(start)
-        # All rehearsed ranks that may have successors share one clock, which began with the run.
-        elapsed_s = self._world.clock.now() if self._world.rejoins else 0.0
-        self._tally.begin(elapsed_s)
-        self._world.timer.start(elapsed_s)
-        if start:  # a successor says at once that it is there
-            self._report(start)
-        step, stopped = self._steps(start)
-        self._group.end()
-        self._coordinator.end(self._account(step, stopped), self._part.let_go)
-        self._part.close()
+    def share_out(self, place: int, present: int) -> None:
+        """Continue with the same batches: the loss of a worker does not make the others' steps longer."""
 
-    def _steps(self, start: int) -> tuple[int, bool]:
-        """Takes the steps; gives how many are done, and whether it was stopped before the last."""
-        done, stopped = start, self._group.stops
-        while done < self._rehearsal.steps and not stopped:
-            taken = self._group.run_or_regroup(lambda: self._go_on(done))  # noqa: B023
-            done, stopped = taken or (self._group.step, self._group.stops)
-        return done, stopped and done < self._rehearsal.steps
+    def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
+        """Continue with the same batches."""
 
-    def _go_on(self, done: int) -> tuple[int, bool]:
-        """Takes steps until all are done or someone wants to stop; gives the same as `_steps`."""
-        stop = False
-        while done < self._steps_in_all and not stop:
-            done, stop = self._advance(done)
-        return done, stop
+    def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
+        """Return this worker's batches of an epoch, from step `start` of it on."""
+        rehearsal = self._rehearsal
+        if not rehearsal.epoch_images:
+            return repeat(DryBatch(rehearsal.batch_size))
+        return (DryBatch(rehearsal.images(self._worker, step)) for step in count(start))
 
-    def _advance(self, before: int) -> tuple[int, bool]:
-        """Takes a step, and does what follows it; gives how many are done then, and whether to stop."""
-        stop = self._step(before)
-        done, steps = self._part.next_step(before), self._steps_in_all
-        if done < self._due and not (stop or self._attended):
-            return done, False
-        done = steps if done > steps else done
-        if self._regroups:
-            self._group.step = done
-        last = done == steps
-        epoch_over = done // self._epoch_steps > before // self._epoch_steps
-        progress = None
-        self._due = self._next_due(done)
-        if last or stop or done // self._report_steps > before // self._report_steps:
-            progress = self._report(done)
-        if epoch_over or stop:
-            self._settle()
-        if self._timer is not None:
-            self._timer.end_step(done)
-        if progress is not None:
-            self._tell_timings(progress)
-        if not (stop or last):
-            if epoch_over:
-                self._part.present()
-                self._part.catch_up()
-            if self._regroups:
-                self._group.check(done)
-        return done, stop
+    def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
+        """Let the time of a step pass; its gradients are those of the dry run, mostly zeros."""
+        if batch.size:
+            self._pace.forward(self._shares, self._use)
+            if self._gradient is not None:
+                self._gradient(self._worker, step.number, self.replica.flat.gradients)
+            self._pace.backward(self._shares, self._announce)
+            if self._timer is not None:
+                self._timer.lap("backward")
+        return self._computed
 
-    def _next_due(self, done: int) -> int:
-        """Gives after how many steps something more is to be done than the next."""
-        lengths = (self._epoch_steps, self._report_steps)
-        return min(self._steps_in_all, *(length * (done // length + 1) for length in lengths))
+    def record(self, account: Account) -> WorkerState:
+        """Return the account: there is no model, and nothing is learned."""
+        return WorkerState(replace(account, epoch_images=0, epoch_loss=0.0), {}, {}, {})
 
-    def _step(self, number: int) -> bool:
-        """Takes a step; gives whether to stop."""
-        rehearsal, network, part, timer = self._rehearsal, self._network, self._part, self._timer
-        now, still = self._now, self._still
-        if timer is not None:
-            timer.begin()
-        images = rehearsal.images(self._worker, number)
-        step = Step(number, images / self._batch_size, self._stop.requested)
-        sent_before = network.traffic.bytes_sent
-        part.begin(step)
-        if images:
-            self._pace.forward(self._shares, self._before_use)
-            if not still:
-                rehearsal.gradient(self._worker, number, self._flat.gradients)
-            self._pace.backward(self._shares, self._after_bucket)
-            if timer is not None:
-                timer.lap("backward")
-        computed_at_s = now()
-        stop = part.gradients_ready(step, self._learning_rate)
-        if timer is not None:
-            timer.lap("update")
-        if not still:
-            self._flat.zero_gradients()
-        self._bytes_sent += network.traffic.bytes_sent - sent_before
-        self._tally.add(images, _NO_LOSS, now() - computed_at_s)
-        return stop
+    def cache_use(self) -> None:
+        """There are no images."""
 
-    def _settle(self) -> None:
-        sent_before = self._world.network.traffic.bytes_sent
-        self._part.settle()
-        self._bytes_sent += self._world.network.traffic.bytes_sent - sent_before
 
-    def _use(self, bucket: int) -> None:
-        if self._part.uses_before_use:
-            self._part.before_use(bucket)
+class DryCalendar:
+    """The epochs of a dry run, the last one perhaps not whole; see `Calendar`.
 
-    def _announce(self, bucket: int) -> None:
-        if self._announces:
-            self._part.bucket_ready(bucket)
+    Args:
+        rehearsal: what is run dry.
 
-    def _report(self, done: int) -> WorkerProgress:
-        epoch = max(0, done - 1) // self._rehearsal.steps_per_epoch
-        progress = self._tally.say(epoch, done, self._rehearsal.learning_rate)
-        self._coordinator.progress(progress)
-        return progress
+    Attributes:
+        epochs: of the run.
+        total_steps: that every worker takes.
+    """
 
-    def _tell_timings(self, progress: WorkerProgress) -> None:
-        if timings := self._world.timer.say(progress, in_step=self._rehearsal.traits.lockstep):
-            self._coordinator.progress(timings)
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self.epochs = rehearsal.epochs
+        self.total_steps = rehearsal.steps
+        self._length = rehearsal.steps_per_epoch
 
-    def _account(self, step: int, stopped: bool) -> Account:
-        return Account(
-            worker=self._worker,
-            step=step,
-            session_steps=self._tally.steps,
-            session_images=self._tally.images,
-            epoch_images=0,
-            epoch_loss=0.0,
-            bytes_sent=self._bytes_sent,
-            staleness={str(key): count for key, count in self._part.staleness.items()},
-            stopped=stopped,
-            final=True,
-        )
+    def start(self, epoch: int) -> int:
+        """Return the steps before an epoch; before the one after the last, all."""
+        return min(epoch * self._length, self.total_steps)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        return self.epochs if step >= self.total_steps else step // self._length
+
+
+def rehearse(rehearsal: Rehearsal, world: World) -> None:
+    """Take all steps of one worker of a dry run, or fewer if a rank is asked to stop.
+
+    Args:
+        rehearsal: what is run dry.
+        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
+            and figures of the run.
+    """
+    if rehearsal.timings:
+        world = world.timed()
+    workload = DryWorkload(rehearsal, world)
+    coordinator = rehearsal_coordinator(rehearsal, world)
+    trainer = Trainer(world, rehearsal.strategy, workload, coordinator)
+    if trainer.let_in:
+        coordinator.ask_to_enter()
+    start = trainer.open(0)
+    # All ranks of a dry run that may have successors share one clock, which began with the run.
+    elapsed_s = world.clock.now() if world.rejoins else 0.0
+    first = None
+    if start:  # a successor says at once that it is there
+        epoch, rate = workload.calendar.epoch_of(start - 1), rehearsal.learning_rate
+        first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
+        first = replace(first, time_s=elapsed_s)
+    reached = _DryCoordinator(coordinator, workload.replica.part, first)
+    in_step = rehearsal.traits.lockstep
+    TrainingRun(trainer, workload, reached, world, in_step=in_step).run(start, elapsed_s)
+
+
+class _DryCoordinator:
+    """Leaves out what a dry run has no use for: tests, and states beside accounts; see `Coordinator`."""
+
+    def __init__(
+        self, coordinator: RehearsalCoordinator, part: WorkerPart, first: WorkerProgress | None
+    ) -> None:
+        self._coordinator = coordinator
+        self._part = part
+        self._first = first
+        self.formations = coordinator.formations
+        self.wait_with = coordinator.wait_with
+        self.recovers_from = coordinator.recovers_from
+
+    def begin(self, epoch: int) -> None:
+        self._coordinator.begin(epoch)
+        if self._first is not None:
+            self._coordinator.progress(self._first)
+
+    def entered(self, state: WorkerState) -> None:
+        pass
+
+    def step_done(self) -> None:
+        pass
+
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
+        assert not isinstance(event, CacheUsed), "there are no images"
+        self._coordinator.progress(event)
+
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
+        pass
+
+    def interrupted(self, state: WorkerState) -> None:
+        pass
+
+    def end(self, state: WorkerState) -> None:
+        self._coordinator.end(state.account, self._part.let_go)
 
 
 class RehearsalCoordinator(Protocol):

@@ -54,12 +54,14 @@ class Calendar:
         begun: what others did of epochs that are not over.
 
     Attributes:
+        epochs: of the run.
         total_steps: that every worker takes, the last one's number and one.
     """
 
     def __init__(
         self, images: int, workers: int, batch_sizes: tuple[int, ...], begun: Begun | None = None
     ) -> None:
+        self.epochs = len(batch_sizes)
         self._workers = workers
         self._batch_sizes = batch_sizes
         self._begun = begun or Begun()

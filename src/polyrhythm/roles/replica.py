@@ -1,10 +1,12 @@
-"""A replica: a model, its flat parameters, and the worker part of a strategy, tied together by hooks."""
+"""A replica: one worker's flat parameters and its side of the strategy, for a model tied to them by hooks.
+
+`FlatReplica` is what every loop steps. It needs no network, so a dry run steps it as it is. `Replica` adds a
+model, whose hooks tell the strategy of each use and each gradient while a pass runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +14,82 @@ from torch import Tensor, nn
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class Replica:
-    """One worker's copy of the model, and its way to the others.
+class FlatReplica:
+    """One worker's flat parameters, and the worker part of a strategy that trains them.
+
+    Args:
+        strategy: makes the worker part.
+        world: where this rank is.
+        setting: what the part works with.
+        announce: whether buckets may be announced during the backward pass.
+
+    Attributes:
+        flat: the parameters and gradients.
+        plan: of the optimiser.
+        part: the strategy's side of this worker.
+        workers: the communicator of all workers.
+        announces: whether buckets are announced during the backward pass.
+        bytes_sent: by the strategy in its steps, since the replica was made.
+    """
+
+    def __init__(self, strategy: Strategy, world: World, setting: WorkerSetting, *, announce: bool) -> None:
+        self.workers: Communicator = setting.workers
+        self.flat = setting.flat
+        self.plan = setting.plan
+        self.part: WorkerPart = strategy.worker(setting)
+        self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
+        self.bytes_sent = 0
+        self._traffic = world.network.traffic
+        self._sent_before = 0
+
+    def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the pieces in which a drawn pass is played: one per bucket, or none if the strategy ignores them."""
+        return shares if self.announces or self.part.uses_before_use else ()
+
+    def announce(self, bucket: int) -> None:
+        """Announce that a bucket's gradients are final."""
+        if self.announces:
+            self.part.bucket_ready(bucket)
+
+    def use(self, bucket: int) -> None:
+        """Announce that a bucket's parameters are about to be used; for passes without hooks."""
+        if self.part.uses_before_use:
+            self.part.before_use(bucket)
+
+    def begin(self, step: Step) -> None:
+        """Begin a step: gradients are zero, and no bucket is ready."""
+        self._sent_before = self._traffic.bytes_sent  # a task in the background sends at any time of the step
+        self.part.begin(step)
+
+    def exchange(self, step: Step, learning_rate: float) -> bool:
+        """End a step: exchange the gradients, update the parameters, and zero the gradients.
+
+        Args:
+            step: as it was given to `begin`; its weight may be lower if no bucket has been announced.
+            learning_rate: to update with.
+
+        Returns:
+            Whether to stop.
+        """
+        stop = self.part.gradients_ready(step, learning_rate)
+        self.flat.zero_gradients()
+        self.bytes_sent += self._traffic.bytes_sent - self._sent_before
+        return stop
+
+    def settle(self) -> None:
+        """Complete pending exchanges and updates; the bytes that they send count as the steps'."""
+        sent_before = self._traffic.bytes_sent
+        self.part.settle()
+        self.bytes_sent += self._traffic.bytes_sent - sent_before
+
+
+class Replica(FlatReplica):
+    """One worker's copy of a model, and the worker part of a strategy, tied together by hooks.
 
     Args:
         model: changed in place: its parameters become views of one vector.
@@ -27,14 +98,11 @@ class Replica:
         world: where this rank is.
         announce: whether buckets are announced during the backward pass. Off where a step may hold several
             backward passes.
-        steps: that every worker takes in the whole run; None where nobody can tell.
+        steps: that every worker takes in the whole run; None if unknown.
 
     Attributes:
-        flat: the parameters and gradients.
-        plan: of the optimiser.
-        part: the strategy's side of this worker.
-        bytes_sent: by the strategy in its steps, since the replica was made.
-        run_hook: runs what a hook of the model has to do; replaced by an owner that recovers when it raises `PeerLost`.
+        model: as given.
+        run_hook: runs what a hook of the model has to do; an owner that recovers from `PeerLost` replaces it.
     """
 
     def __init__(
@@ -48,44 +116,34 @@ class Replica:
         steps: int | None = None,
     ) -> None:
         self.model = model
-        self.workers: Communicator = world.workers()
-        asked = strategy.bucket_bytes_for(self.workers, next(model.parameters()))
-        self.flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
-        self.plan = OptimizerPlan.of(optimizer, self.flat)
+        workers = world.workers()
+        asked = strategy.bucket_bytes_for(workers, next(model.parameters()))
+        flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
         setting = WorkerSetting(
             world.network,
-            self.workers,
+            workers,
             world.cast,
-            self.flat,
-            self.plan,
+            flat,
+            OptimizerPlan.of(optimizer, flat),
             steps,
             succeeds=world.rejoins,
             incarnation=world.incarnation,
             leader_returns=world.leader_returns,
         )
-        self.part = strategy.worker(setting)
-        self.bytes_sent = 0
+        super().__init__(strategy, world, setting, announce=announce)
         self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
-        self._network = world.network
-        self._sent_before = 0
-        self._step = Step(0)
-        self._announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
-        self._parameters = [len(bucket.parameters) for bucket in self.flat.buckets]
+        self._parameters = [len(bucket.parameters) for bucket in flat.buckets]
         self._missing: list[int] = []
         self._next_bucket = 0
-        if self._announces and world.pace.live:
+        if self.announces and world.pace is None:
             self._hook_gradients()
-        if self.part.uses_before_use and world.pace.live:
+        if self.part.uses_before_use and world.pace is None:
             self._hook_uses()
 
     @property
     def buffers(self) -> dict[str, Tensor]:
         """The model's buffers by name (batch-norm statistics): each worker's own, never averaged in training."""
         return dict(self.model.named_buffers())
-
-    def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
-        """Gives the pieces in which a drawn pass is played: a bucket each, or none if nobody listens."""
-        return shares if self._announces or self.part.uses_before_use else ()
 
     @property
     def untrained(self) -> dict[str, Tensor]:
@@ -98,53 +156,15 @@ class Replica:
         return self.buffers | frozen
 
     def share_untrained(self) -> None:
-        """Makes what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
+        """Make what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
         for value in self.untrained.values():
             self.workers.broadcast(value)
 
     def begin(self, step: Step) -> None:
-        """Begins a step: gradients are zero, and no bucket is ready."""
-        self._sent_before = (
-            self._network.traffic.bytes_sent
-        )  # a task in the background sends at any time of the step
-        self._step = step
+        """Begin a step: gradients are zero, and no bucket is ready."""
         self._missing = self._parameters.copy()
         self._next_bucket = 0
-        self.part.begin(step)
-
-    def announce(self, bucket: int) -> None:
-        """Tells the strategy that a bucket is ready; used where no hooks are."""
-        if self._announces:
-            self.part.bucket_ready(bucket)
-
-    def use(self, bucket: int) -> None:
-        """Tells the strategy that a bucket's parameters are about to be used; called where no hooks are."""
-        if self.part.uses_before_use:
-            self.part.before_use(bucket)
-
-    def finish(self, learning_rate: float, *, weightless: bool = False) -> bool:
-        """Ends a step: exchanges and updates, and zeroes the gradients.
-
-        Args:
-            learning_rate: to update with.
-            weightless: the gradients turned out to be useless; only where no bucket has been announced.
-
-        Returns:
-            Whether to stop.
-        """
-        if weightless:
-            self._step = replace(self._step, weight=0.0)
-        self.flat.gather_gradients()
-        stop = self.part.gradients_ready(self._step, learning_rate)
-        self.flat.zero_gradients()
-        self.bytes_sent += self._network.traffic.bytes_sent - self._sent_before
-        return stop
-
-    def settle(self) -> None:
-        """Finishes what is under way; what that sends belongs to the steps."""
-        sent_before = self._network.traffic.bytes_sent
-        self.part.settle()
-        self.bytes_sent += self._network.traffic.bytes_sent - sent_before
+        super().begin(step)
 
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over
@@ -157,7 +177,7 @@ class Replica:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     def _count_down(self, bucket: int) -> None:
-        """Announces buckets in their order, whatever the order in which autograd fills them; the last goes without."""
+        """Announce buckets in their order, in whatever order autograd fills them; the last needs no announcement."""
         self._missing[bucket] -= 1
         while self._next_bucket < len(self._missing) and self._missing[self._next_bucket] == 0:
             self.announce(self._next_bucket)
@@ -177,7 +197,7 @@ class Replica:
 
             def before(_module: nn.Module, _inputs: object, used: list[int] = used) -> None:
                 for bucket in used:
-                    self.run_hook(partial(self.part.before_use, bucket))
+                    self.run_hook(lambda: self.part.before_use(bucket))  # noqa: B023 (called at once)
 
             module.register_forward_pre_hook(before)
         self.model.register_state_dict_pre_hook(lambda *_: self.run_hook(self.settle))

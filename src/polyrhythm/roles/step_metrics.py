@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -34,58 +34,6 @@ def finish_work(device: torch.device) -> None:
     """Returns when a device has done what it was told; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class Timer(Protocol):
-    """Is told what a worker has just done."""
-
-    def start(self, elapsed_s: float = 0.0) -> None:
-        """Training starts now: times count from here.
-
-        Args:
-            elapsed_s: for how long the others have been training.
-        """
-
-    def begin(self) -> None:
-        """A step begins; whatever was told of one that was broken off is forgotten."""
-
-    def lap(self, done: Lap) -> None:
-        """Something is over, which began where the one before it ended."""
-
-    def end_step(self, step: int) -> None:
-        """A step is over: the rest of it was `other`.
-
-        Args:
-            step: steps done since the run began.
-        """
-
-    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
-        """Gives what the steps since the last call went into, or None where nobody wants to know.
-
-        Args:
-            progress: said of the same steps.
-            in_step: whether workers take their steps together.
-        """
-
-
-class NoTimer:
-    """Nobody wants to know; see `Timer`."""
-
-    def start(self, elapsed_s: float = 0.0) -> None:
-        """Nothing to do."""
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def lap(self, done: Lap) -> None:
-        """Nothing to do."""
-
-    def end_step(self, step: int) -> None:
-        """Nothing to do."""
-
-    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
-        """Nothing to say."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +65,7 @@ class _Steps:
 
 
 class StepTimer:
-    """Tells the time; see `Timer`.
+    """Measures what a worker's steps go into.
 
     Args:
         clock: the worker's.
@@ -136,17 +84,21 @@ class StepTimer:
         self._blocked_mark_s = blocked.seconds
 
     def start(self, elapsed_s: float = 0.0) -> None:
-        """Training starts now."""
+        """Note that training starts now: times count from here.
+
+        Args:
+            elapsed_s: for how long the others have been training.
+        """
         self._started_s = self._clock.now() - elapsed_s
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step; what was measured of one that was broken off is forgotten."""
         self._step = _Steps()
         self._blocked.spans = [] if self._to_trace else None
         self._mark()
 
     def lap(self, done: Lap) -> None:
-        """Something is over."""
+        """End a part of the step, which began where the one before it ended."""
         self._keeping.finish()
         blocked_s = self._blocked.seconds - self._blocked_mark_s
         began_s = self._mark_s
@@ -157,7 +109,11 @@ class StepTimer:
             self._step.spans.append((done, began_s, self._mark_s))
 
     def end_step(self, step: int) -> None:
-        """A step is over."""
+        """End the step; the rest of it was `other`.
+
+        Args:
+            step: steps done since the run began.
+        """
         self.lap("other")
         taken = self._step
         self._share_out(taken.seconds)
@@ -171,8 +127,13 @@ class StepTimer:
             blocked = self._blocked.spans or []
             self._said.spans += [(f"communication: {what}", start, end) for what, start, end in blocked]
 
-    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings | None:
-        """Gives what the steps since the last call went into."""
+    def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings:
+        """Return what the steps since the last call went into.
+
+        Args:
+            progress: said of the same steps.
+            in_step: whether workers take their steps together.
+        """
         said, self._said = self._said, _Steps()
         return WorkerTimings(
             time_s=self._mark_s - self._started_s,

@@ -1,7 +1,7 @@
 """The context of one rank, real or simulated: communicator, clock, events, and the pace of computing.
 
-A role cannot tell which of the two it runs in. `Pace` says how computing passes time: by itself in reality,
-as drawn in simulation.
+A strategy cannot tell which of the two it runs in. In reality computing passes time by itself; in simulation
+`DrawnPace` passes the time that it takes.
 
     real       forward, whose hooks announce each use ──▶ backward, whose hooks announce each bucket ──▶ …
     simulated  for each bucket: announce its use, sleep ──▶ whole forward, whole backward
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.arrivals import Arrivals
@@ -26,7 +25,7 @@ from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.step_metrics import TRACED_STEPS, NoTimer, StepTimer, Timekeeping, Timer
+from polyrhythm.roles.step_metrics import TRACED_STEPS, StepTimer, Timekeeping
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
@@ -36,47 +35,9 @@ FORWARD_SHARE = 1 / 3
 Announce = Callable[[int], None]
 
 
-class Pace(Protocol):
-    """Passes the time of a step."""
-
-    @property
-    def live(self) -> bool:
-        """Whether hooks announce uses and buckets while a pass runs."""
-
-    def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
-        """A forward pass is about to be computed.
-
-        Args:
-            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1. Empty if
-                nobody listens.
-            use: to be called with each bucket before it is used, if hooks will not do so.
-            work: of the step, in units of what the clock's step times are those of: more where batches have grown.
-        """
-
-    def backward(self, shares: Sequence[float], ready: Announce) -> None:
-        """A backward pass has been computed.
-
-        Args:
-            shares: as given to `forward`.
-            ready: to be called with each bucket in order, if hooks have not done so.
-        """
-
-
-class LivePace:
-    """Time passes by itself."""
-
-    live = True
-
-    def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
-        """Nothing to do: hooks will announce the uses."""
-
-    def backward(self, shares: Sequence[float], ready: Announce) -> None:
-        """Nothing to do: hooks have announced the buckets."""
-
-
 @dataclass
 class DrawnPace:
-    """Time passes on a virtual clock.
+    """Passes the time of a step on a virtual clock.
 
     Attributes:
         clock: the simulation's.
@@ -85,11 +46,17 @@ class DrawnPace:
 
     clock: Clock
     draw_s: Callable[[], float]
-    live = False
     _step_s: float = 0.0
 
     def forward(self, shares: Sequence[float], use: Announce, work: float = 1.0) -> None:
-        """Sleeps for a third of the step, the first layers' share first; not yet, if nobody listens."""
+        """Sleep for a third of the step, the first layers' share first; not yet, if nobody listens.
+
+        Args:
+            shares: of the pass's time, a bucket each, in the order of the backward pass; they add up to 1. Empty if
+                nobody listens.
+            use: called with each bucket before it is used.
+            work: of the step, in units of what `draw_s` gives the time of: more where batches have grown.
+        """
         # A call of what an object holds, written as one of its methods, is looked up anew.
         draw_s = self.draw_s
         self._step_s = draw_s() * work
@@ -99,7 +66,12 @@ class DrawnPace:
                 self.clock.sleep(self._step_s * FORWARD_SHARE * shares[bucket])
 
     def backward(self, shares: Sequence[float], ready: Announce) -> None:
-        """Sleeps for the rest, announcing each bucket after its share."""
+        """Sleep for the rest, and announce each bucket after its share.
+
+        Args:
+            shares: as given to `forward`.
+            ready: called with each bucket in order.
+        """
         if not shares:
             self.clock.sleep(self._step_s)
             return
@@ -148,13 +120,13 @@ class World:
     Attributes:
         network: all ranks; strategies talk here.
         cast: which of them do what.
-        pace: how computing passes time.
+        pace: how computing passes time; None: by itself, and hooks announce uses and buckets while a pass runs.
         stop: whether someone wants to stop.
         emit: takes the run's events; called on the leader only.
         arrivals: whom this rank has heard, where the network notes it.
         incarnation: how many ranks have had this number before, and were lost.
         activity: what this rank is doing, for its watchdog.
-        timer: is told where a worker's steps go.
+        timer: measures where a worker's steps go; None: nobody wants to know.
         refused: links and bytes at this rank that nobody of ours sends, by reason.
         leader_returns: whether worker 0 gets a successor when it is lost.
         ledger: of the run so far, on this rank's clock, for a successor of worker 0.
@@ -162,13 +134,13 @@ class World:
 
     network: Communicator
     cast: RoleAssignment
-    pace: Pace = field(default_factory=LivePace)
+    pace: DrawnPace | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
     incarnation: int = 0
     activity: Activity = field(default_factory=Activity)
-    timer: Timer = field(default_factory=NoTimer)
+    timer: StepTimer | None = None
     refused: Counter[str] = field(default_factory=Counter)
     leader_returns: bool = False
     ledger: Ledger | None = None
@@ -205,7 +177,7 @@ class World:
         """
         blocked = Blocked(self.clock)
         keeping = Timekeeping(finish=finish, traced_steps=TRACED_STEPS)
-        if not self.pace.live:
+        if self.pace is not None:
             keeping = Timekeeping(forward_share=FORWARD_SHARE)
         timer = StepTimer(self.clock, blocked, keeping)
         return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)

@@ -216,6 +216,9 @@ class WeightlessParameters(FlatParameters):
     def overwrite(self, part: Tensor, values: Tensor) -> None:
         """Do nothing: both are zeros."""
 
+    def zero_gradients(self) -> None:
+        """Do nothing: they are zeros."""
+
     def add_gradients_to(self, total: Tensor, weight: float) -> None:
         """Do nothing: both are zeros."""
 

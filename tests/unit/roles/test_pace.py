@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.roles.world import DrawnPace, LivePace
+from polyrhythm.roles.world import DrawnPace
 
 
 class Clock:
@@ -46,13 +46,3 @@ def test_every_step_is_drawn_anew():
         pace.forward([1.0], lambda bucket: None)
         pace.backward([1.0], lambda bucket: None)
     assert clock.slept == pytest.approx([0.1, 0.2, 0.2, 0.4])
-    assert pace.live is False
-
-
-def test_live_time_passes_by_itself():
-    announced = []
-    pace = LivePace()
-    pace.forward([1.0], announced.append)
-    pace.backward([1.0], announced.append)
-    assert announced == []
-    assert pace.live is True

@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.roles import replica as module
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.world import DrawnPace, LivePace, World
+from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -72,7 +72,7 @@ def _a_bucket_a_layer(monkeypatch):
 def make(model, pace=None, announce=True):
     time = VirtualTime()
     network = SimulatedCluster(time, ConstantNetwork(time), 2).communicator(0)
-    world = World(network, RoleAssignment((0, 1)), pace or LivePace())
+    world = World(network, RoleAssignment((0, 1)), pace)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Replica(model, optimizer, Diarist(), world, announce=announce)
 
@@ -80,7 +80,7 @@ def make(model, pace=None, announce=True):
 def learn(made, step):
     made.begin(step)
     made.model(torch.ones(2, 3)).sum().backward()
-    return made.finish(0.5)
+    return made.exchange(step, 0.5)
 
 
 def three_layers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.events import WorkerProgress, WorkerTimings, from_json
-from polyrhythm.roles.step_metrics import NoTimer, StepTimer, Timekeeping
+from polyrhythm.roles.step_metrics import StepTimer, Timekeeping
 
 
 class Clock:
@@ -98,13 +98,4 @@ def test_a_lap_ends_when_the_device_has_done_its_work() -> None:
     timer.lap("forward")
     timer.end_step(1)
     told = timer.say(progress(2.0, 1), in_step=False)
-    assert told is not None
     assert (told.forward_s, told.other_s) == (1.0, 1.0)
-
-
-def test_who_is_not_asked_says_nothing() -> None:
-    timer = NoTimer()
-    timer.begin()
-    timer.lap("data")
-    timer.end_step(1)
-    assert timer.say(progress(1.0, 1), in_step=True) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -21,12 +21,34 @@ from polyrhythm.events import Event, Notice, ServerLost
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, Place, Places
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.ledger import Attendance, Ledger
-from polyrhythm.roles.regrouping.regroup import Member
-from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.trainer import Trainer
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
+
+
+class UserWorkload:
+    """What a user's own loop computes; see `Workload`. It keeps its share of the epoch that is under way.
+
+    Args:
+        replica: of the user's model.
+        regrouped: called after each regrouping of all workers.
+
+    Attributes:
+        replica: as given.
+    """
+
+    def __init__(self, replica: Replica, regrouped: Callable[[], None]) -> None:
+        self.replica = replica
+        self._regrouped = regrouped
+
+    def share_out(self, place: int, present: int) -> None:
+        """Keep the share of the epoch under way: the next one is dealt out anew."""
+        self._regrouped()
+
+    def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
+        """Keep the share of the epoch under way."""
 
 
 class Coordination:
@@ -69,7 +91,7 @@ class Coordination:
         self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.coordinator)
         self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
         self.means = Means(self._worker, self.bulletin, self._places, self._awaited)
-        self._group: WorkerGroup | None = None
+        self._trainer: Trainer | None = None
 
     @property
     def server_states(self) -> ServerStates | None:
@@ -78,12 +100,12 @@ class Coordination:
             return None
         return ServerStates(self._world, self._strategy.faults(self.workers), self._leader.ask_servers)
 
-    def take(self, replica: Replica) -> WorkerGroup:
-        """Takes the replica among those of the others."""
+    def take(self, replica: Replica) -> Trainer:
+        """Take the replica among those of the others; return what keeps it there."""
         self._replica = replica
-        member = Member(self._worker, replica.part, replica.flat, self._formed, _stay)
-        self._group = WorkerGroup(self._world, self._strategy, replica.workers, member, self.coordinator)
-        return self._group
+        workload = UserWorkload(replica, self._formed)
+        self._trainer = Trainer(self._world, self._strategy, workload, self.coordinator)
+        return self._trainer
 
     def seat(self, shard: int, epoch: int) -> Seat:
         """An iteration over a shard begins: gives this worker's share of it.
@@ -156,9 +178,9 @@ class Coordination:
         Returns:
             How many gradients were applied at which staleness, as far as this worker knows.
         """
-        assert self._group is not None, "something has been distributed"
+        assert self._trainer is not None, "something has been distributed"
         self._progress.leave()
-        self._group.end()
+        self._trainer.close()
         account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
         staleness = Counter(replica.part.staleness)
         staleness.update(
@@ -191,8 +213,8 @@ class Coordination:
         )
         return coordinator
 
-    def _formed(self, *_: object) -> None:
-        """Workers go on in another formation: a new leader of it asks where."""
+    def _formed(self) -> None:
+        """Note that workers go on in another membership view: a new leader of it asks where."""
         if self._logbook is not None and self.coordinator.regroup is not None:
             self._logbook.formed(self.coordinator.regroup.leader, self.coordinator.regroup.step)
 
@@ -216,10 +238,6 @@ class Coordination:
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
             _say(event.text)
-
-
-def _stay(*_: object) -> None:
-    """Keeps the share of the epoch under way: the next one is dealt out anew."""
 
 
 def _say(text: str) -> None:

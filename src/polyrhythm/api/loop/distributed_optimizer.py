@@ -18,30 +18,29 @@ is loaded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import isclose
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyrhythm.api.loop.shard import StepWeight
 from polyrhythm.communication.message import Kind, Message, pack_tensors
-from polyrhythm.errors import PeerLost, RequestError
-from polyrhythm.roles.regrouping.worker_group import WorkerGroup
-from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.world import LEADER, World
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.replica import FlatReplica, Replica
+from polyrhythm.roles.trainer import StepRetry
+from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import Step
 
 
-class Beginning:
-    """Starts a replica once.
+class LazyStart:
+    """Starts a replica once, at its model's first use in training.
 
     Args:
         replica: all workers' must start at the same place of their programs.
-        begin: starts it with those of the others, at a step; gives the step where it has started.
+        begin: starts it with those of the others, at a step; returns the step where it has started.
 
     Attributes:
         step: where the replica starts; then where it has started.
@@ -56,7 +55,7 @@ class Beginning:
         self._hooks = [module.register_forward_pre_hook(self._on_use) for module in used]
 
     def now(self) -> bool:
-        """Starts the replica, unless it has started; gives whether it has done so now."""
+        """Start the replica, unless it has started; return whether it has done so now."""
         if self.past:
             return False
         self.past = True
@@ -66,122 +65,13 @@ class Beginning:
         return True
 
     def in_training(self) -> None:
-        """Starts the replica if this is no evaluation, which a single worker may do on its own."""
+        """Start the replica if this is no evaluation, which a single worker may do on its own."""
         if torch.is_grad_enabled():
             self.now()
 
     def _on_use(self, module: nn.Module, inputs: object) -> None:
         if module.training:
             self.in_training()
-
-
-_NONE = Step(-1)
-
-
-class Retaking:
-    """Takes the steps of a user's loop; repeats each until it succeeds.
-
-    Args:
-        replica: whose steps.
-        group: of the worker.
-
-    Attributes:
-        replica: as given.
-    """
-
-    def __init__(self, replica: Replica, group: WorkerGroup) -> None:
-        self.replica = replica
-        self._group = group
-        self._kept: Tensor | None = None
-        self._fresh: Tensor | None = None
-        self._step = _NONE
-        self._rate = 0.0
-        replica.run_hook = self.run_or_retake
-
-    def take(self, step: Step, learning_rate: float) -> None:
-        """Exchanges the gradients and updates the parameters.
-
-        Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
-        """
-        if not self._group.regroups:
-            self._finish(step, learning_rate)
-            return
-        if (
-            self.replica.part.uses_before_use
-        ):  # the step before may not be whole, and its gradients are still kept
-            self.run_or_retake(self.replica.part.settle)
-        self._keep()
-        self._step, self._rate = step, learning_rate
-        self._group.step = step.number
-        if self._group.run_or_regroup(partial(self._finish, step, learning_rate)) is None:
-            self._again()
-        self._group.step = step.number + 1
-
-    def regroup(self) -> None:
-        """Regroups with whoever is there, between two steps; a step that was half done is taken again.
-
-        Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
-        """
-        self.run_or_retake(_called)
-
-    def go_on_at(self, step: int) -> None:
-        """Goes on with a step."""
-        self._group.step = step
-
-    def run_or_retake(self, act: Callable[[], object]) -> None:
-        """Calls `act`, which communicates between two steps; if a worker is lost meanwhile, regroups and leaves it out.
-
-        A step that was half done is taken again. Gradients that the next step has computed already are kept.
-
-        Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
-        """
-        if not self._group.regroups:
-            act()
-            return
-        if self._group.run_or_regroup(partial(self._saving, act)):
-            return
-        fresh, self._fresh = self._fresh, None
-        self._again()
-        while not self._group.run_or_regroup(partial(self._saving, self.replica.settle)):
-            self._again()
-        if fresh is not None:
-            self.replica.flat.gradients.copy_(fresh)
-
-    def _saving(self, act: Callable[[], object]) -> bool:
-        try:
-            act()
-        except PeerLost:
-            if self._fresh is None:
-                self.replica.flat.gather_gradients()
-                self._fresh = self.replica.flat.gradients.clone()
-            raise
-        return True
-
-    def _again(self) -> None:
-        """Repeats the latest step until it succeeds, unless another worker has passed its update on."""
-        while self._kept is not None and self._group.step <= self._step.number:
-            self.replica.flat.gradients.copy_(self._kept)
-            if self._group.run_or_regroup(partial(self._finish, self._step, self._rate)) is not None:
-                self._group.step = self._step.number + 1
-
-    def _finish(self, step: Step, learning_rate: float) -> bool:
-        self.replica.begin(step)
-        return self.replica.finish(learning_rate)
-
-    def _keep(self) -> None:
-        flat = self.replica.flat
-        flat.gather_gradients()
-        if self._kept is None:
-            self._kept = flat.gradients.clone()
-        else:
-            self._kept.copy_(flat.gradients)
-
-
-def _called() -> None:
-    raise PeerLost(LEADER, "going on with the others")
 
 
 class ServerStates:
@@ -219,13 +109,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: the user's.
         steps: takes the steps of the replica that it trains.
-        beginning: when the replica starts.
+        lazy_start: when the replica starts.
         weight: knows how much the next step counts.
         strategy: the strategy's spec, for saved states.
         servers: their side of saved states, on the worker that leads.
 
     Attributes:
-        beginning: as given.
         over: whether the run has ended.
         steps: that this worker has done.
     """
@@ -233,8 +122,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        steps: Retaking,
-        beginning: Beginning,
+        steps: StepRetry,
+        lazy_start: LazyStart,
         weight: StepWeight,
         strategy: str,
         servers: ServerStates | None = None,
@@ -243,13 +132,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
-        self.beginning = beginning
+        self._lazy_start = lazy_start
         self.over = False
         self.steps = 0
         self._goes_on_with = 0
         self._epoch_began_at = 0
         self._steps = steps
-        self._replica = steps.replica
+        self._replica = steps.trainer.replica
         self._weight = weight
         self._strategy = strategy
         self._servers = servers
@@ -306,13 +195,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
         """
-        self._steps.run_or_retake(self._replica.settle)
+        self._steps.guard(self._replica.settle)
 
     def start(self) -> bool:
         """Starts the replica if it has not started; gives whether it has done so now."""
-        if not self.beginning.now():
+        if not self._lazy_start.now():
             return False
-        self.steps = self._epoch_began_at = self.beginning.step
+        self.steps = self._epoch_began_at = self._lazy_start.step
         return True
 
     def begin_epoch(self) -> None:
@@ -320,13 +209,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.start() or self.steps == self._epoch_began_at:
             return
         self.settle()
-        self._steps.run_or_retake(self._replica.part.catch_up)
+        self._steps.guard(self._replica.part.catch_up)
         self._epoch_began_at = self.steps
 
     def go_on_at(self, step: int) -> None:
         """Goes on with a step at which the others are, whatever this worker, a successor, was told at its start."""
-        self.steps = self.beginning.step = self._epoch_began_at = step
-        self._steps.go_on_at(step)
+        self.steps = self._lazy_start.step = self._epoch_began_at = step
+        self._steps.trainer.step = step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets all gradients to zero in place; they are never None, whatever `set_to_none` says."""
@@ -343,7 +232,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         tensors, facts = self._replica.part.state()
         servers = []
-        if self._servers is not None and self.beginning.past and not self.over:
+        if self._servers is not None and self._lazy_start.past and not self.over:
             self._replica.part.check_servers()
             servers = self._servers.ask()
         return {
@@ -365,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             RequestError: training has begun, or the state is of another strategy or other groups.
         """
-        if self.beginning.past:
+        if self._lazy_start.past:
             raise RequestError("training has begun: load the optimizer's state right after group.distribute")
         if state_dict.get("strategy") != self._strategy:
             given = state_dict.get("strategy", "a plain optimizer")
@@ -383,7 +272,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._replica.part.load_state((state_dict["tensors"], state_dict["facts"]))
         for group, options in zip(self.param_groups, groups, strict=True):
             group.update(options)
-        self.beginning.step = self.steps = state_dict["steps"]
+        self._lazy_start.step = self.steps = state_dict["steps"]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: the parameters have been shared out.
@@ -419,7 +308,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
 
-def _first_in_vector(groups: list[dict[str, Any]], replica: Replica) -> int:
+def _first_in_vector(groups: list[dict[str, Any]], replica: FlatReplica) -> int:
     """Gives the group of the first trained number: its learning rate is what an optimiser on the vector is told."""
     starts = {view.parameter: view.start for view in replica.flat.views}
     return min(range(len(groups)), key=lambda number: min(starts[each] for each in groups[number]["params"]))

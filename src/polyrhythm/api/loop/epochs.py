@@ -27,8 +27,8 @@ from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Po
 from polyrhythm.api.loop.store_board import Bulletin
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.launch.script import Place, Places, begun_key
-from polyrhythm.roles.regrouping.worker_group import WorkerGroup
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.trainer import Trainer
 from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import Rejoin
@@ -288,25 +288,25 @@ class LoopEntry:
         self._leader = coordinator if isinstance(coordinator, LoopLeader) else None
         self._position: Position | None = None
         self._worker = world.cast.workers.index(world.network.rank)
-        self._group: WorkerGroup | None = None
+        self._trainer: Trainer | None = None
 
-    def begin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
+    def begin(self, replica: Replica, trainer: Trainer, step: int) -> int:
         """Starts a replica with all others, or among them; gives the step to begin with.
 
         Args:
             replica: this worker's.
-            group: of the worker.
+            trainer: of the worker.
             step: where it would start.
         """
-        self._group = group
+        self._trainer = trainer
         if self.rejoins:
-            return self._rejoin(replica, group, step)
+            return self._rejoin(replica, trainer, step)
         if self._faults.goes_on:
             share_untrained(self._world, replica)
         else:
             replica.share_untrained()
         self._coordinator.introduce(replica)
-        return group.start(step)
+        return trainer.open(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
@@ -329,7 +329,7 @@ class LoopEntry:
         places = self._places.read()
         waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
         there = {worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)}
-        members = None if self._group is None else self._group.members
+        members = None if self._trainer is None else self._trainer.members
         if members is not None:
             there = {worker for worker in members if worker in there or worker == LEADER}
         return sorted({*there, *waiting}), waiting
@@ -377,17 +377,17 @@ class LoopEntry:
         self._position = found
         return Begun(found.loop, found.epoch, found.steps)
 
-    def _rejoin(self, replica: Replica, group: WorkerGroup, step: int) -> int:
+    def _rejoin(self, replica: Replica, trainer: Trainer, step: int) -> int:
         if self._leader is not None:
             self._leader.take_up(replica)
-            return group.start(step)
+            return trainer.open(step)
         assert isinstance(self._coordinator, LoopMember), "only one leads"
         if self.waits:
             self._places.set(self._worker, Place.WAITING)
         try:
             join(self._world, replica, self._coordinator.channel)
             self._coordinator.introduce(replica)
-            return group.start(step)
+            return trainer.open(step)
         except PeerLost as loss:
             print(f"polyrhythm: worker {self._worker} is not let in any more: {loss}", file=sys.stderr)
             sys.stderr.flush()

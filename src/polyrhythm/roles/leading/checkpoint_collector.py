@@ -170,7 +170,7 @@ class Curator:
         if self._archive is None or not self.job.keeping.checkpoints:
             return None
         return Archivist(
-            self._archive, self._world.activity, self._narrator.say, beside=self._world.pace.live
+            self._archive, self._world.activity, self._narrator.say, beside=self._world.pace is None
         )
 
 

@@ -1,0 +1,268 @@
+"""The workload of a real run: a network that learns from this worker's share of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.data.cached_split import CacheUse, placed, use_of
+from polyrhythm.data.dealing import StandIn
+from polyrhythm.data.loader import Batch, Loader, Share
+from polyrhythm.data.seeding import seed_for
+from polyrhythm.errors import RequestError
+from polyrhythm.models.fine_tuning import graded
+from polyrhythm.partition.cut import cut
+from polyrhythm.roles.job import Calendar, Job, check_network_use
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.worker_part import Step
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.forward_pass import (
+    Execution,
+    ForwardPass,
+    Precision,
+    by_running_statistics,
+    channels_innermost,
+)
+
+
+class ModelWorkload:
+    """A network and this worker's share of the data; see `Workload`.
+
+    Random numbers of a step (dropout) depend on the seed, the worker and the step alone, so a resumed or a
+    simulated run draws the same ones.
+
+    Args:
+        job: what to learn.
+        world: where this rank is.
+
+    Attributes:
+        replica: the model.
+        worker: this worker's index.
+        batch_size: images of a full batch of this worker, in the epoch whose batches were asked for last.
+        rate_ratio: learning rate of the vector's first number, over the learning rate of the optimiser.
+        report_steps: 0: reports are due by time.
+    """
+
+    report_steps = 0
+
+    def __init__(self, job: Job, world: World) -> None:
+        learning = job.learning
+        torch.manual_seed(learning.seed)
+        model = job.make_model().to(job.device)
+        self._precision = Precision.choose(learning.precision, job.device)
+        optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
+        # float16 gradients must be scaled back before anyone sends them
+        self._scales = self._precision.dtype == torch.float16
+        steps = job.length.total_steps
+        self.replica = Replica(model, optimizer, job.strategy, world, announce=not self._scales, steps=steps)
+        self.worker = self.replica.workers.rank
+        self._place, self._present = self.worker, job.workers
+        self._stand_in: StandIn | None = None
+        share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
+        self._loader = Loader(placed(job.dataset.train, job.device), share, learning.transform, job.ahead)
+        self.batch_size = learning.batch_size
+        self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
+        self._rescaled = 1.0
+        self._forward = ForwardPass(model, learning.execution)
+        # Asked for at every step: what does nothing here is not called.
+        self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
+        self._pace, self._timer = world.pace, world.timer
+        self._cuts_network = job.traits.cuts_network
+        self._objective = learning.objective.at(0, learning.epochs)
+        self._work = 1.0
+        check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
+        if self._cuts_network:
+            self._cut(model, job)
+        self._job = job
+        self._rank = world.network.rank
+        self._length = job.length
+        self._shares = self.replica.pass_shares(job.time_shares(model, self.replica.flat))
+        model.train()
+
+    @property
+    def calendar(self) -> Calendar:
+        """Which step belongs to which epoch."""
+        return self._job.calendar
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Return this worker's batches of an epoch, from step `start` of it on."""
+        job, learning = self._job, self._job.learning
+        size = self.batch_size = job.calendar.batch_size(epoch)
+        self._work = job.calendar.work(epoch)
+        self._objective = learning.objective.at(epoch, learning.epochs)
+        begun = job.begun.epochs.get(epoch, ())
+        self._loader.share = Share(
+            self._place, self._present, size, learning.seed, job.workers * size, begun, self._stand_in
+        )
+        image_size = min(job.dataset.image_shape[1:])
+        side = learning.size_schedule.side(epoch, learning.epochs, image_size)
+        self._loader.side = None if side == image_size else side
+        return self._loader.epoch(epoch, start)
+
+    def continue_with(self, job: Job) -> None:
+        """Continue where others have begun epochs; before the first batch.
+
+        Args:
+            job: as given at first, with what they have done of the data.
+        """
+        self._job = job
+
+    def share_out(self, place: int, present: int) -> None:
+        """Continue among other workers: share their batches out, or lower the learning rate.
+
+        Args:
+            place: of this worker among those who are there.
+            present: how many are.
+        """
+        if self._job.losses.rescale:
+            self._rescaled = present / self._job.workers
+        else:
+            self._place, self._present = place, present
+
+    def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
+        """Continue in a group without some of its workers: share their batches out, or lower the learning rate.
+
+        Args:
+            absent: indices of the group's workers that are not there.
+            place: of this worker among those of the group who are there.
+            present: how many are.
+        """
+        if self._job.losses.rescale:
+            self._rescaled = present / (present + len(absent))
+        else:
+            self._stand_in = StandIn(absent, place, present) if absent else None
+
+    def cache_use(self) -> CacheUse | None:
+        """Return what the cache of decoded images did since the last call; None where there is none."""
+        return use_of(self._loader.split)
+
+    @property
+    def loss_scale(self) -> dict[str, Any]:
+        """The scale of float16 losses and its history, JSON-able; empty where nothing is scaled."""
+        return self._precision.state_dict()
+
+    @loss_scale.setter
+    def loss_scale(self, state: dict[str, Any]) -> None:
+        self._precision.load_state_dict(state)
+
+    def record(self, account: Account) -> WorkerState:
+        """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
+        keeping = self._job.keeping
+        saved = keeping.folder is not None and keeping.checkpoints > 0
+        return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
+
+    def compute(self, step: Step, batch: Batch) -> tuple[float, float, bool]:
+        """Fill the gradients of a step.
+
+        Args:
+            step: as it was given to the strategy.
+            batch: may be empty: then this worker only takes part in the exchange.
+
+        Returns:
+            The mean training loss (0 for an empty batch), the learning rate, and whether the gradients can be used:
+            float16 may overflow, and then they are zero.
+
+        Raises:
+            RequestError: the loss is not finite.
+        """
+        learning, number, timer = self._job.learning, step.number, self._timer
+        rate = learning.optimizer.lr * learning.schedule.factor(number, self._length) * self._rescaled
+        size = len(batch.labels)
+        if not (size or self._cuts_network):
+            return 0.0, rate, True
+        flat, device = self.replica.flat, self._job.device
+        if self._pace is not None:
+            self._pace.forward(self._shares, self.replica.use, self._work)
+        self._seed(number)
+        images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
+        labels = batch.labels.to(device, non_blocking=True)
+        if self._cuts_network:
+            return self._compute_together(images, labels, step, rate), rate, True
+        full = size == self.batch_size
+        if self._plain and (full or size > 1):
+            loss = self._objective(self.replica.model(images), labels, images)
+        else:
+            alone = size == 1 and not full
+            normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
+            with self._precision.autocast(), normalising:
+                loss = self._objective(self._forward(images, full=full), labels, images)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise self._not_finite(value, number, rate)
+        if timer is not None:
+            timer.lap("forward")
+        usable = True
+        if self._scales:
+            usable = self._scaled_backward(loss)
+        else:
+            loss.backward()
+        flat.gather_gradients()
+        if self._pace is not None:
+            self._pace.backward(self._shares, self.replica.announce)
+        if timer is not None:
+            timer.lap("backward")
+        return value, rate, usable
+
+    def _seed(self, number: int) -> None:
+        seed = seed_for("step", self._job.learning.seed, self.worker, number)
+        torch.default_generator.manual_seed(seed)
+        if self._job.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _scaled_backward(self, loss: Tensor) -> bool:
+        self._precision.scale(loss).backward()
+        usable = self._precision.unscale(self.replica.flat.gradients)
+        if not usable:  # float16 overflowed: this worker sits the step out
+            self.replica.flat.zero_gradients()
+        return usable
+
+    def _compute_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
+        """Let the workers compute their gradients together, once the time of computing has passed."""
+        if self._pace is not None:
+            self._pace.backward(self._shares, self.replica.announce)
+        self._seed(step.number)
+        objective = self._objective
+
+        def loss(logits: Tensor, place: slice) -> Tensor:
+            found = objective(logits, labels[place], images[place])
+            value = float(found.detach())
+            if not math.isfinite(value):
+                raise self._not_finite(value, step.number, rate)
+            return found
+
+        inputs = channels_innermost(images) if self._job.learning.execution.channels_last else images
+        with by_running_statistics(self.replica.model) if len(images) == 1 else nullcontext():
+            value = self.replica.part.compute(step, inputs, loss)
+        if self._timer is not None:
+            self._timer.lap("backward")
+        return value
+
+    def _cut(self, model: nn.Module, job: Job) -> None:
+        """Give the strategy the network in two parts.
+
+        Raises:
+            RequestError: the network does not allow it.
+        """
+        vector = self.replica.flat.vector
+        image = vector.new_zeros(1, *job.dataset.image_shape)
+        self.replica.part.take_parts(cut(model, image))
+
+    def _not_finite(self, value: float, number: int, rate: float) -> RequestError:
+        return RequestError(
+            f"the loss is {value} at step {number} of worker {self.worker} (rank {self._rank}), "
+            f"learning rate {rate:g}: lower the learning rate; what was saved is kept"
+        )
+
+
+def _rate_of_first(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> float:
+    """Return the learning rate of the vector's first number, to which all others keep their ratio."""
+    first = min(flat.views, key=lambda view: view.start).parameter
+    groups = (group for group in optimizer.param_groups if any(each is first for each in group["params"]))
+    return float(next(groups)["lr"])

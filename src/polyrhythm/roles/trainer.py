@@ -1,0 +1,615 @@
+"""The training loop: one for real runs, dry runs, and loops that users write.
+
+A `Trainer` keeps one worker among the others; what it trains is its `Workload`. `TrainingRun` drives it through
+a run, with a network and data (`ModelWorkload`) or with a model that weighs nothing (`DryWorkload`). The loop
+that a user writes drives it by `StepRetry`.
+
+    TrainingRun                                  a user's loop
+      open                                         open                 at the model's first use in training
+      ( begin ─▶ compute ─▶ exchange ─▶ check )…   ( begin ─▶ exchange )…     gradients are there already
+      settle, present, catch_up    each epoch      settle, catch_up     each epoch
+      close                                        close
+
+Where workers regroup, a step that breaks since a worker was lost is repeated among those that are left:
+
+    TrainingRun recomputes:    exchange ✝ ─▶ regroup ─▶ batches from where all are now
+    StepRetry keeps:           backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange
+
+A user's loop cannot be asked to compute its gradients again, and an exchange that broke may have changed some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from polyrhythm.data.cached_split import CacheUse
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
+from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Member, Regroup
+from polyrhythm.roles.replica import FlatReplica
+from polyrhythm.roles.step_metrics import Tally
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.worker_part import Step
+
+_Result = TypeVar("_Result")
+
+
+class Workload(Protocol):
+    """What a worker trains, as far as it concerns the other workers."""
+
+    @property
+    def replica(self) -> FlatReplica:
+        """The parameters, and the strategy's side of this worker."""
+
+    def share_out(self, place: int, present: int) -> None:
+        """Continue among other workers: called after each regrouping of all workers.
+
+        Args:
+            place: of this worker among those who are there.
+            present: how many are.
+        """
+
+    def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
+        """Continue in a group among other workers: called after each regrouping of this worker's group alone.
+
+        Args:
+            absent: indices of the group's workers that are not there.
+            place: of this worker among those of the group who are there.
+            present: how many are.
+        """
+
+
+class Calendar(Protocol):
+    """Which step belongs to which epoch.
+
+    Attributes:
+        epochs: of the run.
+        total_steps: that every worker takes.
+    """
+
+    @property
+    def epochs(self) -> int:
+        """Of the run."""
+
+    @property
+    def total_steps(self) -> int:
+        """That every worker takes."""
+
+    def start(self, epoch: int) -> int:
+        """Return the steps before an epoch; before the one after the last, all."""
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+
+
+class Batch(Protocol):
+    """What a step is computed of."""
+
+    @property
+    def size(self) -> int:
+        """Its images; 0 if this worker only takes part in the exchange."""
+
+
+class ComputedWorkload(Workload, Protocol):
+    """A workload whose steps `Trainer.run` takes.
+
+    Attributes:
+        batch_size: images of a full batch, in the epoch whose batches were asked for last.
+        rate_ratio: learning rate that the strategy is given, over the one that is reported.
+        report_steps: after every so many steps a report is due, and at the end of the run. 0: after some time, and at
+            the end of every epoch.
+    """
+
+    batch_size: int
+    rate_ratio: float
+    report_steps: int
+
+    @property
+    def calendar(self) -> Calendar:
+        """Which step belongs to which epoch."""
+
+    def batches(self, epoch: int, start: int) -> Iterator[Any]:
+        """Return this worker's batches (`Batch`) of an epoch, from step `start` of it on, a step each."""
+
+    def compute(self, step: Step, batch: Any) -> tuple[float, float, bool]:
+        """Fill the gradients of a step.
+
+        Args:
+            step: as it was given to the strategy.
+            batch: one of `batches`.
+
+        Returns:
+            The mean training loss, the learning rate, and whether the gradients can be used.
+        """
+
+    def record(self, account: Account) -> WorkerState:
+        """Return what this worker hands in at an epoch's end."""
+
+    def cache_use(self) -> CacheUse | None:
+        """Return what a cache of images did since the last call; None where there is none."""
+
+
+class RegroupCoordinator(Protocol):
+    """What regrouping asks of the leader, or of its stand-in on other workers."""
+
+    @property
+    def formations(self) -> FormationSource:
+        """How this worker gets the next membership view."""
+
+    def wait_with(self, regroup: Regroup) -> None:
+        """Set what regroups all workers while this worker waits there for others."""
+
+    def recovers_from(self, loss: PeerLost) -> bool:
+        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
+
+
+class Coordinator(RegroupCoordinator, Protocol):
+    """What a worker asks of the leader and reports to it, while `Trainer.run` takes its steps.
+
+    Rank 0 has the leader itself, every other worker a stand-in that talks to it.
+    """
+
+    def begin(self, epoch: int) -> None:
+        """Called when all replicas are equal and training starts, in this epoch."""
+
+    def entered(self, state: WorkerState) -> None:
+        """Called after `begin` by a successor that leads or was let in, and where a checkpoint is of the run's end."""
+
+    def step_done(self) -> None:
+        """Called after a step; must not wait."""
+
+    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
+        """Pass a report of the latest steps on."""
+
+    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
+        """Called after an epoch.
+
+        Args:
+            epoch: its number.
+            state: of this worker.
+            presented: `(size,)`, the model to be tested, where it is not this worker's own.
+        """
+
+    def interrupted(self, state: WorkerState) -> None:
+        """Called when this worker stops early because a rank was asked to."""
+
+    def end(self, state: WorkerState) -> None:
+        """Called last, when this worker has left the others."""
+
+
+class Trainer:
+    """Keeps one worker among the others, whoever of them is lost or joins.
+
+    Args:
+        world: where this rank is.
+        strategy: says whether workers regroup, all together or each group apart.
+        workload: what is trained.
+        coordinator: of this worker.
+
+    Attributes:
+        replica: the workload's.
+        worker: this worker's index.
+        regroup: where all workers regroup together: what does it; else None.
+        apart: where groups regroup apart: what regroups this worker's group; else None.
+        regrouping: whichever of both there is.
+    """
+
+    def __init__(
+        self, world: World, strategy: Strategy, workload: Workload, coordinator: RegroupCoordinator
+    ) -> None:
+        self.replica = workload.replica
+        self.worker = self.replica.workers.rank
+        self.regroup: Regroup | None = None
+        self.apart: GroupRegroup | None = None
+        self._world = world
+        self._part = self.replica.part
+        self._coordinator = coordinator
+        workers, flat = self.replica.workers, self.replica.flat
+        member = Member(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
+        faults = strategy.faults(workers.size)
+        if faults.regroups:
+            self.regroup = Regroup(world, coordinator.formations, member, workers)
+            coordinator.wait_with(self.regroup)
+        elif faults.regroups_apart:
+            self.apart = GroupRegroup(world, faults, member)
+        self.regrouping = self.regroup or self.apart
+
+    @property
+    def members(self) -> tuple[int, ...] | None:
+        """Indices of the workers that train in lockstep now; None where not all workers regroup together."""
+        return None if self.regroup is None else self.regroup.members
+
+    @property
+    def let_in(self) -> bool:
+        """Whether this worker is a successor that was let in where all workers regroup together."""
+        return self.regroup is not None and self._world.rejoins
+
+    @property
+    def over(self) -> bool:
+        """Whether the others have ended the run."""
+        return self.regrouping is not None and self.regrouping.over
+
+    @property
+    def stops(self) -> bool:
+        """Whether no step is left to take: the others have ended, or stopped at this worker's step."""
+        return self.over or self._part.has_stopped
+
+    @property
+    def step(self) -> int:
+        """Steps that this worker has done; the last may have been taken over from another worker."""
+        assert self.regrouping is not None, "kept only where workers regroup"
+        return self.regrouping.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if self.regrouping is not None:
+            self.regrouping.step = step
+
+    def open(self, step: int) -> int:
+        """Start the strategy's part with the others, or enter as a successor; return the step to begin with.
+
+        Args:
+            step: where this worker would start by itself.
+        """
+        if self.regrouping is None:
+            return self._retrying_with_new_leader(lambda: self._part.start(step))
+        if self._world.rejoins:
+            self.regrouping.enter()
+            return self.step
+        if self._world.leads:  # its parameters are those that the others get
+            self.step = step
+        started = self.guard(lambda: self._part.start(step))
+        if started is not None:
+            self.step = started
+        return self.step
+
+    def guard(self, act: Callable[[], _Result]) -> _Result | None:
+        """Call `act`, which communicates with the others; return its result, or None after regrouping instead.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        try:
+            return act()
+        except PeerLost as loss:
+            if self.regrouping is None or not self.regrouping.recovers_from(loss):
+                raise
+        self.regrouping.reform()  # out here, where the error no longer holds what was under way
+        return None
+
+    def stop(self) -> None:
+        """Note that this worker stops early; where all replicas are equal, successors then find the run over."""
+        if self.regroup is not None and self._part.replicated:
+            self.regroup.over = True
+
+    def close(self) -> None:
+        """End the strategy's part; with those who are left, if members are lost meanwhile."""
+        if self.regrouping is None:
+            self._retrying_with_new_leader(self._part.end)
+            return
+        while self.regroup is None or not self.regroup.over:
+            try:
+                self._part.end()
+            except PeerLost as loss:
+                if not self.regrouping.recovers_from(loss):
+                    raise
+            else:
+                self.regrouping.over = True
+                return
+            self.regrouping.reform()
+
+    def _retrying_with_new_leader(self, act: Callable[[], _Result]) -> _Result:
+        """Call `act`, which waits for the leader; again with its successor, if it is lost meanwhile."""
+        while True:
+            try:
+                return act()
+            except PeerLost as loss:
+                if not self._coordinator.recovers_from(loss):
+                    raise
+
+
+class TrainingRun:
+    """Takes one worker through the steps of a run, and reports on the way.
+
+    Args:
+        trainer: of this worker.
+        workload: what it trains.
+        coordinator: of this worker.
+        world: where this rank is.
+        in_step: whether workers take their steps together; for reports.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        workload: ComputedWorkload,
+        coordinator: Coordinator,
+        world: World,
+        *,
+        in_step: bool,
+    ) -> None:
+        self._trainer = trainer
+        self._workload = workload
+        self._coordinator = coordinator
+        self._world = world
+        self._in_step = in_step
+        self._calendar = workload.calendar
+        self._replica = trainer.replica
+        self._tally = Tally(trainer.worker, world.clock)
+        self._rate = 0.0
+        # Asked for at every step: at hand.
+        self._compute, self._now = workload.compute, world.clock.now
+        self._asked, self._timer, self._activity = world.stop, world.timer, world.activity
+
+    def run(self, start: int, elapsed_s: float) -> None:
+        """Take all steps, or fewer if a rank is asked to stop; then leave the others.
+
+        Args:
+            start: the step to begin with, as `Trainer.open` returned it.
+            elapsed_s: for how long the others have been training.
+        """
+        step, stopped = self._train(start, elapsed_s)
+        if stopped:
+            self._trainer.stop()
+            self._coordinator.interrupted(self._record(step, stopped=True))
+        self._trainer.close()
+        self._coordinator.end(self._record(step, stopped=stopped, final=True))
+        self._replica.part.close()
+
+    def _train(self, start: int, elapsed_s: float) -> tuple[int, bool]:
+        """Return how many steps are done at last, and whether this worker was stopped early."""
+        trainer, calendar, part = self._trainer, self._calendar, self._replica.part
+        takes_over = self._world.leads and self._world.rejoins
+        if trainer.over and not takes_over:  # it was let in when the others had stopped
+            return start, start < calendar.total_steps
+        first = calendar.epoch_of(start)
+        self._coordinator.begin(first)
+        through = first == calendar.epochs  # when the others were saved
+        if trainer.let_in or takes_over or through:
+            self._coordinator.entered(self._record(start))
+        if trainer.stops:
+            return start, start < calendar.total_steps
+        self._tally.begin(elapsed_s)
+        if self._timer is not None:
+            self._timer.start(elapsed_s)
+        done = start
+        for epoch in range(first, calendar.epochs):
+            self._tally.begin_epoch()
+            done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
+            while done < end and not stopped:
+                taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
+                done, stopped = taken or (trainer.step, trainer.stops)
+            last = epoch + 1 == calendar.epochs
+            if stopped and not (last and done >= end):
+                return done, True
+            presented = None if last else trainer.guard(part.present)
+            self._coordinator.epoch_done(epoch, self._record(done), presented)
+            if not last:
+                trainer.guard(part.catch_up)
+                if trainer.regrouping is not None:
+                    check = trainer.regrouping.check
+                    trainer.guard(lambda: check(done))  # noqa: B023 (called at once)
+        return max(done, calendar.total_steps), False
+
+    def _stretch(self, epoch: int, done: int, end: int) -> tuple[int, bool]:
+        """Take steps until the epoch is over or a rank was asked to stop; call it inside `Trainer.guard`.
+
+        Args:
+            epoch: its number.
+            done: steps that this worker has done.
+            end: steps that it will have done when the epoch is over.
+
+        Returns:
+            Steps done, and whether to stop.
+
+        Raises:
+            PeerLost: a worker is lost, or one waits to be let in.
+        """
+        workload, take, next_step = self._workload, self._take, self._replica.part.next_step
+        epoch_start, due = self._calendar.start(epoch), self._next_due(done, end)
+        while True:
+            if self._timer is not None:
+                self._timer.begin()
+            for batch in workload.batches(epoch, done - epoch_start):
+                stop = take(batch, done)
+                before, done = done, next_step(done)
+                if stop or done >= due:
+                    done = min(done, self._calendar.total_steps)
+                    self._follow_up(epoch, before, done, stops=stop, ends=stop or done >= end)
+                    if stop or done >= end:
+                        return done, stop
+                    due = self._next_due(done, end)
+                if done != before + 1:  # the part leaves steps out
+                    break
+
+    def _take(self, batch: Any, number: int) -> bool:
+        """Take a step; return whether to stop. The simulator's hot path."""
+        replica, timer, now = self._replica, self._timer, self._now
+        if timer is not None:
+            timer.lap("data")
+        images = batch.size
+        step = Step(number, images / self._workload.batch_size, self._asked.requested)
+        replica.begin(step)
+        loss, self._rate, usable = self._compute(step, batch)
+        if not usable:
+            step = Step(number, 0.0, step.stop)
+        computed_at_s = now()
+        stop = replica.exchange(step, self._rate * self._workload.rate_ratio)
+        if timer is not None:
+            timer.lap("update")
+        self._tally.add(images, loss, now() - computed_at_s)
+        return stop
+
+    def _next_due(self, done: int, end: int) -> int:
+        """Return after how many steps something more is to be done than to take the next one."""
+        every = self._workload.report_steps
+        if self._timer is not None or self._trainer.regrouping is not None or not every:
+            return done + 1
+        return min(end, every * (done // every + 1))
+
+    def _follow_up(self, epoch: int, before: int, done: int, *, stops: bool, ends: bool) -> None:
+        """Do what follows a step.
+
+        Args:
+            epoch: its number.
+            before: steps done before it.
+            done: steps done now.
+            stops: whether a rank was asked to stop.
+            ends: whether it is the last one of the epoch, or of the run.
+        """
+        regrouping, timer = self._trainer.regrouping, self._timer
+        if regrouping is not None:
+            regrouping.step = done
+        self._activity.step_done(done)
+        self._coordinator.step_done()
+        if ends:
+            self._replica.settle()
+        if timer is not None:
+            timer.end_step(done)
+        if self._is_due(before, done, stops=stops, ends=ends):
+            self._report(epoch, done)
+        if ends:
+            return
+        if regrouping is not None:
+            regrouping.check(done)
+        if timer is not None:
+            timer.begin()
+
+    def _is_due(self, before: int, done: int, *, stops: bool, ends: bool) -> bool:
+        """Whether it is time to report."""
+        every = self._workload.report_steps
+        if not every:
+            return ends or self._tally.due
+        return stops or done >= self._calendar.total_steps or done // every > before // every
+
+    def _report(self, epoch: int, step: int) -> None:
+        progress = self._tally.say(epoch, step, self._rate)
+        self._coordinator.progress(progress)
+        if cached := self._workload.cache_use():
+            self._coordinator.progress(
+                CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached))
+            )
+        if self._timer is not None:
+            self._coordinator.progress(self._timer.say(progress, in_step=self._in_step))
+
+    def _record(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
+        tally, arrivals = self._tally, self._world.arrivals
+        account = Account(
+            worker=self._trainer.worker,
+            step=step,
+            session_steps=tally.steps,
+            session_images=tally.images,
+            epoch_images=tally.epoch_images,
+            epoch_loss=tally.epoch_loss,
+            bytes_sent=self._replica.bytes_sent,
+            staleness={str(key): count for key, count in self._replica.part.staleness.items()},
+            stopped=stopped,
+            final=final,
+            arrivals=arrivals.to_json() if final and arrivals else {},
+        )
+        return self._workload.record(account)
+
+
+class StepRetry:
+    """Takes the steps of a user's loop, and repeats each, with a copy of its gradients, until it succeeds.
+
+    Args:
+        trainer: of this worker.
+
+    Attributes:
+        trainer: as given.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._replica = trainer.replica
+        self._kept: Tensor | None = None
+        self._fresh: Tensor | None = None
+        self._step = Step(-1)
+        self._rate = 0.0
+
+    def take(self, step: Step, learning_rate: float) -> None:
+        """Exchange the gradients and update the parameters.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        self._replica.flat.gather_gradients()
+        if self.trainer.regrouping is None:
+            self._exchange(step, learning_rate)
+            return
+        if self._replica.part.uses_before_use:
+            # The step before may not be whole, and its gradients are still kept.
+            self.guard(self._replica.part.settle)
+        self._keep()
+        self._step, self._rate = step, learning_rate
+        self.trainer.step = step.number
+        if self.trainer.guard(lambda: self._exchange(step, learning_rate)) is None:
+            self._repeat()
+        self.trainer.step = step.number + 1
+
+    def regroup(self) -> None:
+        """Regroup with whoever is there, between two steps; a step that was half done is repeated.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        self.guard(_called)
+
+    def guard(self, act: Callable[[], object]) -> None:
+        """Call `act`, which communicates between two steps; if a worker is lost meanwhile, regroup and leave it out.
+
+        A step that was half done is repeated. Gradients that the next step has computed already are kept.
+
+        Raises:
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        if self.trainer.regrouping is None:
+            act()
+            return
+        if self.trainer.guard(lambda: self._saving(act)):
+            return
+        fresh, self._fresh = self._fresh, None
+        self._repeat()
+        while not self.trainer.guard(lambda: self._saving(self._replica.settle)):
+            self._repeat()
+        if fresh is not None:
+            self._replica.flat.gradients.copy_(fresh)
+
+    def _saving(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except PeerLost:
+            if self._fresh is None:
+                self._replica.flat.gather_gradients()
+                self._fresh = self._replica.flat.gradients.clone()
+            raise
+        return True
+
+    def _repeat(self) -> None:
+        """Repeat the latest step until it succeeds, unless another worker has passed its update on."""
+        while self._kept is not None and self.trainer.step <= self._step.number:
+            self._replica.flat.gradients.copy_(self._kept)
+            if self.trainer.guard(lambda: self._exchange(self._step, self._rate)) is not None:
+                self.trainer.step = self._step.number + 1
+
+    def _exchange(self, step: Step, learning_rate: float) -> bool:
+        self._replica.begin(step)
+        return self._replica.exchange(step, learning_rate)
+
+    def _keep(self) -> None:
+        gradients = self._replica.flat.gradients
+        if self._kept is None:
+            self._kept = gradients.clone()
+        else:
+            self._kept.copy_(gradients)
+
+
+def _called() -> None:
+    raise PeerLost(LEADER, "going on with the others")
