@@ -77,6 +77,8 @@ class FlatReplica:
             Whether to stop.
         """
         stop = self.part.gradients_ready(step, learning_rate)
+        if self._observer is not None:
+            self._observer.stepped(self._network.rank, step.number, self.flat.vector)
         self.flat.zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop

@@ -30,7 +30,7 @@ from polyrhythm.communication.message import (
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
 from polyrhythm.roles.leader_channel import LeaderChannel
-from polyrhythm.roles.world import LEADER, World
+from polyrhythm.roles.world import LEADER, HandleLoss, HandleMessage, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
@@ -67,6 +67,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     outbox = Outbox(faults, world)
     entry = Entry(part, world, outbox)
     refusals = Refusals(index, world, channel)
+    on_message, on_loss = _handlers(part, world)
     bytes_sent = 0
     while not part.done:
         looked_at = now()
@@ -75,7 +76,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         except PeerLost as loss:
             if not world.goes_on_without(loss.rank, faults):
                 raise
-            outbox.send(_handle_loss(part, channel, loss))
+            outbox.send(_handle_loss(part, on_loss, channel, loss))
             continue
         channel.check_if_leader_lost()
         kind = message.kind
@@ -88,7 +89,7 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
         if of_a_step:
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
-            replies = part.on_message(source, message)
+            replies = on_message(source, message)
             reporter.updating_s += now() - began
             outbox.send(replies)
         except RefusedMessage as refusal:
@@ -105,11 +106,22 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
     channel.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
 
 
-def _handle_loss(part: ServerPart, channel: LeaderChannel, loss: PeerLost) -> list[tuple[int, Message]]:
+def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss]:
+    if world.observer is not None:
+        return world.observer.handlers(world.network.rank, part)
+    return part.on_message, part.on_loss
+
+
+def _handle_loss(
+    part: ServerPart,
+    on_loss: HandleLoss,
+    channel: LeaderChannel,
+    loss: PeerLost,
+) -> list[tuple[int, Message]]:
     channel.note_loss(loss)
     if isinstance(part, KeepingPart):
         return part.on_losses(loss.rank, loss.losses)
-    return part.on_loss(loss.rank)
+    return on_loss(loss.rank)
 
 
 def _last_words(part: ServerPart, world: World) -> dict[str, Any]:

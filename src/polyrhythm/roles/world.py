@@ -18,16 +18,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Clock, Communicator
 from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
+from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.step_metrics import TRACED_STEPS, StepTimer, Timekeeping
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.server_part import ServerPart
 
 FORWARD_SHARE = 1 / 3
 """A backward pass takes twice as long as its forward pass: one product for the weights, one for the inputs."""
@@ -80,6 +84,48 @@ class DrawnPace:
             ready(bucket)
 
 
+HandleMessage = Callable[[int, Message], list[tuple[int, Message]]]
+HandleLoss = Callable[[int], list[tuple[int, Message]]]
+"""What a server part does with a message from a rank, and with the loss of a rank; both return its replies."""
+
+
+class Observer(Protocol):
+    """Sees from outside what ranks do; called on the ranks themselves. Without one, nothing is called."""
+
+    def stepped(self, rank: int, step: int, vector: Tensor) -> None:
+        """Called when a worker has taken a step.
+
+        Args:
+            rank: of the worker.
+            step: its number.
+            vector: `(n,)`, the parameters after it; a view, which changes later.
+        """
+
+    def joined(self, rank: int, members: Sequence[int], view: str | int) -> None:
+        """Called when a worker knows with which others it goes on, before their parameters agree.
+
+        Args:
+            rank: of the worker.
+            members: their ranks, in order.
+            view: tells these members from the same ones before or later.
+        """
+
+    def regrouped(self, rank: int, vector: Tensor, step: int | None = None) -> None:
+        """Called when a worker has agreed with the members of its view on where to go on.
+
+        Args:
+            rank: of the worker.
+            vector: `(n,)`, its parameters; a view, which changes later.
+            step: with which all of them go on; None: each with its own.
+        """
+
+    def caught_up(self, rank: int, step: int) -> None:
+        """Called when a worker has taken over the state of another, and goes on with this step."""
+
+    def handlers(self, rank: int, part: ServerPart) -> tuple[HandleMessage, HandleLoss]:
+        """Return what handles messages and losses in the place of a server part's own methods."""
+
+
 LEADER = 0
 """The rank that evaluates, saves and speaks for the run: always a worker."""
 
@@ -130,6 +176,7 @@ class World:
         refused: links and bytes at this rank that nobody of ours sends, by reason.
         leader_returns: whether worker 0 gets a successor when it is lost.
         ledger: of the run so far, on this rank's clock, for a successor of worker 0.
+        observer: of a simulated run; None: nobody observes it.
     """
 
     network: Communicator
@@ -144,6 +191,7 @@ class World:
     refused: Counter[str] = field(default_factory=Counter)
     leader_returns: bool = False
     ledger: Ledger | None = None
+    observer: Observer | None = None
 
     @property
     def rejoins(self) -> bool:

@@ -26,7 +26,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import Task, Vir
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.world import LEADER, DrawnPace, StopRequest, World
+from polyrhythm.roles.world import LEADER, DrawnPace, Observer, StopRequest, World
 from polyrhythm.simulation.cluster import Cluster, Link
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.step_time import generator_for_rank
@@ -196,6 +196,7 @@ class Stage:
         emit: takes the run's events.
         cluster: all ranks.
         tasks: the latest of every rank.
+        observer: of all ranks; None: nobody observes them.
         ledger: of the run so far, where worker 0 gets a successor when it is lost; None: it gets none.
     """
 
@@ -208,6 +209,7 @@ class Stage:
     emit: Callable[[Event], None]
     cluster: SimulatedCluster = field(init=False)
     tasks: dict[int, Task] = field(init=False, default_factory=dict)
+    observer: Observer | None = field(init=False, default=None)
     ledger: Ledger | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -253,7 +255,9 @@ class Stage:
         pace = DrawnPace(self.time, draw)
         incarnation = self.cluster.ranks[rank].incarnation
         network = self.cluster.communicator(rank)
-        made = World(network, self.cast, pace, self.stop, self.emit, incarnation=incarnation)
+        made = World(
+            network, self.cast, pace, self.stop, self.emit, incarnation=incarnation, observer=self.observer
+        )
         if self.ledger is None:
             return made
         ledger = self.ledger.copy() if rank == LEADER and incarnation else None

@@ -34,11 +34,11 @@ from polyrhythm.simulation.run import piece_of
 from polyrhythm.simulation.scene import Scene
 from polyrhythm.simulation.stage import modelled_stage
 from polyrhythm.simulation.timeline import Timeline
-from polyrhythm.simulation.watch import Watch
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.verification.families import invariants_for
 from polyrhythm.verification.invariant import Conditions
+from polyrhythm.verification.watch import Watch
 
 _DRAWS = 15
 _STEPS_OF_PATIENCE = 100
@@ -166,14 +166,17 @@ def play(
     """
     layout, rehearsal = trial.layout, replace(trial.rehearsal, seed=seed)
     faults = (*layout.cluster.faults, *faults_of(trial, seed))
-    watch: Watch | None = None
+    conditions: Conditions | None = None
     if trial.check:
-        rehearsal, watch = _watched(trial, rehearsal, faults)
+        rehearsal, conditions = _watchable(trial, rehearsal, faults)
     piece = piece_of(rehearsal, faultless=not faults)
     stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
     scene = Scene(stage, rehearsal.strategy, faults, seed=seed, host_of=layout.host_of)
-    if watch is not None:
-        watch.attend(scene)
+    watch: Watch | None = None
+    if conditions is not None:
+        invariants = invariants_for(rehearsal.strategy, conditions)
+        watch = Watch(invariants, layout.cast, stage.time.now, lambda: stage.cluster.ranks)
+        stage.observer, scene.links.on_arrival = watch, watch.delivered
     try:
         scene.play()
         if watch is not None and not (stop is not None and stop.requested):
@@ -183,10 +186,9 @@ def play(
         raise
 
 
-def _watched(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> tuple[Rehearsal, Watch]:
-    """Gives the rehearsal with exact gradients, where there are such, and who watches it."""
+def _watchable(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> tuple[Rehearsal, Conditions]:
+    """Return the dry run with exact gradients, where there are such, and what invariants may know of it."""
     workers, numbers = rehearsal.workers, rehearsal.stand_in.numbers
-    strategy = rehearsal.strategy
     gradients = None
     if ExactGradients.possible(workers, rehearsal.steps):
         gradients = ExactGradients(numbers, workers)
@@ -203,8 +205,7 @@ def _watched(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> t
         patience_s=patience_s,
         steps=rehearsal.steps,
     )
-    watch = Watch(invariants_for(strategy, conditions))
-    return replace(rehearsal, strategy=watch.watched(strategy)), watch
+    return rehearsal, conditions
 
 
 def try_seeds(

@@ -114,7 +114,7 @@ class EveryStep(Invariant):
         self._apart = apart
         self._skips = skips
         self._again = again
-        self._formations = dict.fromkeys(workers, 0)
+        self._views: dict[int, str | int | None] = dict.fromkeys(workers)
         self._leaves_out = leaves_out
         self._regroups = regroups
         self._reached = dict.fromkeys(workers, 0)
@@ -124,9 +124,9 @@ class EveryStep(Invariant):
         expected = self._reached[event.rank]
         lost = event.incarnation - self._incarnations[event.rank]
         first, last = (0 if lost else expected), expected + lost
-        if self._again and event.formation != self._formations[event.rank]:
+        if self._again and event.view != self._views[event.rank]:
             first = min(first, expected - 1)
-        self._formations[event.rank] = event.formation
+        self._views[event.rank] = event.view
         bounded = not (self._leaves_out or (self._skips and lost)) and event.regrouped is None
         if event.step < first or (event.step > last and bounded):
             raise Violation(

@@ -147,7 +147,7 @@ class _Share:
 
 
 @dataclass
-class _Formation:
+class _View:
     """A membership view.
 
     Attributes:
@@ -192,17 +192,17 @@ class MatrixMixing(Invariant):
         if self._gradient is not None:
             places = [Start(worker=worker) for worker in range(len(self._workers))]
             nowhere = torch.zeros(conditions.numbers)
-            self._formation = _Formation(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
+            self._view = _View(dict.fromkeys(self._workers, 0), self._rule(places, nowhere))
             self._nothing = _Share(nowhere.double(), torch.zeros(1, dtype=torch.float64), learned=False)
-            self._formation.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
+            self._view.before = {rank: [self._nothing] for rank in self._workers}  # until it has started
 
     def stepped(self, event: Stepped) -> None:
-        formation = self._formation if self._gradient is not None else None
-        if formation is None or event.rank not in formation.members:
+        view = self._view if self._gradient is not None else None
+        if view is None or event.rank not in view.members:
             return
         assert self._gradient is not None, "looked at above"
-        member = list(formation.members).index(event.rank)
-        values, mass = formation.rule.held(member, event.step + 1, self._gradient)
+        member = list(view.members).index(event.rank)
+        values, mass = view.rule.held(member, event.step + 1, self._gradient)
         if not _near(values / mass, event.vector):
             raise Violation(
                 f"parameters after step {event.step}",
@@ -211,22 +211,20 @@ class MatrixMixing(Invariant):
                 expected="what mixing by the matrices gives",
                 found=f"numbers that differ by up to {_away(values / mass, event.vector):g}",
             )
-        formation.begun[event.rank] = event.step + 1
+        view.begun[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
         """Find shares of which the point is the mean; all others must begin at the same point."""
         if self._gradient is None:
             return
-        if event.members != self._formation.members or event.rank in self._formation.begun:
-            self._formation = self._begun_anew(event)
-        self._formation.begun[event.rank] = self._formation.rule.places[
-            list(event.members).index(event.rank)
-        ].step
-        values, _ = self._formation.rule.held(0, 0, self._gradient)
-        if not _near(values, event.vector) and len(self._formation.begun) > 1:
+        if event.members != self._view.members or event.rank in self._view.begun:
+            self._view = self._begun_anew(event)
+        self._view.begun[event.rank] = self._view.rule.places[list(event.members).index(event.rank)].step
+        values, _ = self._view.rule.held(0, 0, self._gradient)
+        if not _near(values, event.vector) and len(self._view.begun) > 1:
             self._refuse(event, "the point at which the others begin")
 
-    def _begun_anew(self, event: Regrouped) -> _Formation:
+    def _begun_anew(self, event: Regrouped) -> _View:
         shares = {rank: list(self._shares(rank, event.members[rank])) for rank in event.members}
         bringing = {rank: found for rank, found in shares.items() if found}
         tried = islice(product(*bringing.values()), _MOST_TRIED) if bringing else ()
@@ -240,35 +238,33 @@ class MatrixMixing(Invariant):
             Start(worker=self._workers.index(rank), step=event.steps[rank], learned=learned.get(rank, False))
             for rank in event.members
         ]
-        return _Formation(dict(event.members), self._rule(places, event.vector), before=shares)
+        return _View(dict(event.members), self._rule(places, event.vector), before=shares)
 
     def _was_handed_on(self, point: Tensor) -> bool:
         """Return whether one of the members, who are all lost, may have held this."""
-        members = self._formation.members.items()
+        members = self._view.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
     def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
         """Yield what a worker may bring; nothing if it has just come."""
-        formation = self._formation
-        if formation.members.get(rank) != incarnation:
+        view = self._view
+        if view.members.get(rank) != incarnation:
             return
         assert self._gradient is not None, "asked only where gradients are known"
-        member, steps = list(formation.members).index(rank), self._steps(rank)
-        values, mass = formation.rule.held(member, steps, self._gradient)
-        place = formation.rule.places[member]
+        member, steps = list(view.members).index(rank), self._steps(rank)
+        values, mass = view.rule.held(member, steps, self._gradient)
+        place = view.rule.places[member]
         learned = place.learned and place.step == steps
         yield _Share(values, mass, learned)
         if self._first and not learned:
             yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
-        if (
-            rank not in formation.begun
-        ):  # one that had just come, and has not taken the point, has nothing yet
-            yield from formation.before.get(rank) or [self._nothing]
+        if rank not in view.begun:  # one that had just come, and has not taken the point, has nothing yet
+            yield from view.before.get(rank) or [self._nothing]
 
     def _steps(self, rank: int) -> int:
-        formation = self._formation
-        place = formation.rule.places[list(formation.members).index(rank)]
-        return formation.begun.get(rank, place.step)
+        view = self._view
+        place = view.rule.places[list(view.members).index(rank)]
+        return view.begun.get(rank, place.step)
 
     def _rule(self, places: list[Start], point: Tensor) -> RuleOfTurns:
         peers = len(places)

@@ -94,7 +94,7 @@ class Stepped:
         vector: `(numbers,)`, the parameters after it; a view, which changes later.
         regrouped: incarnations of the members of the worker's view by rank; None before anyone has regrouped.
         incarnation: of the worker.
-        formation: tells this view from another one with the same members; 0 before anyone has regrouped.
+        view: tells it from another one with the same members; None before anyone has regrouped.
     """
 
     time_s: float
@@ -103,7 +103,7 @@ class Stepped:
     vector: Tensor
     regrouped: dict[int, int] | None = None
     incarnation: int = 0
-    formation: int = 0
+    view: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

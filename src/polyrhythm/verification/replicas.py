@@ -82,8 +82,8 @@ class Replicas(Invariant):
             )
 
 
-_Formation = tuple[int, tuple[int, ...]]
-"""The number of a formation, and its members."""
+_View = tuple[str | int | None, tuple[int, ...]]
+"""A membership view and its members."""
 
 
 @dataclass
@@ -92,12 +92,12 @@ class _Taken:
 
     Attributes:
         before: `(numbers,)`, with the updates of all steps before it.
-        by_formation: parameters after it, for each view that has taken it.
+        by_view: parameters after it, for each view that has taken it.
         finishers: rank and incarnation of every worker that has taken it.
     """
 
     before: Tensor
-    by_formation: dict[_Formation, Tensor] = field(default_factory=dict)
+    by_view: dict[_View, Tensor] = field(default_factory=dict)
     finishers: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -119,37 +119,37 @@ class LateReplicas(Invariant):
 
     def stepped(self, event: Stepped) -> None:
         there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
-        formation = event.formation, tuple(there)
-        self._go_to(event, set(there.items()), formation)
+        view = event.view, tuple(there)
+        self._go_to(event, set(there.items()), view)
         taken = self._steps[-1]
         taken.finishers.add((event.rank, there.get(event.rank, 0)))
-        known = taken.by_formation.setdefault(formation, event.vector.clone())
+        known = taken.by_view.setdefault(view, event.vector.clone())
         if not torch.equal(known, event.vector):
             self._refuse(event, "the same bits as the others", int((known != event.vector).sum()))
         if self._gradient is not None:
-            own = [self._update(event.step, formation)] if len(formation[1]) == 1 else []
-            self._compare(event, taken.before, [*self._updates(event.step, taken, formation), *own])
+            own = [self._update(event.step, view)] if len(view[1]) == 1 else []
+            self._compare(event, taken.before, [*self._updates(event.step, taken, view), *own])
 
-    def _go_to(self, event: Stepped, there: set[tuple[int, int]], formation: _Formation) -> None:
+    def _go_to(self, event: Stepped, there: set[tuple[int, int]], view: _View) -> None:
         """Make the event's step the latest one; it is the next, or one beyond which only lost workers had got."""
         latest = len(self._steps) - 1
         if event.step == latest + 1:
-            self._steps.append(_Taken(self._before_next(event, formation)))
+            self._steps.append(_Taken(self._before_next(event, view)))
             return
         beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
         if event.step > latest or beyond:
             self._refuse(event, f"a step beside step {latest} of the others", 0)
         del self._steps[event.step + 1 :]
 
-    def _before_next(self, event: Stepped, formation: _Formation) -> Tensor:
+    def _before_next(self, event: Stepped, view: _View) -> Tensor:
         """Return the parameters before this step, of which the event shows all but its own update."""
         if self._gradient is None:
             return self._steps[-1].before
         taken = self._steps[-1]
         shown = event.vector.to(taken.before.dtype)
-        if len(formation[1]) == 1:
-            shown = shown + self._update(event.step, formation)
-        updates = torch.stack([self._update(event.step - 1, each) for each in taken.by_formation])
+        if len(view[1]) == 1:
+            shown = shown + self._update(event.step, view)
+        updates = torch.stack([self._update(event.step - 1, each) for each in taken.by_view])
         wrong = int((taken.before - updates != shown).all(0).sum())
         if wrong:
             self._refuse(event, f"each number with one update of step {event.step - 1}", wrong)
@@ -162,13 +162,13 @@ class LateReplicas(Invariant):
         if wrong:
             self._refuse(event, "all updates before this step's", wrong)
 
-    def _updates(self, step: int, taken: _Taken, formation: _Formation) -> list[Tensor]:
+    def _updates(self, step: int, taken: _Taken, view: _View) -> list[Tensor]:
         """Return the updates that other views have made of a step; some numbers may have one of them."""
-        return [self._update(step, each) for each in taken.by_formation if each != formation]
+        return [self._update(step, each) for each in taken.by_view if each != view]
 
-    def _update(self, step: int, formation: _Formation) -> Tensor:
+    def _update(self, step: int, view: _View) -> Tensor:
         assert self._gradient is not None, "asked only where gradients are known"
-        gradients = [self._gradient(self._workers.index(rank), step) for rank in formation[1]]
+        gradients = [self._gradient(self._workers.index(rank), step) for rank in view[1]]
         return torch.stack(gradients).sum(0) / len(gradients)
 
     def _refuse(self, event: Stepped, expected: str, wrong: int) -> None:

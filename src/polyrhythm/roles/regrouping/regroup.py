@@ -354,7 +354,12 @@ class Regroup:
         member.flat.renew_gradients()  # the library may still write into the old ones
         if self.over:  # nothing is left but to leave with what there is
             return
+        observer, rank = self._world.observer, self._world.network.rank
+        if observer is not None:
+            observer.joined(rank, ranks, formation.name)
         member.part.regroup(self._workers, workers)
+        if observer is not None:
+            observer.regrouped(rank, member.flat.vector)
         member.takes_place(workers.index(member.worker), len(workers))
 
     def _state(self) -> Message:
@@ -367,6 +372,8 @@ class Regroup:
         self._member.flat.vector.copy_(tensors.pop(_VECTOR))
         newest = {name.removeprefix(_PART): value for name, value in tensors.items()}
         step = self._member.part.take_over((newest, facts), self.step, formation.step)
+        if self._world.observer is not None:
+            self._world.observer.caught_up(self._world.network.rank, step)
         self.step = formation.step if formation.over else step
 
 
@@ -495,6 +502,11 @@ class GroupRegroup:
                     raise
             enters = False  # it has been let in, and another was lost since
         self.step, self.over, self._there = found.step, found.over, found.there
+        if self._world.observer is not None:
+            rank, workers = self._world.network.rank, self._world.cast.workers
+            there = (rank,) if found.over else tuple(workers[worker] for worker in found.there)
+            self._world.observer.joined(rank, there, found.round)
+            self._world.observer.regrouped(rank, self._member.flat.vector, found.step)
         self._missed.intersection_update(found.there)
         if not found.over:
             place = found.there.index(self._member.worker)
