@@ -45,6 +45,7 @@ class FlatReplica:
         self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
         self.bytes_sent = 0
         self._traffic = world.network.traffic
+        self._observer, self._rank = world.observer, world.network.rank
         self._sent_before = 0
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -78,7 +79,7 @@ class FlatReplica:
         """
         stop = self.part.gradients_ready(step, learning_rate)
         if self._observer is not None:
-            self._observer.stepped(self._network.rank, step.number, self.flat.vector)
+            self._observer.stepped(self._rank, step.number, self.flat.vector)
         self.flat.zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop
