@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.models.create import create_model
-from polyrhythm.training.forward_pass import Execution, ForwardPass
+from polyrhythm.training.forward_pass import Execution, forward_pass
 
 _SHAPES = {"mlp": ((1, 28, 28), 64), "lenet5": ((1, 28, 28), 64), "resnet18": ((3, 64, 64), 32)}
 _CLASSES = 10
@@ -53,7 +53,7 @@ class Steps:
         shape, size = _SHAPES[name]
         torch.manual_seed(0)
         self._model = create_model(name, classes=_CLASSES, image_shape=shape)
-        self._forward = ForwardPass(self._model, execution)
+        self._forward = forward_pass(self._model, execution)
         self._images, self._labels = torch.randn(size, *shape), torch.randint(_CLASSES, (size,))
         began = time.perf_counter()
         self.take()
@@ -63,7 +63,7 @@ class Steps:
 
     def take(self) -> Tensor:
         """Takes a step; gives the loss."""
-        loss: Tensor = nn.functional.cross_entropy(self._forward(self._images, full=True), self._labels)
+        loss: Tensor = nn.functional.cross_entropy(self._forward(self._images, True), self._labels)
         loss.backward()
         return loss
 

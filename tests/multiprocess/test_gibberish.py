@@ -11,7 +11,7 @@ import torch
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.greeting import greet_all, loss
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, encode_header
-from polyrhythm.communication.transports.shared_memory import outgoing
+from polyrhythm.communication.transports.shared_memory import links
 from polyrhythm.communication.transports.tcp import outgoing_link as send_handle
 
 
@@ -25,7 +25,7 @@ def _speak_gibberish(seat: Seat, forge: Callable[[Message, int], bytes]) -> None
     home, network = seat.connect()
     greet_all(network)
     if seat.rank == 3:
-        (outgoing if seat.shared_memory else send_handle).encode_header = forge
+        (links if seat.shared_memory else send_handle).encode_header = forge
         handle = network.start_send(0, Message(Kind.PUSH, torch.ones(10)))
         seat.tell("forged")
         seat.tell(loss(lambda: network.receive(0))[0])

@@ -15,7 +15,7 @@ from multiprocess.live_server import LEADER, NUMBERS, PATIENCE_S, RATE, SERVER, 
 from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory.slots import (
+from polyrhythm.communication.transports.shared_memory.links import (
     HELLO_BYTES,
     IN_PACKET,
     Card,

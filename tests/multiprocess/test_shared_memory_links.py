@@ -13,9 +13,9 @@ import torch
 from conformance.rank_processes import RankProcesses, Seat
 from multiprocess.greeting import SOON_S, greet_all, loss
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.communication.transports.shared_memory import incoming, outgoing
+from polyrhythm.communication.transports.shared_memory import links
+from polyrhythm.communication.transports.shared_memory.links import OutgoingMemoryLink
 from polyrhythm.communication.transports.shared_memory.meeting import host_key
-from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink
 from polyrhythm.errors import PeerLost
 
@@ -53,7 +53,7 @@ def test_nothing_is_left_behind_when_all_are_killed() -> None:
 
 def _flood(seat: Seat) -> None:
     """Rank 0 sends to rank 1, which is stopped, until nothing more goes, and goes on with rank 2."""
-    outgoing.MOST_SHARED_BYTES = 100 << 20
+    links.MOST_SHARED_BYTES = 100 << 20
     home, network = seat.connect()
     greet_all(network)
     seat.tell("ready")
@@ -90,7 +90,7 @@ def test_a_receiver_that_is_killed_in_the_middle_of_messages_breaks_its_own_link
 
 
 def _die_in_the_middle(seat: Seat) -> None:
-    outgoing.MOST_SHARED_BYTES = 0  # all in chunks, so that there is a middle
+    links.MOST_SHARED_BYTES = 0  # all in chunks, so that there is a middle
     home, network = seat.connect()
     greet_all(network)
     if seat.rank == 1:
@@ -168,7 +168,7 @@ def _without_memory(seat: Seat) -> None:
         raise OSError("no memory files here")
 
     if seat.rank == 1:
-        incoming.shared_file = refuse
+        links.shared_file = refuse
     home, network = seat.connect()
     greet_all(network)
     kinds = {to: type(link) for to, link in home._links._outgoing.items()}

@@ -25,10 +25,10 @@ from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import (
     Execution,
-    ForwardPass,
     Precision,
     by_running_statistics,
     channels_innermost,
+    forward_pass,
 )
 
 
@@ -70,7 +70,7 @@ class ModelWorkload:
         self.batch_size = learning.batch_size
         self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
-        self._forward = ForwardPass(model, learning.execution)
+        self._forward = forward_pass(model, learning.execution)
         # Asked for at every step: what does nothing here is not called.
         self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
         self._pace, self._timer = world.pace, world.timer
@@ -192,7 +192,7 @@ class ModelWorkload:
             alone = size == 1 and not full
             normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
             with self._precision.autocast(), normalising:
-                loss = self._objective(self._forward(images, full=full), labels, images)
+                loss = self._objective(self._forward(images, full), labels, images)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise self._not_finite(value, number, rate)

@@ -81,33 +81,29 @@ class Execution:
             _check_compiler(device)
 
 
-class ForwardPass:
-    """A network as it is run in training.
+Forward = Callable[[Tensor, bool], Tensor]
+"""Returns a network's outputs for images (B, C, H, W), and whether B is that of most batches: others are not compiled.
+
+Raises `RequestError` where the network cannot be compiled.
+"""
+
+
+def forward_pass(model: nn.Module, execution: Execution) -> Forward:
+    """Return how a network is run in training.
 
     Args:
         model: on its device; compiled at the first full batch, or not at all.
         execution: how.
     """
+    compiled = _compiled(model) if execution.compiled else model
 
-    def __init__(self, model: nn.Module, execution: Execution) -> None:
-        self._model = model
-        self._channels_last = execution.channels_last
-        self._compiled = _compiled(model) if execution.compiled else model
-
-    def __call__(self, images: Tensor, *, full: bool) -> Tensor:
-        """Return the network's outputs for images (B, C, H, W).
-
-        Args:
-            images: on the model's device.
-            full: whether B is that of most batches: those of other sizes are not compiled.
-
-        Raises:
-            RequestError: the network cannot be compiled.
-        """
-        if self._channels_last:
+    def forward(images: Tensor, full: bool) -> Tensor:
+        if execution.channels_last:
             images = channels_innermost(images)
-        outputs: Tensor = (self._compiled if full else self._model)(images)
+        outputs: Tensor = (compiled if full else model)(images)
         return outputs
+
+    return forward
 
 
 def channels_innermost(images: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.forward_pass import Execution, ForwardPass, channels_innermost
+from polyrhythm.training.forward_pass import Execution, channels_innermost, forward_pass
 
 CPU = torch.device("cpu")
 
@@ -44,7 +44,7 @@ def test_channels_last_changes_no_more_than_rounding() -> None:
     plain.sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
-    found = ForwardPass(model, Execution(channels_last=True))(images, full=False)
+    found = forward_pass(model, Execution(channels_last=True))(images, False)
     found.sum().backward()
     torch.testing.assert_close(found, plain)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -54,7 +54,7 @@ def test_channels_last_changes_no_more_than_rounding() -> None:
 
 def test_without_options_the_network_sees_what_was_given() -> None:
     model, images = Seen(), torch.randn(2, 3, 5, 5)
-    ForwardPass(model, Execution())(images, full=True)
+    forward_pass(model, Execution())(images, True)
     assert model.batches[0] is images
 
 
@@ -95,11 +95,11 @@ def test_full_batches_are_compiled_and_ragged_ones_are_not() -> None:
     wanted.sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
-    forward = ForwardPass(model, Execution(compiled=True))
+    forward = forward_pass(model, Execution(compiled=True))
     before = torch._dynamo.utils.counters["frames"]["total"]
-    assert torch.equal(forward(images[:3], full=False), model(images[:3]))
+    assert torch.equal(forward(images[:3], False), model(images[:3]))
     assert torch._dynamo.utils.counters["frames"]["total"] == before
-    found = forward(images, full=True)
+    found = forward(images, True)
     assert torch._dynamo.utils.counters["frames"]["total"] == before + 1
     found.sum().backward()
     torch.testing.assert_close(found, wanted)

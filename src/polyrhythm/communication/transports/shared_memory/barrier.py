@@ -202,13 +202,19 @@ class Barrier:
         self._asleep = words[_ASLEEP::LINE_WORDS]
         self._last = WakeWord(words, _LAST_WORD)
 
-    def cross(self) -> None:
+    def cross(self, description: int = 0) -> None:
         """Return when all members have come.
+
+        Args:
+            description: what this member is about to do, which this barrier publishes.
 
         Raises:
             CollectiveBroken: one has not, and is gone.
         """
         number = self.crossed = self.crossed + 1
+        # Before the number, whose store tells the others that the description is there. Two places, in turn: others
+        # may still read what was published by the last barrier.
+        self._words[self._own + _DESCRIPTION + number % 2] = description
         self._words[self._own] = number
         if min(self._numbers) < number:
             if self.patient or not self._spin(number):
@@ -218,12 +224,8 @@ class Barrier:
         if any(self._asleep):
             self._last.wake()
 
-    def describe(self, description: int) -> None:
-        """Write down what this member is about to do; the next barrier publishes it."""
-        self._words[self._own + _DESCRIPTION + (self.crossed + 1) % 2] = description
-
     def descriptions(self) -> list[int]:
-        """Return what all members wrote down before the last barrier."""
+        """Return what the last barrier published: all members' descriptions."""
         return list(self._words[_DESCRIPTION + self.crossed % 2 :: LINE_WORDS])
 
     def leave(self) -> None:

@@ -294,24 +294,25 @@ _ALIGNED_BYTES = 4096
 _MOST_PLACES = 256
 
 
-class Rows:
-    """Where each member's vector begins, and how much memory all of them take.
+def rows_memory_like(members: int, like: Tensor) -> Tensor:
+    """Return a tensor, without memory, of the size and dtype that the vectors of all members need together.
 
     Args:
         members: how many there are.
-        like: gives the size and dtype of a vector.
+        like: of the size and dtype of each vector.
     """
+    return torch.empty(members * _row_stride(like), dtype=like.dtype, device="meta")
 
-    def __init__(self, members: int, like: Tensor) -> None:
-        self._members = members
-        self._count = like.numel()
-        aligned = _ALIGNED_BYTES // like.element_size()
-        self._stride = -(-self._count // aligned) * aligned
-        self.memory_like = torch.empty(members * self._stride, dtype=like.dtype, device="meta")
 
-    def of(self, memory: Tensor) -> list[Tensor]:
-        """Return all members' vectors in a memory like `memory_like`."""
-        return list(memory.view(self._members, self._stride)[:, : self._count])
+def rows_of(memory: Tensor, members: int, like: Tensor) -> list[Tensor]:
+    """Return all members' vectors in a memory like `rows_memory_like`."""
+    return list(memory.view(members, _row_stride(like))[:, : like.numel()])
+
+
+def _row_stride(like: Tensor) -> int:
+    # Each begins with a page: no two members write to the same one.
+    aligned = _ALIGNED_BYTES // like.element_size()
+    return -(-like.numel() // aligned) * aligned
 
 
 class InPlace:
@@ -472,7 +473,7 @@ class Exchange:
         self._begin(describe(Operation.BARRIER, _NOTHING))
 
     def _sum_whole(self, vector: Tensor) -> None:
-        parts = self._places.of(vector.dtype, vector.numel())[self._next].whole
+        parts = self._places.of(vector.dtype, vector.numel())[(self._barrier.crossed + 1) % 2].whole
         parts[self._member].copy_(vector)
         self._begin(describe(Operation.ALL_REDUCE, vector))
         _add_up(parts, vector)
@@ -538,8 +539,7 @@ class Exchange:
 
     def _begin(self, description: int) -> None:
         """Cross the first barrier of a collective, and compare what the members are about to do."""
-        self._barrier.describe(description)
-        self._barrier.cross()
+        self._barrier.cross(description)
         said = self._barrier.descriptions()
         if said.count(description) != len(said):
             check_agreement(said, self._members)

@@ -30,7 +30,7 @@ from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
-from polyrhythm.communication.transports.shared_memory.exchange import Rows
+from polyrhythm.communication.transports.shared_memory.exchange import rows_memory_like, rows_of
 from polyrhythm.communication.transports.torch_distributed.collectives import CollectiveHandle
 from polyrhythm.communication.transports.torch_distributed.rank import FutureHandle, Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, group_name
@@ -40,19 +40,18 @@ Copy = Callable[[Tensor, Tensor], None]
 """Copies a tensor of a device, (n,), into one of the host; returns when it is there."""
 
 
-class OwnStreamCopy:
-    """Copies beside whatever the GPU computes; see `Copy`."""
+def own_stream_copy(device: torch.device) -> Copy:
+    """Return a copy that goes on beside whatever the GPU computes."""
+    stream: Any = torch.cuda.Stream(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = torch.cuda.Stream(device)
-
-    def __call__(self, source: Tensor, target: Tensor) -> None:
-        """Copy what the stream that computes will have made of the source when it has done its work so far."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+    def copy(source: Tensor, target: Tensor) -> None:
+        # The stream that computes may not have made the source yet.
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        self._stream.synchronize()
+        stream.synchronize()
+
+    return copy
 
 
 @dataclass
@@ -85,7 +84,7 @@ class Staging:
     @classmethod
     def of(cls, device: torch.device) -> Staging:
         """Make the buffers of a GPU."""
-        return cls(OwnStreamCopy(device), pinned=True)
+        return cls(own_stream_copy(device), pinned=True)
 
     @property
     def nbytes(self) -> int:
@@ -276,13 +275,12 @@ class TorchDistributedCommunicator:
         collectives = self._collectives()
         if not isinstance(collectives, SharedMemoryCollectives) or not collectives.sums_in_place(like):
             return None
-        rows = Rows(self.size, like)
         try:
             whole = self._vector_name(f"to sum {name}")
-            memory = self._home.vector_to_sum(whole, self._members, rows.memory_like)
+            memory = self._home.vector_to_sum(whole, self._members, rows_memory_like(self.size, like))
         except NoSharedMemory:
             return None
-        return collectives.add_rows(rows.of(memory))
+        return collectives.add_rows(rows_of(memory, self.size, like))
 
     def _vector_name(self, name: str) -> str:
         return group_name(f"{self._name}/vector {name}", self._members)

@@ -26,10 +26,12 @@ from polyrhythm.communication.transports.member_collectives import (
     MemberCollectives,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
+from polyrhythm.communication.transports.shared_memory.links import (
+    Card,
+    IncomingMemoryLinks,
+    OutgoingMemoryLink,
+)
 from polyrhythm.communication.transports.shared_memory.meeting import host_key
-from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
-from polyrhythm.communication.transports.shared_memory.slots import Card
 from polyrhythm.communication.transports.tcp.handshake import TcpCard
 from polyrhythm.communication.transports.tcp.incoming_links import IncomingTcpLinks
 from polyrhythm.communication.transports.tcp.outgoing_link import OutgoingTcpLink

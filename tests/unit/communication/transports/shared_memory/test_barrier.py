@@ -43,8 +43,7 @@ def test_descriptions_are_published_by_the_next_barrier() -> None:
     for turn in range(1, 6):
         threads = []
         for member, barrier in enumerate(barriers):
-            barrier.describe(100 * turn + member)
-            threads.append(threading.Thread(target=barrier.cross))
+            threads.append(threading.Thread(target=barrier.cross, args=(100 * turn + member,)))
             threads[-1].start()
         for thread in threads:
             thread.join()

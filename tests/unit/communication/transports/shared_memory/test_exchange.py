@@ -18,8 +18,9 @@ from polyrhythm.communication.transports.shared_memory.exchange import (
     Arena,
     Exchange,
     Layout,
-    Rows,
     memory_file,
+    rows_memory_like,
+    rows_of,
 )
 from polyrhythm.errors import RequestError
 
@@ -224,12 +225,12 @@ def test_vectors_that_all_see_are_added_up_where_they_lie(
     monkeypatch.setattr(exchange_module, "_PIECE_BYTES", 8 * 997)  # several pieces, the last one shorter
     members = len(exchanges)
     wanted = [vector.to(dtype) for vector in _vectors(members, 20_011)]
-    rows = Rows(members, wanted[0])
-    memory = torch.zeros_like(rows.memory_like, device="cpu")
+    memory = torch.zeros_like(rows_memory_like(members, wanted[0]), device="cpu")
+    rows = rows_of(memory, members, wanted[0])
     expected = _sum_in_rank_order(wanted)
 
     def work(exchange: Exchange, member: int) -> None:
-        own = exchange.in_place.add(rows.of(memory))
+        own = exchange.in_place.add(rows)
         for start, stop in SPLITS:
             own.copy_(wanted[member])
             exchange.barrier()
@@ -240,18 +241,18 @@ def test_vectors_that_all_see_are_added_up_where_they_lie(
             exchange.barrier()
 
     _together(exchanges, work)
-    assert all(row.data_ptr() % 64 == memory.data_ptr() % 64 for row in rows.of(memory))
+    assert all(row.data_ptr() % 64 == memory.data_ptr() % 64 for row in rows)
 
 
 def test_a_vector_of_its_own_beside_one_that_all_see_is_an_error_everywhere(
     exchanges: list[Exchange],
 ) -> None:
     members = len(exchanges)
-    rows = Rows(members, torch.zeros(20_011))
-    memory = torch.zeros_like(rows.memory_like, device="cpu")
+    like = torch.zeros(20_011)
+    rows = rows_of(torch.zeros_like(rows_memory_like(members, like), device="cpu"), members, like)
 
     def work(exchange: Exchange, member: int) -> None:
-        own = exchange.in_place.add(rows.of(memory))
+        own = exchange.in_place.add(rows)
         with pytest.raises(RequestError, match="all_reduce_in_place"):
             exchange.all_reduce(torch.zeros(20_011) if member == 1 else own)
         exchange.all_reduce(own.fill_(1.0))

@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.communication.message import HEADER_BYTES, MalformedMessage
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory.slots import (
+from polyrhythm.communication.transports.shared_memory.links import (
     FRAME_BYTES,
     HELLO_BYTES,
     IN_CHUNKS,

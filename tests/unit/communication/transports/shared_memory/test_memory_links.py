@@ -19,14 +19,14 @@ from polyrhythm.communication.message import (
     encode_header,
 )
 from polyrhythm.communication.transports.membership import Peer
-from polyrhythm.communication.transports.shared_memory import incoming, outgoing, slots
-from polyrhythm.communication.transports.shared_memory.incoming import IncomingMemoryLinks
-from polyrhythm.communication.transports.shared_memory.outgoing import OutgoingMemoryLink
-from polyrhythm.communication.transports.shared_memory.slots import (
+from polyrhythm.communication.transports.shared_memory import links
+from polyrhythm.communication.transports.shared_memory.links import (
     IN_CHUNKS,
     IN_PACKET,
     MOST_INLINE_BYTES,
     Card,
+    IncomingMemoryLinks,
+    OutgoingMemoryLink,
     encode_hello,
     encode_place,
     shared_file,
@@ -80,7 +80,7 @@ def _floats(count: int) -> torch.Tensor:
 
 
 def test_every_size_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 20)
+    monkeypatch.setattr(links, "MOST_SHARED_BYTES", 1 << 20)
     inline = MOST_INLINE_BYTES // 4
     sizes = [
         0,
@@ -113,7 +113,7 @@ def test_every_size_arrives_in_order(pair: Pair, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_holds_everything_still_gets_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 20)
+    monkeypatch.setattr(links, "MOST_SHARED_BYTES", 1 << 20)
     with _open(pair) as link:
         held = []
         for number in range(20):
@@ -129,7 +129,7 @@ def test_slots_come_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(size)
         return shared_file(size)
 
-    monkeypatch.setattr(slots, "shared_file", count)
+    monkeypatch.setattr(links, "shared_file", count)
     with _open(pair) as link:
         for number in range(100):
             link.start_send(Message(Kind.PUSH, torch.full((50_000,), float(number))), 0).wait()
@@ -151,7 +151,7 @@ def test_what_is_held_does_not_change_and_may_be_changed(pair: Pair) -> None:
 
 
 def test_threads_keep_their_own_order(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "MOST_SHARED_BYTES", 1 << 19)
+    monkeypatch.setattr(links, "MOST_SHARED_BYTES", 1 << 19)
     sizes = [0, 10, 20_000, 5_000, 100_000, 200_000]
 
     def send_all(tag: int) -> None:
@@ -186,7 +186,7 @@ def test_without_memory_messages_go_through_the_socket_and_one_warning_says_so(
     def refuse(size: int) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(slots, "shared_file", refuse)
+    monkeypatch.setattr(links, "shared_file", refuse)
     with caplog.at_level(logging.WARNING), _open(pair) as link:
         for _ in range(3):
             link.start_send(Message(Kind.PUSH, _floats(100_000)), 0).wait()
@@ -220,7 +220,7 @@ def test_too_many_files_are_no_loss_of_a_peer(pair: Pair, monkeypatch: pytest.Mo
     def refuse() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(outgoing, "PacketSocket", refuse)
+    monkeypatch.setattr(links, "PacketSocket", refuse)
     with pytest.raises(
         RunError, match=r"no link to rank 4 can be opened \(Too many open files\): raise the limit"
     ):
@@ -228,7 +228,7 @@ def test_too_many_files_are_no_loss_of_a_peer(pair: Pair, monkeypatch: pytest.Mo
 
 
 def test_a_link_waits_until_it_is_accepted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_BACKLOG", 0)
+    monkeypatch.setattr(links, "_BACKLOG", 0)
     narrow = Pair()
     links: list[OutgoingMemoryLink] = []
     openers = [threading.Thread(target=lambda: links.append(narrow.link())) for _ in range(20)]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import MalformedMessage
-from polyrhythm.communication.transports.shared_memory import slots
-from polyrhythm.communication.transports.shared_memory.slots import (
+from polyrhythm.communication.transports.shared_memory import links
+from polyrhythm.communication.transports.shared_memory.links import (
     MOST_SLOTS,
     BorrowedSlots,
     LendingSlots,
@@ -85,7 +85,7 @@ def test_no_memory_is_no_error_but_a_reason(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(size: int) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(slots, "shared_file", refuse)
+    monkeypatch.setattr(links, "shared_file", refuse)
     lending = LendingSlots(MIB)
     assert lending.lend(10) is None
     assert lending.refused is not None
