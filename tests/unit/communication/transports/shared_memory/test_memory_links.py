@@ -230,14 +230,14 @@ def test_too_many_files_are_no_loss_of_a_peer(pair: Pair, monkeypatch: pytest.Mo
 def test_a_link_waits_until_it_is_accepted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_BACKLOG", 0)
     narrow = Pair()
-    links: list[OutgoingMemoryLink] = []
-    openers = [threading.Thread(target=lambda: links.append(narrow.link())) for _ in range(20)]
+    opened: list[OutgoingMemoryLink] = []
+    openers = [threading.Thread(target=lambda: opened.append(narrow.link())) for _ in range(20)]
     for opener in openers:
         opener.start()
     for opener in openers:
         opener.join()
-    assert len(links) == 20
-    for link in links:
+    assert len(opened) == 20
+    for link in opened:
         link.close(PATIENCE_S)
     narrow.incoming.close(PATIENCE_S)
     assert narrow.heard.lost.empty()
