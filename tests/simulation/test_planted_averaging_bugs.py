@@ -10,7 +10,7 @@ import pytest
 from polyrhythm.communication.message import Message
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.parameter_server.downpour import SumServer, SumWorker
-from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreServer
+from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreRule
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.sites.site_server import Post, SiteServer
@@ -21,9 +21,10 @@ Method = Callable[..., Any]
 
 
 def centre_moves_twice(before: Method) -> Method:
-    def planted(self: CentreServer, worker: int, steps: int) -> None:
-        before(self, worker, steps)
-        self.centre.add_(1.0)
+    def planted(self: CentreRule, batch: Any, version: int) -> Any:
+        applied = before(self, batch, version)
+        self.values.add_(1.0)
+        return applied
 
     return planted
 
@@ -84,8 +85,8 @@ def update_is_lost(before: Method) -> Method:
 PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
     (
         "easgd(tau=1)",
-        CentreServer,
-        "_count",
+        CentreRule,
+        "apply",
         centre_moves_twice,
         "the centre for rank|the difference for rank",
     ),

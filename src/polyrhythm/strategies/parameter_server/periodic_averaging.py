@@ -23,14 +23,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from polyrhythm.communication.message import Kind, Message
+from polyrhythm.communication.message import Message
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
-    CentreServer,
     ElasticRule,
     ElasticWorker,
     PlainStep,
+    centre_session,
     of_centre,
 )
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -99,25 +99,5 @@ class PeriodicAveraging(WithServers):
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         workers = setting.cast.workers
-        return RunningMean(workers, self.rule(len(workers)))
-
-
-class RunningMean(CentreServer):
-    """A shard of the mean: the centre of elastic averaging, but for how far it pulls workers.
-
-    Args:
-        workers: their ranks.
-        rule: whose `alpha` is a.
-    """
-
-    def __init__(self, workers: tuple[int, ...], rule: ElasticRule) -> None:
-        super().__init__(workers, rule)
-        self._further = (1 - rule.alpha) / rule.alpha
-
-    def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a rank and gives the replies."""
-        replies = super().on_message(source, message)
-        for _, reply in replies:
-            if reply.kind is Kind.DIFFERENCE and reply.tensor is not None:
-                reply.tensor.mul_(self._further)  # it was a times the difference to the old mean
-        return replies
+        rule = self.rule(len(workers))
+        return centre_session(workers, rule, pull=(1 - rule.alpha) / rule.alpha)

@@ -36,11 +36,11 @@ def exchange(part, rank, values, step):
 
 def test_mean_and_worker_meet():
     part = server("periodic_averaging(share=0.25)")
-    assert exchange(part, 0, [4.0, 8.0], 8) == [1.0, 2.0] == part.centre.tolist()
+    assert exchange(part, 0, [4.0, 8.0], 8) == [1.0, 2.0] == part.values.tolist()
     assert (
-        exchange(part, 1, [9.0, -6.0], 8) == [3.0, 0.0] == part.centre.tolist()
+        exchange(part, 1, [9.0, -6.0], 8) == [3.0, 0.0] == part.values.tolist()
     )  # 3/4 of the old, 1/4 of the worker's
-    assert exchange(part, 0, [3.0, 4.0], 16) == [3.0, 1.0] == part.centre.tolist()
+    assert exchange(part, 0, [3.0, 4.0], 16) == [3.0, 1.0] == part.values.tolist()
     assert part.version == 3
     assert part.steps == {0: 16, 1: 8}
     assert part.staleness == {0: 8, 1: 16}  # the second and third came after one that they had not heard of
@@ -54,7 +54,7 @@ def test_the_share_is_one_worker_of_all():
 def test_who_leaves_goes_into_the_mean_once_more():
     part = server("periodic_averaging(share=0.5)")
     assert part.on_message(1, Message(Kind.LEAVE, torch.tensor([4.0, 2.0]), step=3)) == []
-    assert part.centre.tolist() == [2.0, 1.0]
+    assert part.values.tolist() == [2.0, 1.0]
 
 
 def test_state_goes_round():
@@ -63,7 +63,7 @@ def test_state_goes_round():
     again = strategy("periodic_averaging(share=0.5)").server(ServerSetting(0, cast_in_order(2, 1)))
     again.load_state(part.state())
     again.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
-    assert again.centre.tolist() == [2.0, 4.0]
+    assert again.values.tolist() == [2.0, 4.0]
     assert exchange(again, 1, [0.0, 0.0], 8) == [1.0, 2.0]
 
 

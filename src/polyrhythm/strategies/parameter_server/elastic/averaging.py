@@ -35,7 +35,7 @@ With another number of workers the centre stays, and new workers begin there.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -48,8 +48,11 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
-from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_vector, payload
-from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry, Rounds
+from polyrhythm.strategies.parameter_server.serving.admission import admit_vector
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, let_through
+from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Given, Rule
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import (
     STEPS,
@@ -179,7 +182,7 @@ class ElasticAveraging(WithServers):
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         workers = setting.cast.workers
-        return CentreServer(workers, self.rule(len(workers)))
+        return centre_session(workers, self.rule(len(workers)))
 
 
 class ElasticWorker(WorkerPart):
@@ -488,221 +491,172 @@ def _restore(optimizer: FlatOptimizer, state: State) -> None:
     optimizer.load_state(named, facts["optimizer"])
 
 
-Reply = tuple[int, Message]
-
-
-class CentreServer:
-    """One server; see `ServerPart`.
+def centre_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.0) -> ServerSession:
+    """Make the server of a shard of the centre.
 
     Args:
         workers: their ranks.
-        rule: how far both sides move.
+        rule: how far the centre moves, and whether all exchange at the same time.
+        pull: how far a worker moves, for each that the centre moves.
+    """
+    return ServerSession(workers, CentreRule(rule, len(workers), pull))
 
-    Attributes:
-        version: exchanges so far; where workers exchange together, an exchange of all is one.
-        staleness: how many gradients the centre heard of, by the versions of it that their worker had not heard of.
-        centre: `(n,)`, its shard; empty until worker 0 has sent it.
+
+class CentreRule(Rule):
+    """A shard of the centre, which moves towards every worker's parameters, as these move towards it.
+
+    Its versions are exchanges; where workers exchange together, an exchange of all is one. A gradient's staleness is
+    how many versions its worker had not heard of when the centre heard of it.
+
+    Args:
+        rule: how far the centre moves, and whether all exchange at the same time.
+        workers: how many there are.
+        pull: how far a worker moves, for each that the centre moves.
     """
 
-    def __init__(self, workers: tuple[int, ...], rule: ElasticRule) -> None:
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self.centre = torch.empty(0)
-        self._rule = rule
-        self._presence = PusherRegistry(workers)
-        self._rounds = Rounds(len(workers))
-        self._held: dict[int, Message] = {}
-        self._steps = [0] * len(workers)
-        self._seen: dict[int, int] = {}
-        self._stop = False
+    contributes = Kind.VECTOR
+    last = -1  # a worker says how many steps it has taken
+    repeats = False
+    parts = True
+    forgets = True
+    admit = staticmethod(admit_vector)
+
+    def __init__(self, rule: ElasticRule, workers: int, pull: float) -> None:
+        super().__init__(CentreGate(workers) if rule.together else AloneGate())
+        self._alpha = rule.alpha
+        self._pull = pull
+        self._heard: dict[int, int] = {}
+        """For each worker that has heard of the centre, of which version; the first, or after its last exchange."""
         self._begun = False
-        self._resumed = False
+        self._copy: Tensor | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether all workers have left, and worker 0 has let the servers go."""
-        return self._presence.done
-
-    @property
-    def steps(self) -> dict[int, int]:
-        """How many gradients of each worker the centre has heard of; a successor goes on from there."""
-        return dict(zip(self._presence.pushers, self._steps, strict=True))
-
-    def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a rank and gives the replies.
-
-        Raises:
-            RefusedMessage: a message that no worker of ours sends.
-        """
-        number = self._presence.number(source, message.kind)
-        if message.kind is Kind.VECTOR:
-            self._admit(number, message)
-            return self._exchange(number, message)
-        if message.kind is Kind.PARAMETERS:
-            return self._initialise(number, payload(message))
-        if message.kind is Kind.PULL:
-            return self._pull(source, message)
-        if message.kind is Kind.LEAVE:
-            return self._leave(source, message)
-        if message.kind is Kind.JOIN:
-            return self._come_in(number, message)
-        raise RefusedMessage(
-            Reason.KIND, f"a centre cannot do anything with {message.kind.name} from rank {source}"
-        )
-
-    def on_loss(self, rank: int) -> list[Reply]:
-        """Forgets a worker, until a successor pulls; what it has pulled the centre by stays."""
-        if rank not in self._presence.numbers or not self._presence.lose(rank):
-            return []
-        return self._go_on_without(rank)
-
-    def state(self) -> State:
-        """Gives all that a resumed server needs, the centre included."""
-        return {"values": self.centre}, {
-            "version": self.version,
-            "steps": list(self._steps),
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-        }
-
-    def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
-        tensors, facts = state
-        self.centre = tensors["values"]
-        self.version = facts["version"]
-        self._steps = list(facts["steps"])
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self._resumed = True
-
-    def _admit(self, worker: int, message: Message) -> None:
-        if self._held.get(worker) is not None:
-            raise RefusedMessage(Reason.ORDER, f"worker {worker} sent its parameters a second time")
-        admit_vector(message, self.centre)
-
-    def _initialise(self, worker: int, values: Tensor) -> list[Reply]:
-        if worker != 0:
-            raise RefusedMessage(Reason.SENDER, f"worker {worker} sent the parameters to begin with")
+    def begin(self, values: Tensor) -> None:
+        """Begin with worker 0's parameters, or go on with the centre of a resumed run."""
         if self._begun:
             raise RefusedMessage(Reason.ORDER, "initial parameters came a second time")
         if not values.is_floating_point():
             raise RefusedMessage(Reason.PAYLOAD, f"initial parameters came as {values.dtype}")
         self._begun = True
-        if not self._resumed:
-            self.centre = values
-        asking, self._presence.asking = self._presence.asking, []
-        return [self._answer(source) for source in asking]
+        if not self.ready:
+            self.values, self.ready = values, True
 
-    def _pull(self, source: int, message: Message) -> list[Reply]:
-        admit_bare(message)
-        if message.stop and self._presence.numbers[source] != 0:
-            raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
-        if message.stop:
-            self._presence.final = source
-            return self._answer_final()
-        number = self._presence.numbers[source]
-        succeeds = not self._presence.is_there(source)
-        if not self._presence.enter(source):
-            return [(source, Message(Kind.LEAVE))]
-        if succeeds:  # it takes its predecessor's last steps again, if they still wait for the others'
-            self._forget(number)
-        if succeeds and self._rule.together:
-            self._rounds.invite(number, later=False)
-            return [(source, Message(Kind.JOIN, step=self._rounds.number))]
-        return self._answer_if_begun([number])
-
-    def _come_in(self, worker: int, message: Message) -> list[Reply]:
-        admit_bare(message._replace(step=0))
-        self._rounds.accept(worker, message.step)
-        return self._apply_if_complete()
-
-    def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
-        """Answers with the centre; as soon as there is one."""
-        sources = [self._presence.pushers[worker] for worker in workers]
-        if not len(self.centre):
-            self._presence.asking += sources
-            return []
-        return [self._answer(source) for source in sources]
-
-    def _leave(self, source: int, message: Message) -> list[Reply]:
-        if message.tensor is None:
-            admit_bare(message)
-        elif self._presence.is_there(source):
-            self._admit(self._presence.numbers[source], message)
-        there = self._presence.leave(source)
-        if message.tensor is None or not there:
-            return self._go_on_without(source) if there else []
-        worker = self._presence.numbers[source]
-        self._held[worker] = message
-        replies = self._apply_if_complete() + self._answer_final()
-        if worker not in self._held:
-            self._forget(worker)
-        return replies
-
-    def _go_on_without(self, rank: int) -> list[Reply]:
-        self._forget(self._presence.numbers[rank])
-        return self._apply_if_complete() + self._answer_final()
-
-    def _forget(self, worker: int) -> None:
-        """A worker is gone; its successor is another."""
-        self._held.pop(worker, None)
-        self._seen.pop(worker, None)
-        self._rounds.forget(worker)
-
-    def _exchange(self, worker: int, message: Message) -> list[Reply]:
-        self._stop |= message.stop
-        self._held[worker] = message
-        return self._apply_if_complete()
-
-    def _apply_if_complete(self) -> list[Reply]:
-        """Makes the differences of all vectors that are held, unless one is still missing."""
-        if not self._rule.together:
-            return self._apply() if self._held else []
-        if self._rounds.held_up:
-            return []
-        entered, replies = self._rounds.let_in(alone=False), []
-        waiting = sum(message.kind is Kind.VECTOR for message in self._held.values())
-        if self._held and waiting >= self._together:
-            replies = self._apply()
-            self._rounds.number += bool(waiting)
-        entered += self._rounds.let_in(alone=not self._together)
-        return replies + self._answer_if_begun(entered)
-
-    @property
-    def _together(self) -> int:
-        """How many take part in the exchange under way."""
-        return self._presence.there - self._rounds.outside
-
-    def _apply(self) -> list[Reply]:
-        held, self._held = sorted(self._held.items()), {}
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
+        """Make all differences with the same centre, and add them in the workers' order."""
         # The vectors are ours, and become the differences where they are: all of them before the centre moves.
-        differences = [payload(message).sub_(self.centre).mul_(self._rule.alpha) for _, message in held]
-        replies = []
-        for (worker, message), difference in zip(held, differences, strict=True):
-            self.centre.add_(difference)
-            self._count(worker, message.step)
-            reply = Message(Kind.DIFFERENCE, difference, self.version + 1, message.step, stop=self._stop)
-            if message.kind is Kind.VECTOR:
-                replies.append((self._presence.pushers[worker], reply))
-        self.version += 1
-        return replies
+        differences = [entry.gradient.sub_(self.values).mul_(self._alpha) for entry in batch]
+        staleness: dict[int, int] = {}
+        answers: dict[int, Given] = {}
+        for entry, difference in zip(batch, differences, strict=True):
+            pusher = entry.pusher
+            self.values.add_(difference)
+            if entry.fresh > 0:
+                unheard = version - self._heard.get(pusher, version)
+                staleness[unheard] = staleness.get(unheard, 0) + entry.fresh
+            self._heard[pusher] = version + 1
+            given = difference if self._pull == 1 else difference.mul_(self._pull)
+            answers[pusher] = Given(Kind.DIFFERENCE, given, entry.step + 1)
+        self._copy = None
+        return Applied(batch, 1, staleness, answers)
 
-    def _count(self, worker: int, steps: int) -> None:
-        """Counts the gradients that a worker has added since its last exchange."""
-        if steps > self._steps[worker]:
-            unheard = self.version - self._seen.get(worker, self.version)
-            self.staleness[unheard] += steps - self._steps[worker]
-            self._steps[worker] = steps
-        self._seen[worker] = self.version + 1
+    def answer(self, pusher: int, version: int) -> Tensor:
+        """Return a copy of the centre: it leaves while others pull at it."""
+        self._heard.setdefault(pusher, version)
+        if self._copy is None:
+            self._copy = self.values.clone()
+        return self._copy
 
-    def _answer_final(self) -> list[Reply]:
-        final = self._presence.ready_to_end
-        return [] if final is None or not len(self.centre) else [self._answer(final)]
+    def enter(self, pusher: int) -> None:
+        """Forget what a worker has heard of: its successor is another."""
+        self._heard.pop(pusher, None)
 
-    def _answer(self, source: int) -> Reply:
-        worker = self._presence.numbers[source]
-        step = self._steps[worker]
-        self._seen.setdefault(worker, self.version)
-        values = self.centre.clone()  # it leaves while others pull at the centre
-        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+    def state(self) -> State:
+        """Return the centre."""
+        return {"values": self.values}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+        self.values = state[0]["values"]
+        self.ready = len(self.values) > 0
+
+
+class AloneGate(Gate):
+    """Lets every worker exchange by itself."""
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Exchange at once."""
+        return let_through(pusher)
+
+    def part(self, pusher: int) -> Decision:
+        """Exchange at once, for the centre alone."""
+        return Decision(apply=(pusher,))
+
+
+class CentreGate(Gate):
+    """Lets all workers exchange at the same time.
+
+    Args:
+        workers: how many there are.
+    """
+
+    rounds: Rounds
+
+    def __init__(self, workers: int) -> None:
+        self.rounds = Rounds(workers)
+        self._present = set(range(workers))
+        self._held: set[int] = set()
+        self._parting: set[int] = set()
+        """Workers that have left, and whose last vector waits for the others'."""
+
+    def check_turn(self, pusher: int) -> None:
+        """Refuse a second vector."""
+        if pusher in self._held:
+            raise RefusedMessage(Reason.ORDER, f"worker {pusher} sent its parameters a second time")
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Hold the vector, or exchange if it was the last."""
+        self._held.add(pusher)
+        return self._decide()
+
+    def part(self, pusher: int) -> Decision:
+        """Hold the last vector of a worker for the next exchange, which does not wait for it."""
+        self._present.discard(pusher)
+        self._parting.add(pusher)
+        return self._decide()
+
+    def leave(self, pusher: int) -> Decision:
+        """Wait for a worker no longer; its successor sends its vector again."""
+        self._present.discard(pusher)
+        self._held.discard(pusher)
+        self.rounds.forget(pusher)
+        return self._decide()
+
+    def join(self, pusher: int) -> None:
+        """End no exchange until this worker has said at which it comes in."""
+        self._parting.discard(pusher)
+        self.rounds.invite(pusher, later=False)
+
+    def enter(self, pusher: int, number: int) -> Decision:
+        """Let a worker in at that exchange, and answer it then."""
+        self.rounds.accept(pusher, number)
+        return self._decide()
+
+    def _decide(self) -> Decision:
+        if self.rounds.held_up:
+            return Decision()
+        entered = self._let_in(alone=False)
+        apply: list[int] = []
+        answer: list[int] = []
+        if (self._held or self._parting) and self._held >= self._present:
+            apply, answer = sorted(self._held | self._parting), sorted(self._held)
+            self.rounds.number += bool(answer)
+            self._held, self._parting = set(), set()
+        entered += self._let_in(alone=not self._present)
+        return Decision(apply=tuple(apply), answer=(*answer, *entered))
+
+    def _let_in(self, *, alone: bool) -> list[int]:
+        entered = self.rounds.let_in(alone=alone)
+        self._present.update(entered)
+        return entered
 
 
 def of_centre(after: int) -> Resharding:

@@ -48,12 +48,14 @@ def admit_push(message: Message, values: Tensor, version: int, step: int) -> Non
         raise RefusedMessage(Reason.STEP, f"a gradient of step {number} came where step {step} is the next")
 
 
-def admit_vector(message: Message, values: Tensor) -> None:
+def admit_vector(message: Message, values: Tensor, version: int = 0, step: int = 0) -> None:
     """Lets in the parameters of a worker that keeps its own, where others of the same shape are kept.
 
     Args:
         message: of the worker.
         values: `(n,)`, what is kept; empty as long as nothing is.
+        version: of these, which the worker need not know.
+        step: the worker's next; how many steps lie between two exchanges is its own to say.
 
     Raises:
         RefusedMessage: it does not fit.

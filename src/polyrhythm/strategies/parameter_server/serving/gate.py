@@ -55,6 +55,17 @@ class Gate:
         """Decide what becomes of a gradient of `pusher`'s step `step`, which is held from now on."""
         raise NotImplementedError
 
+    def check_turn(self, pusher: int) -> None:
+        """Let a pusher contribute; called only where there are `rounds`.
+
+        Raises:
+            RefusedMessage: it is not its turn.
+        """
+
+    def part(self, pusher: int) -> Decision:
+        """Decide what becomes of the last contribution of a pusher that leaves with it."""
+        raise NotImplementedError
+
     def leave(self, pusher: int) -> Decision:
         """Decide whom it sets free that a pusher is gone, of which a gradient may still be held."""
         return Decision()

@@ -43,6 +43,10 @@ class HeldGradients:
         """Return the oldest gradient that is held of a pusher, and hold it no more."""
         return self._entries[pusher].pop(0)
 
+    def discard(self, pusher: int) -> None:
+        """Hold nothing of a pusher any more."""
+        self._entries.pop(pusher, None)
+
     def of(self, pusher: int) -> Sequence[Contribution]:
         """Return all that is held of a pusher."""
         return self._entries.get(pusher, ())
@@ -58,9 +62,13 @@ class HeldGradients:
         self.left_out.add(pusher, self.steps[pusher], step or 0)
         self.steps[pusher] = max(self.steps[pusher], step or 0)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what a resumed server needs: the gradients that will not come again, and what each was made from."""
-        everything = self._everything()
+    def state(self, *, comes_again: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a resumed server needs: the gradients that will not come again, and what each was made from.
+
+        Args:
+            comes_again: whether everything comes again that is held.
+        """
+        everything = [] if comes_again else self._everything()
         return self._packed([entry for entry in everything if entry.step < self.steps[entry.pusher]])
 
     def _everything(self) -> list[Contribution]:
@@ -82,9 +90,9 @@ class HeldGradients:
         """Restore what `state` or `exact_state` returned."""
         self.steps = list(facts["steps"])
         self.left_out.load_state(facts.get("left_out", {}))
-        for number, (pusher, read_version, step, weight, rate) in enumerate(facts["held"]):
+        for number, (pusher, read_version, step, weight, rate) in enumerate(facts.get("held", ())):
             gradient, seen = tensors[f"held.{number}"], tensors.get(f"seen.{number}")
-            self.hold(Contribution(pusher, gradient, read_version, step, weight, rate, seen))
+            self.hold(Contribution(pusher, gradient, read_version, step, weight, rate, seen=seen))
 
 
 Stretch = list[int]

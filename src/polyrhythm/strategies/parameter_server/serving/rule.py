@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Message, Reason, RefusedMessage
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push
 from polyrhythm.strategies.parameter_server.serving.gate import Gate
 from polyrhythm.strategies.state import State
@@ -34,6 +34,7 @@ class Contribution(NamedTuple):
         step: of the pusher.
         weight: samples that it is the mean of, in units of a full batch.
         rate: learning rate of an update with it.
+        fresh: gradients in it that had not been known when it came.
         seen: `(n,)`, the parameters that the pusher was answered with before, where the rule remembers them.
     """
 
@@ -43,12 +44,27 @@ class Contribution(NamedTuple):
     step: int
     weight: float
     rate: float
+    fresh: int = 1
     seen: Tensor | None = None
 
 
-contribution_of: Callable[[tuple[int, Tensor, int, int, float, float, Tensor | None]], Contribution]
+contribution_of: Callable[[tuple[int, Tensor, int, int, float, float, int, Tensor | None]], Contribution]
 contribution_of = partial(tuple.__new__, Contribution)
 """Make one of its fields, in less time than calling the class takes; see `message_of`."""
+
+
+class Given(NamedTuple):
+    """What a pusher gets in place of the parameters.
+
+    Attributes:
+        kind: of the message.
+        tensor: `(n,)`, which does not change any more.
+        step: that the message is about.
+    """
+
+    kind: Kind
+    tensor: Tensor
+    step: int
 
 
 class Applied(NamedTuple):
@@ -58,14 +74,16 @@ class Applied(NamedTuple):
         batch: the contributions that are over: all that were given, but for those that not all servers have.
         updates: that were made of them; 0 where all are of empty batches, or where they are too few.
         staleness: how many gradients were applied at which staleness.
+        answers: what pushers get in place of the parameters, by their numbers; None: nothing else.
     """
 
     batch: Sequence[Contribution]
     updates: int
     staleness: dict[int, int]
+    answers: dict[int, Given] | None = None
 
 
-applied_of: Callable[[tuple[Sequence[Contribution], int, dict[int, int]]], Applied]
+applied_of: Callable[[tuple[Sequence[Contribution], int, dict[int, int], None]], Applied]
 applied_of = partial(tuple.__new__, Applied)
 
 
@@ -86,6 +104,11 @@ class Rule:
         gate: decides when contributions are applied, and who is answered.
         values: `(n,)`, the shard; empty until it has been begun with.
         ready: whether there are parameters.
+        contributes: kind of the messages with contributions.
+        last: number of the last gradient in a contribution, less the step that its message says.
+        repeats: whether a step that comes again counts as an empty batch, and is not applied again.
+        parts: whether a LEAVE may come with a last contribution.
+        forgets: whether what is held of a lost pusher is forgotten, since its successor brings it again.
         remembers: whether contributions come with what their pusher has `seen`.
         defers: whether other servers are to be heard before an update.
         chooses: whether a batch that is too small is left out for good.
@@ -94,6 +117,11 @@ class Rule:
         admit: refuses a contribution that cannot be right; see `admit_push`.
     """
 
+    contributes: Kind = Kind.PUSH
+    last: int = 0
+    repeats: bool = True
+    parts: bool = False
+    forgets: bool = False
     remembers: bool = False
     defers: bool = False
     chooses: bool = False
@@ -110,9 +138,9 @@ class Rule:
         """Take the plan of the optimiser.
 
         Raises:
-            RefusedMessage: it cannot be carried out, or comes too late.
+            RefusedMessage: it cannot be carried out, or comes too late; or there is none.
         """
-        raise NotImplementedError
+        raise RefusedMessage(Reason.KIND, "there is nothing to be configured")
 
     def begin(self, values: Tensor) -> None:
         """Begin with worker 0's parameters, `(n,)`, which updates change in place; or with those of `load_state`.
@@ -149,9 +177,17 @@ class Rule:
         """Go on with the oldest batch that was deferred; return None as long as servers have still to be heard."""
         raise NotImplementedError
 
-    def answer(self) -> Tensor:
-        """Return the parameters as they are now, `(n,)`, in memory that no update changes."""
+    def answer(self, pusher: int, version: int) -> Tensor:
+        """Return the parameters as they are now, `(n,)`, in memory that no update changes.
+
+        Args:
+            pusher: number of the one that is answered.
+            version: of the parameters.
+        """
         raise NotImplementedError
+
+    def enter(self, pusher: int) -> None:
+        """Forget what is known of a pusher, which has a successor."""
 
     def state(self) -> State:
         """Return what a resumed rule needs, parameters included, and nothing that the session counts.

@@ -42,13 +42,14 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
     Deferred,
+    Given,
     Reply,
     Rule,
     contribution_of,
 )
 from polyrhythm.strategies.state import State
 
-_PUSH, _PARAMETERS = Kind.PUSH, Kind.PARAMETERS  # an enum is slow to ask for its members
+_PARAMETERS = Kind.PARAMETERS  # an enum is slow to ask for its members
 
 
 class ServerSession:
@@ -84,6 +85,7 @@ class ServerSession:
         self.stop = False
         self._latest_staleness: Counter[int] = Counter()
         self._rule = rule
+        self._contributes = rule.contributes
         self._gate = rule.gate
         self._rounds = rule.gate.rounds
         self._registry = PusherRegistry(pushers, spares, spared_by)
@@ -145,16 +147,15 @@ class ServerSession:
             self._rule.on_peer(source, message)
             return self._resume_deferred()
         pusher, kind = self._numbers[source], message.kind
-        if kind is _PUSH:
+        if kind is self._contributes:
             return self._push(pusher, source, message)
         if kind is Kind.PULL:
             return self._pull(pusher, source, message)
         if kind is Kind.LEAVE:
-            admit_bare(message)
-            return self._go_on_without(source) if self._registry.leave(source) else []
+            return self._leave(pusher, source, message)
         if kind is Kind.JOIN:
             return self._come_in(pusher, source, message)
-        return self._begin(source, message)
+        return self._begin(pusher, source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forget a pusher that is gone, until a successor pulls; the steps that it pushed still count.
@@ -235,7 +236,7 @@ class ServerSession:
             RefusedMessage: there are no parameters yet.
         """
         tensors, facts = self._rule.state()
-        held, held_facts = self._held.state()
+        held, held_facts = self._held.state(comes_again=self._rule.forgets)
         return tensors | held, {**self._counts(), "gate": self._gate.state(), **held_facts, **facts}
 
     def load_state(self, state: State) -> None:
@@ -244,7 +245,7 @@ class ServerSession:
         self._take_counts(facts)
         self._rule.load_state(state)
         self._held.load_state(tensors, facts)
-        self._gate.load_state(facts["gate"])
+        self._gate.load_state(facts.get("gate", {}))  # not all that are older have one
 
     def exact_state(self) -> State:
         """Return all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
@@ -285,13 +286,15 @@ class ServerSession:
     def _take_counts(self, facts: dict[str, Any]) -> None:
         self.version = facts["version"]
         self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self.dropped = facts["dropped"]
+        self.dropped = facts.get("dropped", 0)
 
-    def _begin(self, source: int, message: Message) -> list[Reply]:
+    def _begin(self, pusher: int, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.CONFIGURE:
             self._rule.configure(message)
             return []
         if message.kind is _PARAMETERS:
+            if pusher != 0:
+                raise RefusedMessage(Reason.SENDER, f"rank {source} sent the parameters to begin with")
             self._rule.begin(payload(message))
             asking = self._registry.take_asking()
             return [reply for other in asking for reply in self._ask(self._numbers[other])]
@@ -310,7 +313,10 @@ class ServerSession:
         if not registry.is_there(source):  # a successor
             if not registry.enter(source):
                 return [(source, Message(Kind.LEAVE))]
+            if self._rule.forgets:
+                self._held.discard(pusher)
             self._screen.forget(pusher)
+            self._rule.enter(pusher)
             self._gate.join(pusher)
         if invitation := self._invitation(source):
             return invitation
@@ -331,11 +337,7 @@ class ServerSession:
         if self._rounds is None:
             raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
         admit_bare(message._replace(step=0))
-        decision = self._gate.enter(pusher, message.step)
-        if not self._rule.ready:
-            self._registry.asking.append(source)
-            return []
-        return self._carry_out(decision)
+        return self._carry_out(self._gate.enter(pusher, message.step))
 
     def _ask(self, pusher: int) -> list[Reply]:
         return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
@@ -349,7 +351,8 @@ class ServerSession:
         _, gradient, read_version, step, weight, rate, stop, _ = message
         assert gradient is not None, "it has been admitted"
         self.stop |= stop
-        if step < due:  # it is repeated
+        step += rule.last
+        if step < due and rule.repeats:
             if rounds is None or not rounds.is_next(pusher, step):
                 return self._ask(pusher)
             weight = 0.0
@@ -362,7 +365,8 @@ class ServerSession:
             held.left_out.add(pusher, due, due + 1)
         decision = self._gate.arrive(pusher, step)
         seen = self._readings.values[pusher]
-        entry = contribution_of((pusher, gradient, read_version, step, weight, rate, seen))
+        fresh = step + 1 - due
+        entry = contribution_of((pusher, gradient, read_version, step, weight, rate, fresh, seen))
         # The same object, since to compare two takes longer; what is equal is only held and taken.
         if decision is not let_through(pusher) or rule.defers or held.of(pusher):
             held.hold(entry)
@@ -371,7 +375,8 @@ class ServerSession:
         applied = rule.apply((entry,), self.version)
         assert type(applied) is Applied, "nothing is deferred"
         self._count(applied)
-        return [self._answer(pusher, source)]
+        given = applied.answers
+        return [self._answer(pusher, source) if given is None else self._give(pusher, given[pusher])]
 
     def _check_may_push(self, pusher: int, source: int) -> None:
         """Refuse a push to a round by a pusher that has left, or not come in: its gradient would count twice."""
@@ -384,15 +389,34 @@ class ServerSession:
         if not self._registry.is_there(source):
             raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
         self._rounds.check_inside(pusher)
+        self._gate.check_turn(pusher)
 
     def _eject(self, rank: int) -> list[Reply]:
         """Let a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
         self._registry.let_go(rank)
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
+    def _leave(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        """Let a pusher leave, perhaps with a last contribution."""
+        rule = self._rule
+        if message.tensor is None or not rule.parts:
+            admit_bare(message)
+            return self._go_on_without(source) if self._registry.leave(source) else []
+        if self._registry.is_there(source):
+            self._check_may_push(pusher, source)
+            rule.admit(message, rule.values, self.version, self._held.steps[pusher])
+        if not self._registry.leave(source):
+            return []
+        step = message.step + rule.last
+        fresh = step + 1 - self._held.steps[pusher]
+        self._held.hold(Contribution(pusher, message.tensor, message.version, step, 1.0, 0.0, fresh))
+        return self._carry_out(self._gate.part(pusher)) + self._answer_final()
+
     def _go_on_without(self, rank: int) -> list[Reply]:
         """Set those free who waited for a pusher that is gone."""
         number = self._numbers[rank]
+        if self._rule.forgets:
+            self._held.discard(number)
         for place, (batch, decision) in enumerate(self._deferred):  # its successor has asked none of this
             answer = tuple(other for other in decision.answer if other != number)
             self._deferred[place] = batch, decision._replace(answer=answer)
@@ -402,6 +426,10 @@ class ServerSession:
     def _carry_out(self, decision: Decision) -> list[Reply]:
         """Drop, apply and answer what a decision names; return the replies, and what tells other servers."""
         held, rule = self._held, self._rule
+        if not rule.ready:  # nothing has been pushed yet
+            pushers = self._registry.pushers
+            self._registry.asking += [pushers[pusher] for pusher in decision.answer]
+            return []
         for pusher in decision.drop:
             held.take(pusher)
             self.dropped += 1
@@ -464,13 +492,17 @@ class ServerSession:
             held.settle(pusher, step)
         if batch and applied is not None:
             self._count(applied)
-        replies = [self._answer(pusher, pushers[pusher]) for pusher in decision.answer]
+        given = applied.answers if applied is not None and applied.answers else {}
+        replies = [
+            self._give(pusher, given[pusher]) if pusher in given else self._answer(pusher, pushers[pusher])
+            for pusher in decision.answer
+        ]
         if decision.acknowledge:
             replies += [self._acknowledgement(pusher) for pusher in decision.acknowledge]
         return replies
 
     def _count(self, applied: Applied) -> None:
-        batch, updates, staleness = applied
+        batch, updates, staleness, _ = applied
         if updates:
             self.version += updates
             for age in staleness:  # `+=` would look at all that there ever were
@@ -484,11 +516,18 @@ class ServerSession:
 
     def _answer(self, pusher: int, source: int) -> Reply:
         """Return the answer to a pusher, with the parameters as they are now."""
-        shown, version = self._rule.answer(), self.version
+        version = self.version
+        shown = self._rule.answer(pusher, version)
         self._readings.note(pusher, version, shown)
         return source, message_of(
             (_PARAMETERS, shown, version, self._held.steps[pusher], 1.0, 0.0, self.stop, 0)
         )
+
+    def _give(self, pusher: int, given: Given) -> Reply:
+        """Return the answer to a pusher that gets something else than the parameters."""
+        kind, tensor, step = given
+        message = Message(kind, tensor, version=self.version, step=step, stop=self.stop)
+        return self._registry.pushers[pusher], message
 
     def _acknowledgement(self, pusher: int) -> Reply:
         """Return an answer without parameters: the pusher's copy, with its own updates, is new enough."""

@@ -138,13 +138,13 @@ class ShardRule(Rule):
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
         """Make an update of gradients, or tell the other servers of them."""
         if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
-            _, gradient, read_version, _, weight, rate, _ = batch[0]
+            _, gradient, read_version, _, weight, rate, _, _ = batch[0]
             if weight <= 0:
-                return applied_of((batch, 0, {}))
+                return applied_of((batch, 0, {}, None))
             if self._trains:
                 self._copy = None
                 self._step(gradient, rate)
-            return applied_of((batch, 1, {version - read_version: 1}))
+            return applied_of((batch, 1, {version - read_version: 1}, None))
         return self._update(batch, version, None) if self._exchange is None else self._propose(batch)
 
     def knows(self, peer: int) -> bool:
@@ -174,7 +174,7 @@ class ShardRule(Rule):
         kept = [entry for entry in batch if entry.weight == 0 or entry.pusher in common]
         return self._update(kept, version, distances)
 
-    def answer(self) -> Tensor:
+    def answer(self, pusher: int, version: int) -> Tensor:
         """Return a copy of the values, one for all who are answered with them: it leaves while updates go on."""
         if self._copy is None:
             assert self.ready, "nobody is answered before there are parameters"

@@ -13,7 +13,7 @@ from polyrhythm.communication.message import (
     unpack_tensors,
 )
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.elastic.averaging import CentreServer, ElasticRule
+from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticRule, centre_session
 
 WORKERS = (0, 2, 5)  # ranks
 START = torch.tensor([1.0, -2.0, 4.0])
@@ -22,7 +22,7 @@ QUARTER_TOGETHER = ElasticRule(alpha=0.25, tau=1, together=True)
 
 
 def centre(rule, workers=WORKERS):
-    made = CentreServer(workers, rule)
+    made = centre_session(workers, rule)
     assert made.on_message(0, Message(Kind.PARAMETERS, START.clone())) == []
     return made
 
@@ -69,9 +69,9 @@ def test_who_leaves_pulls_at_the_centre_for_a_last_time():
     together = centre(QUARTER_TOGETHER)
     for rank in (5, 0):
         together.on_message(rank, Message(Kind.LEAVE, torch.tensor([5.0, 2.0, 0.0]), step=6))
-        assert torch.equal(together.centre, START)
+        assert torch.equal(together.values, START)
     together.on_message(2, Message(Kind.LEAVE, torch.tensor([1.0, -2.0, 4.0]), step=6))
-    assert together.centre.tolist() == [3.0, 0.0, 2.0]
+    assert together.values.tolist() == [3.0, 0.0, 2.0]
 
 
 def test_alpha_of_one_swaps_worker_and_centre():
@@ -127,7 +127,7 @@ def test_together_the_order_of_arrival_does_not_change_a_bit():
         made = centre(ElasticRule(alpha=0.3, tau=1, together=True))
         for rank in order:
             made.on_message(rank, Message(Kind.VECTOR, own[rank].clone()))
-        found.append(made.centre.clone())
+        found.append(made.values.clone())
     assert all(torch.equal(found[0], other) for other in found)
 
 
@@ -168,7 +168,7 @@ def test_the_final_centre_waits_for_all_and_the_second_leave_ends_it():
 
 
 def test_who_asks_before_there_is_a_centre_is_answered_when_there_is():
-    made = CentreServer(WORKERS, HALF)
+    made = centre_session(WORKERS, HALF)
     assert made.on_message(2, Message(Kind.PULL)) == []
     [(to, reply)] = made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
     assert to == 2
@@ -178,10 +178,10 @@ def test_who_asks_before_there_is_a_centre_is_answered_when_there_is():
 def test_state_survives_the_wire_and_goes_before_what_worker_0_sends():
     made = centre(HALF)
     made.on_message(2, offer([3.0, 2.0, 0.0], step=4))
-    copy = CentreServer(WORKERS, HALF)
+    copy = centre_session(WORKERS, HALF)
     copy.load_state(unpack_tensors(pack_tensors(*made.state())))
     copy.on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
-    assert torch.equal(copy.centre, made.centre)
+    assert torch.equal(copy.values, made.values)
     assert (copy.version, copy.steps, copy.staleness) == (1, made.steps, {0: 4})
 
 
@@ -221,7 +221,7 @@ def test_what_no_worker_of_ours_sends_leaves_the_centre_where_it_is(message, rea
 
 def test_the_centre_is_given_once_and_first():
     with pytest.raises(RefusedMessage) as early:
-        CentreServer(WORKERS, HALF).on_message(2, offer([0.0, 0.0, 0.0]))
+        centre_session(WORKERS, HALF).on_message(2, offer([0.0, 0.0, 0.0]))
     with pytest.raises(RefusedMessage) as again:
         centre(HALF).on_message(0, Message(Kind.PARAMETERS, torch.zeros(3)))
     made = centre(QUARTER_TOGETHER)
