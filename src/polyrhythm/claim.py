@@ -114,9 +114,7 @@ class Claim(Unclaimed):
     def check(self) -> None:
         """Check that the staging folder exists."""
         if not (self.folder / self.name).is_dir():
-            raise Superseded(
-                f"{self.folder} is another's by now: a later start of this run has taken it over, and this one ends"
-            )
+            raise Superseded(f"{self.folder} belongs to a later start of this run by now, so this one ends")
 
     def release(self) -> None:
         """Remove the staging folders, and folders that nothing was written into."""
@@ -163,7 +161,7 @@ def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:
         _clear(place, own.name)
     if any(staging.name > own.name for staging in _staging_folders(folder)) or not own.holds():
         own.release()
-        raise Superseded(f"{folder} is another's: a later start of this run has it, and this one ends")
+        raise Superseded(f"{folder} belongs to a later start of this run, so this one ends")
     return own
 
 

@@ -56,7 +56,7 @@ def test_a_start_that_comes_back_finds_a_later_one_and_ends(starts: list[Started
     left = former.result()
     assert left.status == 1
     assert left.complaint.removeprefix("worker 0 (rank 0): ") == (
-        "run is another's by now: a later start of this run has taken it over, and this one ends"
+        "run belongs to a later start of this run by now, so this one ends"
     )
     seen = len(told())
     wait_for(

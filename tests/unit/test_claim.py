@@ -75,7 +75,7 @@ def test_a_checkpoint_of_a_former_start_does_not_come_in(
         name = "write_safetensors" if moment == "written" else "_flush"
         act = getattr(checkpoint, name)
         monkeypatch.setattr(checkpoint, name, lambda *given: (act(*given), take_over()))
-    with pytest.raises(Superseded, match=r"a later start of this run has taken it over, and this one ends$"):
+    with pytest.raises(Superseded, match=r"belongs to a later start of this run by now, so this one ends$"):
         save_checkpoint(path, OURS, {"of": "the former start"}, former)
     assert contents(tmp_path) == before
     assert list(before) == [f"checkpoints/{path.name}"]
@@ -129,7 +129,7 @@ def test_of_two_that_claim_it_at_once_one_has_it(tmp_path: Path, monkeypatch: py
             others.append(other)
 
     monkeypatch.setattr(Path, "mkdir", between)
-    with pytest.raises(Superseded, match="a later start of this run has it"):
+    with pytest.raises(Superseded, match="belongs to a later start of this run, so"):
         claim(tmp_path)
     assert list(tmp_path.iterdir()) == others
 

@@ -281,7 +281,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
     at, token = parse_address(address), read_token(token_file)
     if token is None:
         raise RequestError(
-            f"who joins must know the run's token: name its file with --token-file, or set {TOKEN_VARIABLE}"
+            f"joining needs the run's token: name its file with --token-file, or set {TOKEN_VARIABLE}"
         )
     ask_names_briefly()
     visit = JoinClient(at, door_key(token))

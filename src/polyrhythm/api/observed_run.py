@@ -73,7 +73,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
     claim = create_folder(folder, config, job)
     with observed_run_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as observed:
         if begun and not job.keeping.resume:
-            observed.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run begins anew"))
+            observed.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run starts again"))
         yield observed
 
 

@@ -70,7 +70,7 @@ class Preprocessing:
         try:
             pixels = Image.fromarray(read_pixels(path, max(height, width), self.shown))
         except UnreadableImage as error:
-            raise RequestError(f"{path} cannot be read ({error}): mend it, or leave it out") from None
+            raise RequestError(f"{path} cannot be read ({error}): repair it, or leave it out") from None
         fitted = pixels.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(fitted).reshape(height, width, channels)).permute(2, 0, 1)
 

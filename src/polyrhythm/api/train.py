@@ -117,7 +117,7 @@ def train(
 def _check_importable() -> None:
     """Refuse to train while a spawned worker imports the script that has called `train`; multiprocessing knows."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RequestError('workers import this script anew: call train below `if __name__ == "__main__":`')
+        raise RequestError('workers import this script again: call train below `if __name__ == "__main__":`')
 
 
 def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:

@@ -84,7 +84,7 @@ def _numbers(option: str, text: str | None) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise RequestError(f"{option} {text!r} is no list of whole numbers: write 224,256") from None
+        raise RequestError(f"{option} {text!r} is not a list of whole numbers: write 224,256") from None
 
 
 def _names(text: str | None) -> list[str]:

@@ -133,7 +133,7 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
     if config.listen is None:
         for key in ("vacant", "token_file"):
             if getattr(config, key):
-                raise RequestError(f"{key} is for those who join: say where they can, with listen")
+                raise RequestError(f"{key} is for runs that can be joined: give listen, too")
         return
     traits = strategy.traits(config.workers)
     if traits.one_host:
@@ -149,7 +149,7 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
     if config.freeze_epochs is not None:
         raise RequestError("freeze_epochs makes two runs of one, which nobody can join: leave out listen")
     if not isinstance(config.data, str | Path) or not isinstance(config.model, str):
-        raise RequestError("who joins finds data and model by their names: give names, or leave out listen")
+        raise RequestError("guests find data and model by their names: give names, or leave out listen")
     if config.vacant >= config.workers:
         raise RequestError(
             f"vacant is {config.vacant} of {config.workers} workers, but worker 0 starts here: ask for fewer"
@@ -164,7 +164,7 @@ def _check_together(config: RunConfig, strategy: Strategy) -> None:
         )
     _check_joinable(config, strategy)
     if config.keep_best and not config.keep_checkpoints:
-        raise RequestError("keep_best wants a checkpoint kept, but keep_checkpoints is 0: ask for 1 at least")
+        raise RequestError("keep_best needs a checkpoint, but keep_checkpoints is 0: give 1 at least")
     Targets(config.label_smoothing)
 
 
@@ -351,7 +351,7 @@ def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teache
         return None
     paths = [Path(part.strip()) for part in config.teacher.split(";") if part.strip()]
     if not paths:
-        raise RequestError("--teacher names nobody: give a run folder, or several with ; between")
+        raise RequestError("--teacher names no run: give a run folder, or several with ; between")
     for path in paths:
         if (facts_of(path).get("pixels") or "imagenet") != (config.pixels or "imagenet"):
             raise RequestError(

@@ -169,7 +169,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     if path.is_dir():
         if not (path / MODEL_FILE).is_file():
             if not (path / CONFIG_FILE).is_file():
-                raise RequestError(f"{path} is no run folder: name one, or a file of weights")
+                raise RequestError(f"{path} is not a run folder: name one, or a file of weights")
             raise RequestError(
                 f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
             )

@@ -98,7 +98,9 @@ class CacheLimit:
             return cls(None if wanted == AUTO else 0)
         found = _SIZE.fullmatch(wanted)
         if found is None or found[2] not in _UNITS:
-            raise RequestError(f"cache {text!r} is no size: give auto, none, or bytes such as 500MB or 4GB")
+            raise RequestError(
+                f"cache {text!r} is not a size: give auto, none, or bytes such as 500MB or 4GB"
+            )
         return cls(int(float(found[1]) * _UNITS[found[2]]))
 
     def on(self, device: torch.device) -> int:

@@ -125,7 +125,7 @@ def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
     """Return the error for an unreadable image, and `others` more."""
     more = f", and {others} more cannot" if others else ""
     return RequestError(
-        f"{path} cannot be read ({reason}){more}: mend or remove it, "
+        f"{path} cannot be read ({reason}){more}: repair or remove it, "
         "or leave such images out with --skip-unreadable"
     )
 

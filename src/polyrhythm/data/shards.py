@@ -125,7 +125,7 @@ class ShardSplit:
         kept, images = self.read(indices)
         if len(kept) < len(indices):
             name, reason = next(reversed(self.skipped.items()))
-            raise RequestError(f"{name} cannot be read ({reason}): mend its shard")
+            raise RequestError(f"{name} cannot be read ({reason}): repair its shard")
         return images
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,7 +184,7 @@ class ShardSplit:
 
 def _too_many(count: int, name: str, reason: str) -> RequestError:
     return RequestError(
-        f"{count} bad records, the last {name} ({reason}): mend the shards, give a higher bad_records, or "
+        f"{count} bad records, the last {name} ({reason}): repair the shards, give a higher bad_records, or "
         "--skip-unreadable"
     )
 
@@ -342,7 +342,7 @@ def _members(file: IO[bytes], shard: Path, faults: list[str]) -> Iterator[tarfil
     try:
         opened = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - it holds no file of its own
     except tarfile.TarError:
-        raise RequestError(f"{shard} is no uncompressed tar file: give one made by tar -cf") from None
+        raise RequestError(f"{shard} is not an uncompressed tar file: give one made by tar -cf") from None
     try:
         for member in opened:
             if member.offset_data + member.size > length:

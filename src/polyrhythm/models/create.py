@@ -121,7 +121,9 @@ def check_picture_size(model: nn.Module, name: str, classes: int, image_shape: t
         model.train(training)
     if not isinstance(output, Tensor) or output.shape != (_BATCH, classes):
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise RequestError(f"model {name} is no classifier: it gives {given}, not ({_BATCH}, {classes})")
+        raise RequestError(
+            f"model {name} is not a classifier: its output is {given}, not ({_BATCH}, {classes})"
+        )
 
 
 def _forward_shapes(model: nn.Module, image_shape: tuple[int, int, int]) -> object:

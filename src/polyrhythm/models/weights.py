@@ -200,7 +200,7 @@ def _read_pickled_data(file: Path) -> Any:
     except Exception as error:  # a damaged file can fail in any way
         if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise RequestError(
-                f"{file} holds the object {refused[1]}, which is no data, and nothing was executed: "
+                f"{file} holds the object {refused[1]}, which is not data, and nothing was executed: "
                 "save the state dict alone, best as safetensors"
             ) from None
         raise RequestError(f"{file} is damaged or no weights file: give another") from None

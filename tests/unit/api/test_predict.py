@@ -116,7 +116,7 @@ def test_of_a_folder_its_pictures_are_looked_at_wherever_they_lie(tmp_path: Path
 def test_a_broken_picture_is_named_with_what_helps_here(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     with pytest.raises(
-        RequestError, match=r"broken\.jpg cannot be read \(not an image\): mend it, or leave it out$"
+        RequestError, match=r"broken\.jpg cannot be read \(not an image\): repair it, or leave it out$"
     ):
         polyrhythm.predict(tmp_path, _saved(tmp_path / "w.safetensors"))
 

@@ -114,7 +114,7 @@ def test_counts_in_a_strategy_are_whole_numbers_from_1(key: str, value: str, ref
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["evaluate"], "Missing argument 'RUN_OR_WEIGHTS'"),
         (["evaluate", "nowhere"], "there is no nowhere: name a run folder or a file of weights"),
-        (["evaluate", "."], ". is no run folder"),
+        (["evaluate", "."], ". is not a run folder"),
         (["evaluate", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
         (["strategies", "mixd"], "unknown strategy 'mixd': did you mean mixed?"),
         (

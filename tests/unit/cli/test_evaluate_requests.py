@@ -9,7 +9,7 @@ import pytest
 
 def test_scales_are_whole_numbers(refused: Callable[..., str]) -> None:
     assert refused("evaluate", "x", "--scales", "224;256") == (
-        "--scales '224;256' is no list of whole numbers: write 224,256"
+        "--scales '224;256' is not a list of whole numbers: write 224,256"
     )
 
 

@@ -31,13 +31,13 @@ def test_messages_are_bounded_by_the_job() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"listen": None, "vacant": 1}, "vacant is for those who join: say where they can, with listen"),
-        ({"listen": None, "token_file": "t"}, "token_file is for those who join"),
+        ({"listen": None, "vacant": 1}, "vacant is for runs that can be joined: give listen, too"),
+        ({"listen": None, "token_file": "t"}, "token_file is for runs that can be joined"),
         ({"vacant": 3}, "vacant is 3 of 3 workers, but worker 0 starts here"),
         ({"strategy": "hybrid"}, "nobody can join hybrid"),
         ({"strategy": "hogwild"}, "nobody can join hogwild"),
         ({"freeze_epochs": 1}, "freeze_epochs makes two runs of one"),
-        ({"model": torch.nn.Linear(64, 10)}, "who joins finds data and model by their names"),
+        ({"model": torch.nn.Linear(64, 10)}, "guests find data and model by their names"),
     ],
 )
 def test_what_nobody_could_join_is_refused(changes: dict[str, object], complaint: str) -> None:

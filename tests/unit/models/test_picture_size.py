@@ -49,7 +49,7 @@ def test_its_own_reason_is_told_where_no_size_is_known():
 
 def test_what_gives_no_logits_is_no_classifier():
     with pytest.raises(
-        RequestError, match=r"encoder is no classifier: it gives \(2, 4, 6, 6\), not \(2, 10\)"
+        RequestError, match=r"encoder is not a classifier: its output is \(2, 4, 6, 6\), not \(2, 10\)"
     ):
         check_picture_size(nn.Conv2d(1, 4, 3), "encoder", 10, (1, 8, 8))
 

@@ -58,7 +58,7 @@ class VerifiedFile:
             # Bounded, so that a hostile file cannot fill the memory.
             content = zlib.decompressobj(GZIP).decompress(packed, self.size_bytes + 1)
         except zlib.error:
-            raise RequestError(f"{origin} is damaged (not a whole gzip file): fetch it anew") from None
+            raise RequestError(f"{origin} is damaged (not a whole gzip file): download it again") from None
         return self.verify(content, origin)
 
     def verify(self, content: bytes, origin: str) -> bytes:
@@ -70,7 +70,7 @@ class VerifiedFile:
         found = sha256(content).hexdigest()
         if found != self.sha256:
             raise RequestError(
-                f"{origin} is damaged (sha256 {found[:16]}…, not {self.sha256[:16]}…): fetch it anew"
+                f"{origin} is damaged (sha256 {found[:16]}…, not {self.sha256[:16]}…): download it again"
             )
         return content
 

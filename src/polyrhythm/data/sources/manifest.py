@@ -93,7 +93,7 @@ def _text(path: Path) -> Iterable[Mapping[str, Any]]:
     except OSError as error:
         raise RequestError(f"the manifest {path} cannot be read ({error.strerror}): name another") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"the manifest {path} is no table of text in UTF-8 ({error})") from None
+        raise RequestError(f"the manifest {path} is not a table of text in UTF-8 ({error})") from None
 
 
 def _parquet(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -136,7 +136,7 @@ def _confidences(where: str, value: Any, labels: int) -> list[float]:
     try:
         given = [float(part) for part in _parts(value)] or [1.0]
     except ValueError:
-        raise RequestError(f"{where}: confidence {value!r} is no number: write 0.8, or 0.8|0.3") from None
+        raise RequestError(f"{where}: confidence {value!r} is not a number: write 0.8, or 0.8|0.3") from None
     given = given * labels if len(given) == 1 else given
     if len(given) != labels or not all(0 <= each <= 1 for each in given):
         raise RequestError(

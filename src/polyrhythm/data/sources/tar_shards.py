@@ -77,7 +77,7 @@ class TarShards(Config):
         faults = [line for index in indices for line in index.faults]
         if len(faults) > self.bad_records and not self.skip_unreadable:
             raise RequestError(
-                f"{len(faults)} bad records, such as {faults[0]}: mend them, or give a higher bad_records"
+                f"{len(faults)} bad records, such as {faults[0]}: repair them, or give a higher bad_records"
             )
         if faults:
             _log.warning("%d bad records are skipped, such as %s", len(faults), faults[0])

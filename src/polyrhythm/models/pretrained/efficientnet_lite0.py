@@ -76,7 +76,7 @@ class EfficientNetLite0(Config):
             raise RequestError(f"{path} cannot be read ({error.strerror}): name the weights file") from None
         if found != SHA256:
             raise RequestError(
-                f"{path} is not the known file (sha256 {found[:16]}…): install the package anew"
+                f"{path} is not the known file (sha256 {found[:16]}…): install the package again"
             )
         return path
 

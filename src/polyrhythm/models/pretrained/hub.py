@@ -71,7 +71,7 @@ class Hub(Config):
             found = None
         if not isinstance(found, dict):
             raise RequestError(
-                f"{_CONFIG} of {self.repository} is no description of a network: take other weights"
+                f"{_CONFIG} of {self.repository} is not the description of a network: choose other weights"
             )
         return found
 

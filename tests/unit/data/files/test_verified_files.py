@@ -31,7 +31,7 @@ def test_reads_as_it_is_and_gzipped(tmp_path):
 )
 def test_what_is_damaged_is_refused_by_name(tmp_path, damaged):
     (tmp_path / "numbers.gz").write_bytes(damaged)
-    with pytest.raises(RequestError, match=r"numbers\.gz is damaged.*fetch it anew"):
+    with pytest.raises(RequestError, match=r"numbers\.gz is damaged.*download it again"):
         read_all(tmp_path, [FILE])
 
 

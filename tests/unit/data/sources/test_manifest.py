@@ -146,7 +146,7 @@ def test_files_of_one_size_are_told_apart_by_their_bytes(tmp_path: Path) -> None
     [
         (",cat,,,\n", "image 1: it needs an image and at least one label"),
         ("a.png,,,,\n", "image 1: it needs an image and at least one label"),
-        ("a.png,cat,sure,,\n", "confidence 'sure' is no number"),
+        ("a.png,cat,sure,,\n", "confidence 'sure' is not a number"),
         ("a.png,cat|dog,0.1|0.2|0.3,,\n", "2 labels need as many confidences"),
         ("a.png,cat,1.5,,\n", "1 labels need as many confidences, from 0 to 1"),
         ("a.png,cat,,,exam\n", "split 'exam' is unknown"),
@@ -173,7 +173,7 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RequestError, match="No such file"):
         open_data(str(tmp_path / "table.csv"))
     (tmp_path / "table.csv").write_bytes(b"image,labels\n\xff\xfe,b\n")
-    with pytest.raises(RequestError, match="no table of text in UTF-8"):
+    with pytest.raises(RequestError, match="not a table of text in UTF-8"):
         open_data(str(tmp_path / "table.csv"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(RequestError, match="takes the package pyarrow: install it, or give a CSV file"):

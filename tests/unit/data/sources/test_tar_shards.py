@@ -184,7 +184,7 @@ def test_files_that_are_no_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="there are no shards"):
         open_data(f"{tmp_path}/nothing-*.tar")
     (tmp_path / "a.tar").write_bytes(b"something else" * 100)
-    with pytest.raises(RequestError, match=r"a\.tar is no uncompressed tar file"):
+    with pytest.raises(RequestError, match=r"a\.tar is not an uncompressed tar file"):
         open_data(f"{tmp_path}/a.tar")
     _write(tmp_path / "b.tar", {"x.png": _png(5), "x.cls": b"0"})
     with pytest.raises(RequestError, match="holds 1 class"):
