@@ -1,4 +1,4 @@
-"""A cluster: hosts, links, prices and paces, as a YAML file describes them; reads such files."""
+"""A cluster: hosts, links, prices and step times, as a YAML file describes them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from polyrhythm.training.quantities import Count, NonNegative, Positive
 
 
 class Described(BaseModel):
-    """A part of a cluster file: frozen, and nothing in it is passed over."""
+    """A part of a cluster file: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Link(Described):
-    """What a message takes: `latency_s + bytes / bandwidth_bytes_per_s`.
-
-    Attributes:
-        latency_s: α.
-        bandwidth_bytes_per_s: 1/β, in each direction.
-    """
+    """A link: a message takes `latency_s + bytes / bandwidth_bytes_per_s`."""
 
     latency_s: NonNegative
     bandwidth_bytes_per_s: Positive
@@ -43,14 +38,14 @@ class HostKind(Described):
     Attributes:
         name: for people.
         count: how many there are.
-        cores: of each; with shared placement it holds as many servers as cores, at most.
+        cores: of each; with shared placement it holds at most as many servers as cores.
         accelerators: of each.
-        workers: places for workers on each; default: one an accelerator, else one.
+        workers: places for workers on each; default: one per accelerator, else one.
         speed: by which the time of a step is divided.
-        price_per_hour: of each, in the currency of the file's reader.
+        price_per_hour: of each, in any currency.
         nic: its link to the others; default: the cluster's.
-        inside: the link between ranks on the same host, which they share; default: the cluster's.
-        server_takes: share of a host's computing that a server beside workers takes from them; default: that of a
+        inside: the link that ranks on the same host share; default: the cluster's.
+        server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
 
@@ -71,7 +66,7 @@ class HostKind(Described):
         return self.workers or self.accelerators or 1
 
     def slowed_by(self, servers: int) -> float:
-        """By how much the steps of its workers are longer beside so many servers; infinite if nothing is left."""
+        """Return by how much steps of its workers are longer beside so many servers; infinite if nothing is left."""
         own = self.server_takes
         takes = own if own is not None else 0.0 if self.accelerators else 1 / self.cores
         left = 1 - servers * takes
@@ -79,14 +74,7 @@ class HostKind(Described):
 
 
 class Racks(Described):
-    """Hosts in racks: what goes from one to another crosses the uplink of the one and the downlink of the other.
-
-    Attributes:
-        hosts: in each rack, in the order of the file.
-        oversubscription: the sum of a rack's NICs divided by its uplink.
-        uplink_bandwidth_bytes_per_s: of a rack, in each direction; instead of `oversubscription`.
-        latency_s: on top for messages between racks.
-    """
+    """Hosts in racks: a message to another rack crosses the uplink of one and the downlink of the other."""
 
     hosts: Count
     oversubscription: Positive | None = None
@@ -101,14 +89,7 @@ class Racks(Described):
 
 
 class PassingSlowness(Described):
-    """A rank's steps that begin within a time are slower.
-
-    Attributes:
-        rank: a worker's.
-        from_s: virtual seconds.
-        to_s: virtual seconds.
-        factor: by which a step is longer.
-    """
+    """Steps of a rank that begin within a time are slower."""
 
     rank: int = Field(ge=0)
     from_s: NonNegative
@@ -131,7 +112,7 @@ class Cluster(Described):
         hosts: in order; ranks fill them from the first on.
         nic: every host's link to the others, unless it has its own.
         inside: the link within a host, unless it has its own.
-        racks: if there are some.
+        racks: of the hosts, if there are any.
         server_bandwidth_bytes_per_s: what one server receives from other hosts, and sends to them, at most; default:
             what its host's NIC carries. A server that copies and packs what it sends may be far from that.
         step_time: compute seconds of a step on a host of speed 1, whatever the batch.
@@ -162,14 +143,14 @@ _READY = files("polyrhythm.simulation") / "clusters"
 
 
 def ready_clusters() -> list[str]:
-    """Names the clusters that come with the package."""
+    """Return the names of the clusters that come with the package."""
     return sorted(
         entry.name.removesuffix(".yaml") for entry in _READY.iterdir() if entry.name.endswith(".yaml")
     )
 
 
 def open_cluster(name_or_file: str | Path) -> Cluster:
-    """Reads a ready cluster by name, or a file.
+    """Return a ready cluster by name, or the one that a file describes.
 
     Raises:
         RequestError: there is no such cluster, or a value in it is missing or impossible.
@@ -189,11 +170,11 @@ def open_cluster(name_or_file: str | Path) -> Cluster:
 
 
 def parse_cluster(text: str, where: str) -> Cluster:
-    """Makes a cluster of YAML.
+    """Return the cluster that YAML describes.
 
     Args:
         text: the YAML.
-        where: names it in errors.
+        where: its name in errors.
 
     Raises:
         RequestError: a value is missing or impossible.
@@ -218,7 +199,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """Writes a cluster as YAML that reads back as the same."""
+    """Return a cluster as YAML that reads back as the same."""
     values = cluster.model_dump(mode="python", exclude_defaults=True)
     specs: dict[str, Any] = {"step_time": str(cluster.step_time)}
     if cluster.faults:
@@ -235,7 +216,7 @@ def _plain(value: Any) -> Any:
 
 
 def _explained(error: ValidationError, where: str) -> RequestError:
-    """Makes one line of pydantic's complaints: an unknown key is often why another is missing."""
+    """Return an error of one line: of pydantic's complaints an unknown key is often why another is missing."""
     complaints = error.errors()
     first = next((entry for entry in complaints if entry["type"] == "extra_forbidden"), complaints[0])
     place, kind = first["loc"], first["type"]
@@ -255,7 +236,7 @@ def _explained(error: ValidationError, where: str) -> RequestError:
 
 
 def _model_at(place: tuple[int | str, ...]) -> type[BaseModel]:
-    """Finds the model that a place in a cluster file belongs to."""
+    """Return the model that a place in a cluster file belongs to."""
     model: type[BaseModel] = Cluster
     for part in place:
         if isinstance(part, str):
@@ -264,7 +245,7 @@ def _model_at(place: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel]:
-    """Finds the model in `Link | None` or `tuple[HostKind, ...]`."""
+    """Return the model in `Link | None` or `tuple[HostKind, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     assert typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple)

@@ -18,10 +18,10 @@ from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a run on a cluster.
+    """Which rank runs on which host of a cluster.
 
     Attributes:
-        cluster: whose hosts they are.
+        cluster: the hosts.
         cast: which ranks do what.
         host_of: the number of each rank's host.
     """
@@ -41,7 +41,7 @@ class Layout:
         return sum(self.cluster.machines[host].price_per_hour for host in self.hosts_used)
 
     def step_factor(self, worker: int) -> float:
-        """By how much a step of a worker is longer than on a host of speed 1 that is the workers' alone."""
+        """Return by how much a step of a worker is longer than on a host of speed 1 that is the workers' alone."""
         host = self.host_of[worker]
         machine = self.cluster.machines[host]
         servers = sum(self.host_of[rank] == host for rank in self.cast.servers)
@@ -49,7 +49,7 @@ class Layout:
 
 
 def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) -> Layout:
-    """Places ranks on hosts.
+    """Return a layout of ranks on hosts.
 
     Args:
         cluster: the hosts.
@@ -58,7 +58,7 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
         placement: of the servers.
 
     Raises:
-        RequestError: more ranks than places, or workers that nothing is left to compute with.
+        RequestError: there are more ranks than places, or servers leave a host's workers nothing to compute with.
     """
     places = [host for host, machine in enumerate(cluster.machines) for _ in range(machine.places)]
     if workers > len(places):

@@ -1,10 +1,10 @@
-"""Replaying a real run in virtual time: the same job, every rank hearing the others in the recorded order.
+"""Replay a real run in virtual time: the same job, every rank receiving in the recorded order.
 
     then   worker ── push ──▶ server took 2, 0, 1, 1, …   in the order of arrival
     now    worker ── push ──▶ server waits for 2, then 0, then 1, …
 
-A rank that would receive from any rank receives from exactly the one that the recording (`Script`) names.
-Nothing else in a run depends on time, so the parameters come out the same, bit for bit.
+A rank that would receive from any rank receives from exactly the one that the recording names. Nothing else in a run
+depends on time, so the parameters come out the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class ScriptOver(RunError):
-    """A rank wants to hear more than it heard then."""
+    """A rank would receive more messages than were recorded."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a replay is not what was recorded.
+    """Where a replay differs from what was recorded.
 
     Attributes:
-        rank: which heard something else; -1 where no rank did.
-        message: how many it had heard before.
+        rank: that received something else; -1 where no rank did.
+        message: how many it had received before.
         text: what is different.
-        source: who sent the message; -1 where there is none.
+        source: rank of the sender; -1 where there is no message.
         kind: of the message; empty where there is none.
         step: of the message's sender.
         version: updates applied to the parameters that the message was computed from.
@@ -59,14 +59,14 @@ class Difference:
 
 
 class Script:
-    """One rank's part of a recording, and how far it has been played.
+    """One rank's part of a recording, and how much of it has been replayed.
 
     Args:
-        rank: whose.
+        rank: of the part.
         arrivals: what was recorded.
 
     Attributes:
-        played: messages heard so far.
+        played: messages received so far.
         difference: the first message that was not the recorded one.
     """
 
@@ -78,14 +78,14 @@ class Script:
 
     @property
     def left(self) -> int:
-        """How many recorded messages have not been played."""
+        """Recorded messages that have not been received."""
         return len(self._arrivals) - self.played
 
     def next_source(self) -> int:
-        """Gives who must be heard next.
+        """Return the rank to receive from next.
 
         Raises:
-            ScriptOver: nobody was.
+            ScriptOver: none was recorded.
         """
         if not self.left:
             raise ScriptOver(
@@ -94,7 +94,7 @@ class Script:
         return self._arrivals.sources[self.played]
 
     def heard(self, source: int, message: Message) -> Difference | None:
-        """Compares a message with the recorded one; gives the difference if it is this rank's first."""
+        """Compare a message with the recorded one; return the difference if it is this rank's first."""
         number, self.played = self.played, self.played + 1
         if self.difference is not None or check(source, message) == self._arrivals.checks[number]:
             return None
@@ -111,11 +111,11 @@ class Script:
 
 
 class Performance:
-    """What is noticed while a recording is played.
+    """What is found while a recording is replayed.
 
     Attributes:
-        difference: the first of all ranks', in virtual time.
-        summed_ranks: the most ranks whose vectors a collective added up.
+        difference: the first of all ranks, in virtual time.
+        summed_ranks: the most ranks whose vectors a collective summed.
     """
 
     def __init__(self) -> None:
@@ -123,16 +123,16 @@ class Performance:
         self.summed_ranks = 1
 
     def notice(self, difference: Difference | None) -> None:
-        """Keeps a difference if it is the first."""
+        """Keep a difference if it is the first."""
         self.difference = self.difference or difference
 
 
 class WatchedCommunicator(ForwardingCommunicator):
-    """Notices how many ranks add up, in its subgroups too.
+    """Note how many ranks a collective sums, in subgroups too.
 
     Args:
         inner: does the work.
-        performance: is told.
+        performance: where that is noted.
     """
 
     def __init__(self, inner: Communicator, performance: Performance) -> None:
@@ -155,12 +155,12 @@ class WatchedCommunicator(ForwardingCommunicator):
 
 
 class ScriptedCommunicator(WatchedCommunicator):
-    """Hears whom the script names where it would hear anyone; `receive` raises `ScriptOver` where it names nobody.
+    """Receive from the rank that the script names where any would do; raise `ScriptOver` where it names none.
 
     Args:
         inner: does the work.
         script: this rank's.
-        performance: is told of differences.
+        performance: where differences are noted.
     """
 
     def __init__(self, inner: Communicator, script: Script, performance: Performance) -> None:
@@ -181,13 +181,13 @@ _STEP_S = 0.01
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to.
+    """The outcome of a replay.
 
     Attributes:
-        parameters_sha256: of its final parameters; None if it came to no end.
-        messages: recorded messages that were played.
-        difference: the first, or None: then all is the same, bit for bit.
-        summed_ranks: the most ranks whose vectors a collective added up.
+        parameters_sha256: of its final parameters; None if it did not end.
+        messages: recorded messages that were replayed.
+        difference: the first; None: everything is the same, bit for bit.
+        summed_ranks: the most ranks whose vectors a collective summed.
     """
 
     parameters_sha256: str | None
@@ -197,7 +197,7 @@ class Replay:
 
 
 def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambda event: None) -> Replay:
-    """Plays a recorded run again.
+    """Replay a recorded run.
 
     Args:
         job: the run's, with checkpoints off: those were asked for by messages that are not recorded.
@@ -247,12 +247,12 @@ def stage(
     surround: Callable[[int, Communicator], Communicator],
     emit: Callable[[Event], None],
 ) -> None:
-    """Runs a job in virtual time, all ranks equally fast.
+    """Run a job in virtual time, all ranks equally fast.
 
     Args:
-        job: what to learn.
-        cast: who does what.
-        surround: gives what a rank talks through, from its number and its simulated communicator.
+        job: what to train.
+        cast: which ranks do what.
+        surround: returns the communicator of a rank, from its number and its simulated communicator.
         emit: takes the events.
 
     Raises:

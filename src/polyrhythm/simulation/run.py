@@ -1,4 +1,4 @@
-"""Runs a whole job in virtual time: with real gradients, or as a dry run.
+"""Run a whole job in virtual time: with real gradients, or as a dry run.
 
 A dry run keeps strategies, messages and waiting, without a model or data.
 """
@@ -30,10 +30,10 @@ __all__ = ["Surroundings", "simulate", "simulate_on"]
 
 
 def simulate(job: Job, surroundings: Surroundings | None = None) -> list[Event]:
-    """Trains with real gradients in virtual time.
+    """Train with real gradients in virtual time, on a cluster of constant links.
 
     Args:
-        job: what to learn; its run folder, if it has one, must exist.
+        job: what to train; its run folder, if it has one, must exist.
         surroundings: the cluster.
 
     Returns:
@@ -56,14 +56,14 @@ def simulate_on(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Trains with real gradients in virtual time on a modelled cluster.
+    """Train with real gradients in virtual time on a modelled cluster.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        job: what to learn; its run folder, if it has one, must exist.
+        job: what to train; its run folder, if it has one, must exist.
         emit: takes the run's events, in order, with virtual seconds.
-        stop: whether someone wants the run to stop.
-        timeline: notes what ranks do, if it is wanted.
+        stop: whether the run is asked to stop.
+        timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
         RequestError: the cluster slows a rank that is no worker.
@@ -87,7 +87,7 @@ def _play(job: Job, world: World) -> None:
 
 
 class _SharesOnce:
-    """Counts the arithmetic of the first replica, and has the answer for all others."""
+    """The time shares of the first replica, which are those of all others."""
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         self._image_shape = image_shape
@@ -100,7 +100,7 @@ class _SharesOnce:
 
 
 def rehearsed(rehearsal: Rehearsal, surroundings: Surroundings | None = None) -> list[Event]:
-    """Rehearses on a cluster of constant links.
+    """Run a dry run on a cluster of constant links.
 
     Returns:
         The run's events, in order, with virtual seconds.
@@ -122,14 +122,14 @@ def rehearse_on(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Rehearses on a modelled cluster, with its faults.
+    """Run a dry run on a modelled cluster, with its faults.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        rehearsal: what is rehearsed.
+        rehearsal: the dry run.
         emit: takes the run's events, in order, with virtual seconds.
-        stop: whether someone wants the run to stop.
-        timeline: notes what ranks do, if it is wanted.
+        stop: whether the run is asked to stop.
+        timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
         RequestError: the cluster slows a rank that is no worker.
@@ -142,10 +142,10 @@ def rehearse_on(
 
 
 def piece_of(rehearsal: Rehearsal, *, faultless: bool = True) -> Piece:
-    """Gives what a stage plays; its messages are as large as the model's.
+    """Return what a dry run's ranks do; messages count as many bytes as the model's.
 
     Args:
-        rehearsal: what is rehearsed.
+        rehearsal: the dry run.
         faultless: whether nothing changes messages on their way.
     """
     # No `partial`: a call through C deepens the stack that is put aside whenever a rank waits.
@@ -156,7 +156,7 @@ def piece_of(rehearsal: Rehearsal, *, faultless: bool = True) -> Piece:
 
 
 def perform(rehearsal: Rehearsal, world: World) -> None:
-    """Plays a rank's part, worker or server."""
+    """Run one rank of a dry run, worker or server."""
     if world.is_worker:
         rehearse(rehearsal, world)
     else:

@@ -1,4 +1,4 @@
-"""The scene of a run in which things go wrong: a stage, and what faults can do to it."""
+"""Inject faults into a simulated run."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Slowness = Callable[[], float]
 
 
 class Scene:
-    """A stage on which faults happen.
+    """A simulated run with faults.
 
-    A rank that loses a peer which it needs dies of it, as its process would; the run ends with it unless the others can
-    do without it.
+    A rank that loses a peer which it needs dies of it, as its process would. The run ends with it unless the others can
+    go on without it.
 
     Args:
-        stage: where the run is played; changed in place, before it is played.
-        strategy: what is played; says who can be done without.
+        stage: the run; changed in place, before it begins.
+        strategy: of the run; its fault policy says which ranks the run needs.
         faults: what goes wrong.
         seed: of everything about faults that is random.
         host_of: the number of each rank's host; default: every rank has its own.
 
     Attributes:
-        cast: who does what.
+        cast: which ranks do what.
         time: of all ranks.
         host_of: the number of each rank's host.
         links: between all ranks.
-        killed_at_s: when each rank was killed that was, the last time.
+        killed_at_s: when each rank that was killed was killed last.
 
     Raises:
-        RequestError: a fault names nothing of this run.
+        RequestError: a fault names a rank or host that is not there.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Scene:
 
     @property
     def ranks(self) -> list[SimulatedRank]:
-        """The latest under every number."""
+        """The latest rank of every number."""
         return self._stage.cluster.ranks
 
     def play(self) -> None:
-        """Plays the run to its end.
+        """Run to the end.
 
         Raises:
-            RunError: a rank was killed that cannot be done without.
+            RunError: a rank was killed that the run needs.
             Deadlock: no rank can go on.
         """
         if self.links.disturbed:
@@ -111,15 +111,15 @@ class Scene:
             self.time.close()
 
     def can_spare(self, rank: int) -> bool:
-        """Whether the run goes on without a rank."""
+        """Return whether the run goes on without a rank."""
         returns = self._stage.ledger is not None
         return self._policy.survives(rank, self.cast, leader_returns=returns)
 
     def kill(self, rank: int) -> None:
-        """Kills a rank; one that has ended already stays as it is.
+        """Kill a rank, unless it has ended already.
 
         Raises:
-            PeerLost: it led, and a successor would find nothing to go on with.
+            PeerLost: it led, and a successor could not go on from anything.
         """
         if self._stage.tasks[rank].ended:
             return
@@ -128,25 +128,25 @@ class Scene:
             raise PeerLost(rank, "before training has begun, or when others had left")
 
     def restart(self, rank: int) -> None:
-        """Starts a successor, unless the rank lives, or the run is over."""
+        """Start a successor, unless the rank is alive or the run is over."""
         if not self.ranks[rank].alive and not self._over:
             self._stage.cluster.replace(rank)
             self._stage.spawn(rank)
 
     def living(self, ranks: Sequence[int]) -> list[int]:
-        """Gives those of some ranks that have not ended."""
+        """Return those of some ranks that have not ended."""
         return [rank for rank in ranks if not self._stage.tasks[rank].ended]
 
     def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
-        """Does something when a worker has done so many steps, and is about to begin another."""
+        """Call `action` when a worker has done so many steps and is about to begin another."""
         self._after_step.setdefault((rank, steps), []).append(action)
 
     def slow(self, rank: int, factor: Slowness) -> None:
-        """Lets a worker's steps take longer by a factor, asked when each begins."""
+        """Multiply a worker's step times by what `factor` returns when each step begins."""
         self._slowness.setdefault(rank, []).append(factor)
 
     def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
-        """Does something again and again, while the run goes on."""
+        """Call `action` again and again after `gap_s()` seconds, while the run goes on."""
         self._recurring += 1
 
         def again() -> None:
@@ -159,7 +159,7 @@ class Scene:
 
     @property
     def _over(self) -> bool:
-        """Whether there is nothing left for a successor: the leader has ended, or is lost and cannot be replaced."""
+        """Whether a successor has nothing to go on with: the leader has ended, or is lost and cannot be replaced."""
         if self.ranks[LEADER].alive:
             return self._stage.tasks[LEADER].ended
         ledger, tasks = self._stage.ledger, self._stage.tasks
@@ -207,19 +207,19 @@ class Scene:
             self.time.at(self.time.now(), partial(self._end, rank))
 
     def _check_leader(self) -> None:
-        """Refuses an end that nobody has told, since worker 0 is lost and no other has missed it."""
+        """Raise if the run has ended without a report: worker 0 is lost, and no other rank needed it any more."""
         if not self.ranks[LEADER].alive:
             raise RunError(f"{self._death(LEADER)}, and the run needs it: nobody is left who would end it")
 
     def _came_to_gone_servers(self) -> bool:
-        """Whether worker 0's successor waits for servers that the one before it had let go with its last words."""
+        """Return whether worker 0's successor waits for servers that its predecessor had let go at the end."""
         servers = self.cast.servers
         return bool(self.ranks[LEADER].incarnation and self.living([LEADER])) and any(
             self.ranks[server].alive and self._stage.tasks[server].ended for server in servers
         )
 
     def _end_late_successors(self) -> bool:
-        """Ends successors that came when nobody was there to serve them; gives whether nothing else was wrong."""
+        """End successors that came when no rank was left to serve them; return whether nothing else is stuck."""
         stuck = self.living(range(self.cast.size))
         late = all(rank in self.killed_at_s and self.ranks[rank].incarnation for rank in stuck)
         if not (stuck and late) or self.living([LEADER]):

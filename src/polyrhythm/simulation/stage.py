@@ -1,11 +1,11 @@
-"""The stage of a simulated run: virtual time, links, compute times, and a task for every rank.
+"""A simulated run: virtual time, links, compute times, and a task for every rank.
 
 The links of a cluster are numbered, and a message takes a way over them:
 
-host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share
+    host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share
 
-A server that reads and writes slower than its host's NIC has a link of its own in each direction besides. The
-compute time of each worker's steps is drawn, scaled by its host, and slowed where the cluster says so.
+A server that reads and writes slower than its host's NIC has a link of its own in each direction besides. The compute
+time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Wiring:
             self._limit_servers(layout.cast.servers, cluster.server_bandwidth_bytes_per_s)
 
     def route(self, source: int, to: int) -> Route:
-        """Gives the way from one rank to another."""
+        """Return the way from one rank to another."""
         here, there = self._host_of[source], self._host_of[to]
         if here == there:
             return Route((2 * self._hosts + here,), self._inside_latency_s[here])
@@ -103,7 +103,7 @@ def _uplinks(cluster: Cluster, nics: list[Link]) -> list[float]:
 
 
 def check_slowness(layout: Layout) -> None:
-    """Checks that slow ranks exist and compute.
+    """Check that slow ranks exist and compute.
 
     Raises:
         RequestError: one does not.
@@ -120,7 +120,7 @@ def check_slowness(layout: Layout) -> None:
 
 
 def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[], float]:
-    """Gives a function that draws the seconds of a worker's next step, which begins now.
+    """Return a function that draws the seconds of a worker's next step, which begins now.
 
     Args:
         layout: where the worker is.
@@ -155,10 +155,10 @@ class Surroundings:
     """A cluster of constant links and constant compute times.
 
     Attributes:
-        step_s: gives the compute seconds of a step of a worker, from its index.
+        step_s: returns the compute seconds of a step, from the worker's index.
         latency_s: of every link.
         bandwidth_bytes_per_s: of every link.
-        stop_at_s: virtual time at which every rank is asked to stop, or None.
+        stop_at_s: virtual time at which every rank is asked to stop; None: never.
     """
 
     step_s: Callable[[int], float] = field(default=lambda worker: 0.01)
@@ -169,12 +169,12 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is played.
+    """What the ranks of a simulated run do.
 
     Attributes:
-        role: plays a rank's part in its world.
-        nbytes_of: gives the bytes of a message on the links.
-        received: gives what arrives of a message.
+        role: runs one rank, from its context.
+        nbytes_of: returns the bytes of a message on the links.
+        received: returns what arrives of a message.
     """
 
     role: Callable[[World], None]
@@ -184,19 +184,19 @@ class Piece:
 
 @dataclass
 class Stage:
-    """Where a simulated run is played.
+    """A simulated run.
 
     Attributes:
         time: of all ranks.
         network: their links.
-        cast: who does what.
-        piece: what is played.
-        draws: gives, for a worker's rank, what draws the compute seconds of its steps.
-        stop: whether someone wants the run to stop.
+        cast: which ranks do what.
+        piece: what they do.
+        draws: returns, for a worker's rank, what draws the compute seconds of its steps.
+        stop: whether the run is asked to stop.
         emit: takes the run's events.
         cluster: all ranks.
         tasks: the latest of every rank.
-        observer: of all ranks; None: nobody observes them.
+        observer: of all ranks; None: nothing observes them.
         ledger: of the run so far, where worker 0 gets a successor when it is lost; None: it gets none.
     """
 
@@ -217,7 +217,7 @@ class Stage:
         self.cluster.received = self.piece.received
 
     def play(self) -> None:
-        """Plays from the beginning to the end.
+        """Run from the beginning to the end.
 
         Raises:
             Deadlock: no rank can go on.
@@ -228,7 +228,7 @@ class Stage:
             self.time.close()
 
     def run(self) -> None:
-        """Does what `play` does, but where it does not come to its end, ranks stay as they are: close the time then.
+        """Run like `play`, but leave ranks as they are if the run does not come to its end; close `time` then.
 
         Raises:
             Deadlock: no rank can go on.
@@ -239,7 +239,7 @@ class Stage:
             self.time.run()
 
     def spawn(self, rank: int) -> Task:
-        """Makes the task of a rank, which starts at the present time; a rank that is gone gets a successor."""
+        """Return the new task of a rank, which starts at the present time; a lost rank gets a successor."""
         world = self.world(rank)
         name = f"{'worker' if self.cast.works(rank) else 'server'} {rank}"
         task = self.tasks[rank] = self.time.spawn(
@@ -250,7 +250,7 @@ class Stage:
         return task
 
     def world(self, rank: int) -> World:
-        """Makes the world that a rank finds itself in."""
+        """Return the context of a rank."""
         draw = self.draws(rank) if self.cast.works(rank) else _never
         pace = DrawnPace(self.time, draw)
         incarnation = self.cluster.ranks[rank].incarnation
@@ -267,11 +267,11 @@ class Stage:
 def plain_stage(
     cast: RoleAssignment, piece: Piece, emit: Callable[[Event], None], around: Surroundings
 ) -> Stage:
-    """Makes the stage of a cluster of constant links.
+    """Return a run on a cluster of constant links.
 
     Args:
-        cast: who does what.
-        piece: what is played.
+        cast: which ranks do what.
+        piece: what they do.
         emit: takes the run's events, in order, with virtual seconds.
         around: the cluster.
     """
@@ -291,15 +291,15 @@ def modelled_stage(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> Stage:
-    """Makes the stage of a modelled cluster.
+    """Return a run on a modelled cluster.
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        piece: what is played.
+        piece: what the ranks do.
         emit: takes the run's events, in order, with virtual seconds.
         seed: of the step times.
-        stop: whether someone wants the run to stop.
-        timeline: notes what ranks do, if it is wanted.
+        stop: whether the run is asked to stop.
+        timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
         RequestError: the cluster slows a rank that is no worker.
@@ -321,7 +321,7 @@ def modelled_stage(
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Looks for cycles of garbage a hundredth as often: a run leaves few, and thousands of ranks are much to scan."""
+    """Collect garbage a hundredth as often: a run leaves few cycles, and thousands of ranks take long to scan."""
     usual = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS_A_COLLECTION, *usual[1:])
     try:

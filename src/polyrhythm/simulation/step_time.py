@@ -1,4 +1,4 @@
-"""How long a step of a worker computes: what every distribution has in common."""
+"""Compute times of steps: what all distributions have in common."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class StepTime(Config):
 
     @abstractmethod
     def draw(self, generator: Random) -> float:
-        """Draws the seconds of one step."""
+        """Return the seconds of one step."""
 
 
 def generator_for_rank(seed: int, rank: int) -> Random:
-    """Gives a rank's own stream: it depends on the seed and the rank alone, whoever else computes."""
+    """Return a rank's own stream, which depends on the seed and the rank alone."""
     return Random(seed_for("step time", seed, rank))

@@ -1,4 +1,4 @@
-"""What every rank did when: compute, wait and send, as a trace that Perfetto shows.
+"""Record when every rank computes, waits and sends, as a trace for Perfetto.
 
 Computing and waiting follow each other; of sends, a rank may have several under way.
 """
@@ -47,17 +47,17 @@ class Sending:
 
 
 class Timeline:
-    """Collects what the ranks do, in bounded memory.
+    """Spans and sends of ranks, in bounded memory.
 
     Args:
-        ranks: whose doings are kept; None keeps everyone's. Of sendings, those from one of them to another.
-        most: spans and sendings that are kept; what comes later is not.
+        ranks: that are recorded; None: all. Sends are recorded if both their ranks are.
+        most: spans and sends that are recorded; what comes later is not.
 
     Attributes:
         ranks: as given.
         spans: of computing and waiting, in the order of their ends.
         sendings: in the order of their ends.
-        full_at_s: when the last was kept, if some were not.
+        full_at_s: when the last one was recorded, if some were not.
     """
 
     def __init__(self, ranks: frozenset[int] | None = None, most: int = 200_000) -> None:
@@ -69,16 +69,16 @@ class Timeline:
         self._latest: dict[int, Span] = {}
 
     def watches(self, rank: int) -> bool:
-        """Tells whether what a rank does is kept."""
+        """Return whether a rank is recorded."""
         return self.ranks is None or rank in self.ranks
 
     def send(self, sending: Sending) -> None:
-        """Adds a message that has left."""
+        """Add a message that has left."""
         if self._has_room(sending.end_s):
             self.sendings.append(sending)
 
     def add(self, span: Span) -> None:
-        """Adds a span; one that goes on with what its rank has just done lengthens that."""
+        """Add a span; one that continues its rank's latest lengthens that."""
         if not self._has_room(span.end_s):
             return
         before = self._latest.get(span.rank)
@@ -99,7 +99,7 @@ class Timeline:
         return self.full_at_s is None
 
     def write(self, path: Path, rank_names: dict[int, str], host_of: dict[int, tuple[int, str]]) -> None:
-        """Writes a trace file; times become microseconds.
+        """Write a trace file; times become microseconds.
 
         Args:
             path: of the file.
@@ -123,10 +123,10 @@ class Timeline:
 
 
 class ObservedTime(VirtualTime):
-    """Virtual time that notes when the ranks' own tasks compute and wait.
+    """Virtual time that records when the ranks' own tasks compute and wait.
 
     Attributes:
-        ranks: the rank of every task that is noted; background work is not.
+        ranks: the rank of every task that is recorded; background tasks are not.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -135,18 +135,18 @@ class ObservedTime(VirtualTime):
         self._timeline = timeline
 
     def note(self, task: Task, rank: int) -> None:
-        """Notes what a task does as what its rank does, if the timeline keeps that."""
+        """Record a task as its rank, if the timeline records that rank."""
         if self._timeline.watches(rank):
             self.ranks[task] = rank
 
     def sleep(self, seconds: float) -> None:
-        """Parks the running task; only computing sleeps."""
+        """Park the running task; only computing sleeps."""
         start = self.now_s
         super().sleep(seconds)
         self._note(COMPUTE, start)
 
     def park(self, reason: str, task: Task | None = None) -> Any:
-        """Blocks the running task until it is woken; gives what it is handed."""
+        """Block the running task until it is woken; return what it is handed."""
         start = self.now_s
         handed = super().park(reason, task)
         self._note(WAIT, start, reason)
@@ -159,12 +159,12 @@ class ObservedTime(VirtualTime):
 
 
 class ObservedNetwork:
-    """A network that notes every message; implements `Network`.
+    """A network that records every message; implements `Network`.
 
     Args:
         network: moves the bytes.
         time: the simulation's.
-        timeline: is told.
+        timeline: the record.
     """
 
     def __init__(self, network: Network, time: VirtualTime, timeline: Timeline) -> None:
@@ -173,7 +173,7 @@ class ObservedNetwork:
         self._timeline = timeline
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Starts a transfer now; see `Network.transfer`."""
+        """Start a transfer now; see `Network.transfer`."""
         if not (self._timeline.watches(source) and self._timeline.watches(to)):
             self._network.transfer(source, to, nbytes, sent, arrived)
             return
@@ -186,5 +186,5 @@ class ObservedNetwork:
         self._network.transfer(source, to, nbytes, noted, arrived)
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Gives α of the way from one global rank to another."""
+        """Return α of the way from one global rank to another."""
         return self._network.alpha_s(source, to)

@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of some seeds.
+    """The outcome of some seeds.
 
     Attributes:
         seeds: how many were tried.
@@ -80,7 +80,7 @@ class Tried:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as a JSON-able dict."""
+        """Return it as a JSON-able dict."""
         return {
             "seeds": self.seeds,
             "failures": [asdict(entry) for entry in self.failures],
@@ -90,14 +90,14 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried.
+    """What is tried with every seed.
 
     Attributes:
         layout: the cluster, and which rank is on which of its hosts.
-        rehearsal: what is rehearsed; its batches are taken to be full, and its gradients to be exact.
+        rehearsal: the dry run; its batches are taken to be full, and its gradients to be exact.
         faults: what goes wrong beside the faults of the cluster; None draws some from each seed.
-        check: whether invariants watch.
-        command: gives the command that repeats a seed, from it and its faults as text.
+        check: whether invariants are checked.
+        command: returns the command that repeats a seed, from it and its faults as text.
     """
 
     layout: Layout
@@ -108,12 +108,12 @@ class Trial:
 
 
 def faults_text(faults: Iterable[Fault]) -> str:
-    """Gives faults as the text that reads back as the same."""
+    """Return faults as text that reads back as the same."""
     return "; ".join(map(str, faults))
 
 
 def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
-    """Gives the faults of a seed beside the cluster's own."""
+    """Return the faults of a seed beside the cluster's own."""
     if trial.faults is not None:
         return trial.faults
     rehearsal = trial.rehearsal
@@ -130,14 +130,14 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
 
 
 def _step_s(layout: Layout) -> float:
-    """Gives about what a step takes to compute."""
+    """Return about how long a step computes."""
     random = Random(0)
     drawn = sorted(layout.cluster.step_time.draw(random) for _ in range(_DRAWS))
     return drawn[_DRAWS // 2] * max(map(layout.step_factor, layout.cast.workers))
 
 
 def _passage_s(layout: Layout, nbytes: int) -> float:
-    """Gives about what so many bytes take from one host to another, over the slowest link."""
+    """Return about how long so many bytes take from one host to another, over the slowest link."""
     machines = (layout.cluster.machines[host] for host in layout.hosts_used)
     links = [machine.nic or layout.cluster.nic for machine in machines]
     return max(link.latency_s + nbytes / link.bandwidth_bytes_per_s for link in links)
@@ -151,17 +151,17 @@ def play(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Plays one seed.
+    """Run one seed.
 
     Args:
         trial: what is tried.
         seed: of the step times and of the faults.
         emit: takes the run's events.
-        stop: whether someone wants the run to stop.
-        timeline: notes what ranks do, if it is wanted.
+        stop: whether the run is asked to stop.
+        timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
-        RequestError: a fault names nothing of this run.
+        RequestError: a fault names a rank or host that is not there.
         RunError: an invariant does not hold, or no rank can go on.
     """
     layout, rehearsal = trial.layout, replace(trial.rehearsal, seed=seed)
@@ -211,22 +211,22 @@ def _watchable(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) ->
 def try_seeds(
     trial: Trial, seeds: Iterable[int], *, on_failure: Callable[[Failure], bool] = lambda failure: True
 ) -> Tried:
-    """Tries seeds one after the other.
+    """Run seeds one after the other.
 
     Args:
         trial: what is tried.
         seeds: in order.
-        on_failure: is told every failure; says whether to go on.
+        on_failure: called with every failure; returns whether to go on.
 
     Raises:
-        RequestError: a fault names nothing of this run.
+        RequestError: a fault names a rank or host that is not there.
     """
     started_s, tried = time.perf_counter(), 0
     failures: list[Failure] = []
     for seed in seeds:
         tried += 1
         try:
-            play(trial, seed, _ignore)
+            play(trial, seed, lambda event: None)
         except RunError as error:
             faults = faults_text(faults_of(trial, seed))
             at_s = float(getattr(error, "at_s", 0.0))
@@ -234,10 +234,6 @@ def try_seeds(
             if not on_failure(failures[-1]):
                 break
     return Tried(tried, tuple(failures), time.perf_counter() - started_s)
-
-
-def _ignore(event: Event) -> None:
-    """Takes an event that nobody wants."""
 
 
 _MOST = 3
@@ -248,16 +244,16 @@ _ALONE, _SETTLED = 0.5, 0.5
 def drawn_faults(
     cast: RoleAssignment, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
 ) -> tuple[Fault, ...]:
-    """Draws one to three faults.
+    """Return one to three faults, drawn.
 
-    Messages are neither dropped, doubled nor corrupted, since no strategy is meant to bear that.
+    Messages are neither dropped, duplicated nor corrupted, since no strategy is meant to survive that.
 
     Args:
-        cast: who does what.
+        cast: which ranks do what.
         seed: of the draw.
         length_s: about how long the run takes.
         spares: how many workers may be missing at once; for the leader see `drawn_change_of_lead`.
-        settle_s: that deaths which go on and on are apart on average, at least.
+        settle_s: least mean time between deaths that recur.
     """
     random = Random(seed_for("fault mix", seed))
     calm = [_slow, _delay, _cut]
@@ -272,10 +268,10 @@ def drawn_faults(
 
 
 def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
-    """Draws when one of some ranks dies, without a successor.
+    """Return the death of one of some ranks, without a successor.
 
     Args:
-        ranks: who may die.
+        ranks: of which one dies.
         seed: of the draw.
         length_s: about how long the run takes.
     """
@@ -284,7 +280,7 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
 
 
 def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bool:
-    """Whether worker 0 may be lost beside what these faults kill.
+    """Return whether worker 0 may be lost beside the workers that these faults kill.
 
     Args:
         faults: that have been drawn.
@@ -297,7 +293,7 @@ def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bo
 
 
 def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault, ...]:
-    """Draws, for every other seed, after which step worker 0 dies, and when its successor comes.
+    """Return, for every other seed, the death of worker 0 after some step, with a successor.
 
     Args:
         seed: of the draw.
@@ -312,13 +308,13 @@ def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault,
 
 
 def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: float) -> tuple[Fault, ...]:
-    """Draws when one of some ranks dies; every other time it has a successor, and another dies some time after that.
+    """Return the death of one of some ranks; every other time with a successor, and another death some time after.
 
     Args:
-        ranks: who may die.
+        ranks: of which one dies.
         seed: of the draw.
         length_s: about how long the run takes.
-        settle_s: for which a successor is let be beside, since the links are no quicker.
+        settle_s: added to the time between both, since a successor's links are no quicker.
     """
     first = drawn_death(ranks, seed, length_s)
     random = Random(seed_for("deaths", seed))
@@ -334,7 +330,7 @@ def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: flo
 
 
 def _rounded(seconds: float) -> float:
-    """Gives a time that a command line can hold."""
+    """Return a time short enough for a command line."""
     return float(f"{seconds:.3g}")
 
 
@@ -371,14 +367,14 @@ def _kills(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
 
 
 def _apart(fault: Fault, settle_s: float) -> Fault:
-    """Gives those who are left the time to go on that the model takes on the links, before the next one dies."""
+    """Let survivors have the time that the model takes on the links, before the next worker dies."""
     if not isinstance(fault, Kill) or fault.every_s is None or fault.every_s >= settle_s:
         return fault
     return fault.model_copy(update={"every_s": _rounded(settle_s)})
 
 
 def _restart(random: Random, length_s: float) -> float | None:
-    """Gives when a successor comes: never, at once (before anyone has heard of the death), or later."""
+    """Return when a successor comes: never, at once (before any rank has heard of the death), or later."""
     return random.choice([None, 0.0, _rounded(length_s * random.uniform(0, 0.2))])
 
 
@@ -388,7 +384,7 @@ _EXACT = 1 << 24
 
 
 class ExactGradients:
-    """A table of random rows; every worker's step takes its own.
+    """A table of random rows, one for each step of each worker.
 
     Numbers are multiples of all counts up to the number of workers, so the mean of any of them is a whole number.
 
@@ -405,13 +401,13 @@ class ExactGradients:
 
     @staticmethod
     def possible(workers: int, steps: int) -> bool:
-        """Whether all sums stay exact in float32."""
+        """Return whether all sums stay exact in float32."""
         return workers < 20 and lcm(*range(1, workers + 1)) * _LARGEST * workers * steps < _EXACT
 
     def __call__(self, worker: int, step: int) -> Tensor:
-        """Gives a worker's gradient, `(numbers,)`; not to be changed."""
+        """Return a worker's gradient, `(numbers,)`; not to be changed."""
         return self._rows[(17 * worker + step) % _ROWS]
 
     def fill(self, worker: int, step: int, gradients: Tensor) -> None:
-        """Writes a worker's gradient."""
+        """Write a worker's gradient into `gradients`."""
         gradients.copy_(self(worker, step))

@@ -1,4 +1,4 @@
-"""What an adversary is: a worker that sends something else than the gradient that it has computed."""
+"""Adversaries: workers that send something else than the gradient that they have computed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ADVERSARIES = "polyrhythm.simulation.injection.adversaries"
 
 
 class Attack(Protocol):
-    """One adversary, and what it has seen so far of one server's shard."""
+    """One adversary's attack on one server's shard, with what it has seen so far."""
 
     def __call__(self, gradient: Tensor, random: Random, /) -> Tensor:
-        """Gives what is sent instead of a gradient.
+        """Return what is sent instead of a gradient.
 
         Args:
             gradient: `(n,)`, as it was computed; not changed.
@@ -30,20 +30,20 @@ class Attack(Protocol):
 
 
 class Adversary(Config):
-    """A way to attack, and the maker of its attacks.
+    """A kind of attack.
 
     Attributes:
-        colludes: whether those who attack together look at each other's gradients first, with `agree`.
+        colludes: whether those who attack together see each other's gradients first, in `agree`.
     """
 
     colludes: ClassVar[bool] = False
 
     @abstractmethod
     def attack(self) -> Attack:
-        """Makes an attack that has seen nothing yet."""
+        """Return an attack that has seen nothing yet."""
 
     def agree(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gives what all of several that attack together send, `(n,)`, where they collude.
+        """Return what all of several colluding attackers send, `(n,)`.
 
         Args:
             gradients: of the same step, as they were computed, each `(n,)`; not changed.

@@ -1,10 +1,10 @@
-"""What a fault is, and the links that carry faults out.
+"""Faults, and the links that carry them out.
 
-A fault goes wrong at a time, after a step, or at random from the seed. Links may drop, delay, duplicate and
-corrupt messages, and be cut for a time. A link keeps its order, as TCP does: what follows a delayed message
-waits behind it. A cut link holds what it carries until it is back; then everything arrives one latency later;
-a cut that lasts too long breaks the link. The notice of a rank's loss takes the same way. `LinkFault` and
-`MessageFault` say what faults of links and of single messages have in common: where and when they happen.
+A fault happens at a time, after a step, or at random from the seed. Links may drop, delay, duplicate and corrupt
+messages, and be cut for a time. A link keeps its order, as TCP does: what follows a delayed message waits behind it. A
+cut link holds what it carries until it is back; then everything arrives one latency later; a cut that lasts too long
+breaks the link. The notice of a rank's loss takes the same way. `LinkFault` and `MessageFault` hold what faults of
+links and of single messages have in common: where and when they happen.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 @dataclass
 class Passage:
-    """What becomes of one message.
+    """One message on its way.
 
     Attributes:
         parcel: the message.
         copies: how many of it arrive.
         delay_s: by which it is late.
         malformed: whether the receiver cannot read it.
-        held: whether it waits to be let go, with `FaultyLinks.let_go`.
+        held: whether it waits for `FaultyLinks.let_go`.
     """
 
     parcel: Parcel
@@ -50,10 +50,10 @@ class Passage:
 
 
 class MessageRule(Protocol):
-    """Something that happens to messages."""
+    """What happens to messages."""
 
     def __call__(self, passage: Passage, /) -> None:
-        """Changes what becomes of a message that is starting."""
+        """Change what becomes of a message that is starting."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class CutLinks:
 
 @dataclass
 class FaultyLinks:
-    """Carries messages, and lets happen what rules say; implements `Courier`.
+    """Links on which messages are changed by rules; implements `Courier`.
 
     Attributes:
         time: the simulation's.
         network: moves the bytes.
         rules: what happens to messages, in order.
         cuts: of links.
-        on_arrival: is told of every message that is there, before its receiver.
+        on_arrival: called with every message that has arrived, before its receiver has it.
     """
 
     time: VirtualTime
@@ -93,11 +93,11 @@ class FaultyLinks:
 
     @property
     def disturbed(self) -> bool:
-        """Whether something may happen to a message, or somebody wants to know of it."""
+        """Whether something may happen to a message, or every message is to be reported."""
         return bool(self.rules or self.cuts or self.on_arrival)
 
     def carry(self, parcel: Parcel) -> None:
-        """Starts now; see `Courier`."""
+        """Start a message now; see `Courier`."""
         passage = Passage(parcel)
         for rule in self.rules:
             rule(passage)
@@ -105,7 +105,7 @@ class FaultyLinks:
             self.let_go(passage)
 
     def let_go(self, passage: Passage) -> None:
-        """Lets a message start on its way, as it is now."""
+        """Start a message as it is now."""
         parcel = passage.parcel
         source, to = parcel.source, parcel.to
         arrive = partial(self._arrive, passage)
@@ -114,12 +114,12 @@ class FaultyLinks:
         self.network.transfer(source.rank, to.rank, parcel.nbytes, parcel.sent, arrive)
 
     def tell_loss(self, gone: SimulatedRank, to: SimulatedRank) -> None:
-        """Tells it one latency later, behind all that left before."""
+        """Report a loss one latency later, behind all that left before."""
         heard = partial(self._keep_order, gone, to, partial(to.hear_of_loss, gone), 0.0)
         self.time.at(self.time.now() + self.network.alpha_s(gone.rank, to.rank), heard)
 
     def _keep_order(self, source: SimulatedRank, to: SimulatedRank, action: Action, delay_s: float) -> None:
-        """Does what an arrival does, when the link lets it arrive."""
+        """Call `action`, an arrival, when the link lets it arrive."""
         link = source, to
         due_s = self._through_cuts(source.rank, to.rank, self.time.now() + delay_s)
         due_s = self._latest_s[link] = max(due_s, self._latest_s.get(link, -inf))
@@ -157,11 +157,11 @@ FAULTS = "polyrhythm.simulation.injection.faults"
 
 
 class Ground(Protocol):
-    """Where faults happen: the ranks of a run."""
+    """The ranks of a run, where faults happen."""
 
     @property
     def cast(self) -> RoleAssignment:
-        """Which of them do what."""
+        """Which ranks do what."""
 
     @property
     def host_of(self) -> tuple[int, ...]:
@@ -181,25 +181,25 @@ class FaultyRun(Ground, Protocol):
 
     @property
     def ranks(self) -> list[SimulatedRank]:
-        """The latest under every number."""
+        """The latest rank of every number."""
 
     def kill(self, rank: int) -> None:
-        """Kills a rank; one that has ended already stays as it is."""
+        """Kill a rank, unless it has ended already."""
 
     def restart(self, rank: int) -> None:
-        """Starts a successor, unless the rank lives, or the run is over."""
+        """Start a successor, unless the rank is alive or the run is over."""
 
     def living(self, ranks: Sequence[int]) -> list[int]:
-        """Gives those of some ranks that have not ended."""
+        """Return those of some ranks that have not ended."""
 
     def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
-        """Does something when a worker has done so many steps, and is about to begin another."""
+        """Call `action` when a worker has done so many steps and is about to begin another."""
 
     def slow(self, rank: int, factor: Callable[[], float]) -> None:
-        """Lets a worker's steps take longer by a factor, asked when each begins."""
+        """Multiply a worker's step times by what `factor` returns when each step begins."""
 
     def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
-        """Does something again and again, while the run goes on."""
+        """Call `action` again and again after `gap_s()` seconds, while the run goes on."""
 
 
 class Fault(Config):
@@ -207,7 +207,7 @@ class Fault(Config):
 
     @abstractmethod
     def check(self, ground: Ground) -> None:
-        """Refuses what names nothing of this run.
+        """Check that all that it names is part of this run.
 
         Raises:
             RequestError: it names a rank or a host that is not there.
@@ -215,7 +215,7 @@ class Fault(Config):
 
     @abstractmethod
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Prepares what is to happen; called before the run begins.
+        """Prepare what is to happen; called before the run begins.
 
         Args:
             run: what it happens to.
@@ -223,20 +223,20 @@ class Fault(Config):
         """
 
     def kills(self, rank: int, ground: Ground) -> bool:
-        """Whether this may kill a rank."""
+        """Return whether this may kill a rank."""
         return False
 
     def gives_back(self, rank: int, ground: Ground) -> bool:
-        """Whether a rank has a successor whenever this kills it."""
+        """Return whether a rank has a successor whenever this kills it."""
         return True
 
     def holds_up_s(self, step_s: float) -> float:
-        """Gives about how long it may hold a run up at once, in which a step takes `step_s`."""
+        """Return about how long it may hold a run up at once, in which a step takes `step_s`."""
         return 0.0
 
 
 def check_rank(fault: Fault, ground: Ground, rank: int) -> None:
-    """Checks that a rank is one of the run's.
+    """Check that a rank is one of the run's.
 
     Raises:
         RequestError: it is not.
@@ -246,7 +246,7 @@ def check_rank(fault: Fault, ground: Ground, rank: int) -> None:
 
 
 def parse_faults(given: Any) -> tuple[Fault, ...]:
-    """Reads faults.
+    """Return faults from text or a list.
 
     Args:
         given: text such as `kill(rank=1, at_s=2); drop(probability=0.01)`, or a list of such texts and faults.
@@ -295,17 +295,17 @@ class LinkFault(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Checks that the ranks exist."""
+        """Check that the ranks exist."""
         for rank in (self.source, self.to):
             if rank is not None:
                 check_rank(self, ground, rank)
 
     def holds_up_s(self, step_s: float) -> float:
-        """All that it lasts."""
+        """Return how long it lasts."""
         return self.to_s - self.from_s if self.to_s < inf else 0.0
 
     def concerns(self, source: int, to: int) -> bool:
-        """Whether it is about this way between two ranks."""
+        """Return whether it happens on the way from one rank to another."""
         return self.source in (None, source) and self.to in (None, to)
 
 
@@ -321,7 +321,7 @@ class MessageFault(LinkFault):
     count: Count | None = None
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Adds its rule to the links."""
+        """Add its rule to the links."""
         chosen = 0
 
         def rule(passage: Passage) -> None:
@@ -339,16 +339,16 @@ class MessageFault(LinkFault):
 
     @abstractmethod
     def happen(self, passage: Passage, random: Random) -> None:
-        """Changes what becomes of a message."""
+        """Change what becomes of a message."""
 
 
 def cut_links(
     run: FaultyRun, concerns: Callable[[int, int], bool], from_s: float, to_s: float, broken_after_s: float
 ) -> None:
-    """Cuts links.
+    """Cut links.
 
     Args:
-        run: whose.
+        run: of the links.
         concerns: whether the link between two ranks is cut; the same both ways.
         from_s: when.
         to_s: until when.

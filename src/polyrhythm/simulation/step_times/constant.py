@@ -14,5 +14,5 @@ class Constant(StepTime):
     seconds: Positive
 
     def draw(self, generator: Random) -> float:
-        """Gives `seconds`."""
+        """Return the seconds of one step."""
         return self.seconds

@@ -13,17 +13,17 @@ from polyrhythm.simulation.step_time import StepTime
 
 
 class Empirical(StepTime):
-    """Measured times; each is as likely as any other.
+    """Measured times, all equally likely.
 
     Attributes:
-        file: a text file with a number of seconds a line; empty lines are passed over. A relative path starts at
-            the working directory.
+        file: a text file with a number of seconds per line; empty lines are skipped. A relative path starts at the
+            working directory.
     """
 
     file: str
 
     def model_post_init(self, context: Any) -> None:
-        """Reads the file, so that whatever is wrong with it is said at once."""
+        """Read the file, so that an error in it is raised at once."""
         _ = self.seconds
 
     @cached_property
@@ -46,7 +46,7 @@ class Empirical(StepTime):
         return times
 
     def draw(self, generator: Random) -> float:
-        """Draws one of the file's."""
+        """Return the seconds of one step."""
         return generator.choice(self.seconds)
 
 

@@ -18,7 +18,7 @@ class Exponential(StepTime):
     mean: Positive
 
     def draw(self, generator: Random) -> float:
-        """Draws one."""
+        """Return the seconds of one step."""
         while (seconds := generator.expovariate(1 / self.mean)) <= 0:
             pass
         return seconds

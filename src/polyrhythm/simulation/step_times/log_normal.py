@@ -32,7 +32,7 @@ class LogNormal(StepTime):
         return self
 
     def draw(self, generator: Random) -> float:
-        """Draws one."""
+        """Return the seconds of one step."""
         if self.median is not None:
             centre = log(self.median)
         else:

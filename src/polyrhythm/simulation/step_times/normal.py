@@ -33,7 +33,7 @@ class Normal(StepTime):
         return self
 
     def draw(self, generator: Random) -> float:
-        """Draws until the time is positive."""
+        """Return the seconds of one step."""
         while (seconds := generator.normalvariate(self.mean, self.deviation)) <= 0:
             pass
         return seconds

@@ -35,17 +35,17 @@ class LittleIsEnough(Adversary):
     z: Positive = 1.5
 
     def attack(self) -> Attack:
-        """Makes an attack that has seen nothing yet."""
+        """Return an attack that has seen nothing yet."""
         return _Hidden(self.z)
 
     def agree(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gives the mean less z deviations, coordinate by coordinate."""
+        """Return the mean less z deviations, coordinate by coordinate."""
         seen = torch.stack(list(gradients))
         return seen.mean(0) - self.z * seen.std(0, correction=0)
 
 
 class _Hidden:
-    """Keeps the mean and the sum of squared differences of what it has seen, after Welford."""
+    """Mean and sum of squared differences of what it has seen, after Welford."""
 
     def __init__(self, z: float) -> None:
         self._z = z

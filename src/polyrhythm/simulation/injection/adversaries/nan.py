@@ -11,10 +11,10 @@ from polyrhythm.simulation.injection.adversary import Adversary, Attack
 
 
 class NaN(Adversary):
-    """Sends no numbers."""
+    """Send NaN in place of every number."""
 
     def attack(self) -> Attack:
-        """Makes an attack."""
+        """Return an attack that has seen nothing yet."""
         return self._broken
 
     def _broken(self, gradient: Tensor, random: Random) -> Tensor:

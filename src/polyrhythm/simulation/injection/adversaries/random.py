@@ -14,7 +14,7 @@ _BITS = 63
 
 
 class Random(Adversary):
-    """Knows nothing, and is loud.
+    """Send normal numbers instead of a gradient.
 
     Attributes:
         scale: standard deviation, in root mean squares of the gradient.
@@ -23,7 +23,7 @@ class Random(Adversary):
     scale: Positive = 30.0
 
     def attack(self) -> Attack:
-        """Makes an attack."""
+        """Return an attack that has seen nothing yet."""
         return self._drawn
 
     def _drawn(self, gradient: Tensor, random: Generator) -> Tensor:

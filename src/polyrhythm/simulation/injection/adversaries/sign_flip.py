@@ -11,7 +11,7 @@ from polyrhythm.training.quantities import Positive
 
 
 class SignFlip(Adversary):
-    """Climbs instead of descending.
+    """Ascend the loss in place of descending.
 
     Attributes:
         scale: by which the gradient is longer.
@@ -20,7 +20,7 @@ class SignFlip(Adversary):
     scale: Positive = 10.0
 
     def attack(self) -> Attack:
-        """Makes an attack."""
+        """Return an attack that has seen nothing yet."""
         return self._flipped
 
     def _flipped(self, gradient: Tensor, random: Random) -> Tensor:

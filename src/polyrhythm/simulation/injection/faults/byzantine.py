@@ -1,8 +1,8 @@
 """Byzantine: workers push something else than their gradients.
 
-Workers that attack together (allies) look at each other's gradients before any of them pushes. A push of one
-of them to a server waits until all others have pushed to it as often; then all send the same. Workers that
-have left or are gone are not waited for, and none is for longer than `PATIENCE_S`.
+Workers that attack together (allies) see each other's gradients before any of them pushes. A push of one of them to a
+server waits until all others have pushed to it as often; then all send the same. Workers that have left or are lost
+are not waited for, and none is for longer than `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from polyrhythm.training.quantities import NonNegative
 
 
 class Byzantine(Fault):
-    """The gradients that workers push to servers are changed on their way; what they hold themselves stays right.
+    """Gradients that workers push to servers are changed on their way; the workers' own state stays right.
 
     Attributes:
         rank: a worker's.
-        allies: ranks of others that attack in the same way; where the attack colludes, they look at each other's
-            gradients before any of them pushes.
+        allies: ranks of others that attack in the same way; where the attack colludes, they see each other's gradients
+            before any of them pushes.
         attack: what is pushed instead.
         from_s: virtual seconds.
         to_s: virtual seconds; default: to the end.
@@ -58,7 +58,7 @@ class Byzantine(Fault):
         return (self.rank, *self.allies)
 
     def check(self, ground: Ground) -> None:
-        """Checks that the ranks are workers', and that they push."""
+        """Check that the ranks are workers, and that they push."""
         for rank in self._ranks:
             check_rank(self, ground, rank)
             if rank not in ground.cast.workers:
@@ -70,7 +70,7 @@ class Byzantine(Fault):
             )
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Adds its rule to the links."""
+        """Add its rule to the links."""
         if self.allies and self.attack.colludes:
             run.links.rules.append(Collusion(run, self._ranks, self.attack, self._concerns))
             return
@@ -120,7 +120,7 @@ class Collusion:
         """By server: the pushes that wait, by the rank that they are from."""
 
     def __call__(self, passage: Passage) -> None:
-        """Holds a push, and lets all go once all are there."""
+        """Hold a push, and let all go once all are there."""
         parcel = passage.parcel
         source, server = parcel.source.rank, parcel.to.rank
         if source in self._there and parcel.message.kind is Kind.LEAVE:

@@ -31,7 +31,7 @@ class Corrupt(MessageFault):
     part: Literal["payload", "header"] = "payload"
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Flips a bit."""
+        """Flip a bit."""
         parcel = passage.parcel
         if self.part == "payload":
             _flip_in_payload(parcel.message, random)
@@ -49,7 +49,7 @@ def _flip(raw: bytearray, bit: int) -> None:
 
 
 def _flip_in_payload(message: Message, random: Random) -> None:
-    """Changes the receiver's own copy."""
+    """Change the receiver's own copy."""
     if message.tensor is not None and message.tensor.numel():
         raw = message.tensor.view(torch.uint8)
         bit = random.randrange(8 * raw.numel())
@@ -57,7 +57,7 @@ def _flip_in_payload(message: Message, random: Random) -> None:
 
 
 def _read(header: bytes, sent: Message) -> tuple[int, Message]:
-    """Reads a message whose payload follows as it was sent.
+    """Return the context and message of a header whose payload follows as it was sent.
 
     Raises:
         MalformedMessage: the header is none, or announces another payload, so that the rest is out of step.

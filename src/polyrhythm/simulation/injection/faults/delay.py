@@ -18,9 +18,9 @@ class Delay(MessageFault):
     seconds: Positive
 
     def holds_up_s(self, step_s: float) -> float:
-        """Some messages in a row."""
+        """Return the delay of some messages in a row."""
         return 10 * self.seconds
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Delays the message."""
+        """Delay the message."""
         passage.delay_s += self.seconds

@@ -11,5 +11,5 @@ class Drop(MessageFault):
     """Chosen messages never arrive; their senders do not learn of it."""
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Loses the message."""
+        """Drop the message."""
         passage.copies = 0

@@ -11,5 +11,5 @@ class Duplicate(MessageFault):
     """Chosen messages arrive twice."""
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Doubles the message."""
+        """Duplicate the message."""
         passage.copies *= 2

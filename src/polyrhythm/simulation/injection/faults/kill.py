@@ -44,7 +44,7 @@ class Kill(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Checks that the rank or the host exists."""
+        """Check that the rank or the host exists."""
         if self.host is not None and self.host not in ground.host_of:
             raise RequestError(f"fault {self}: no rank is on host {self.host}")
         if self.rank == "any" and len(ground.cast.workers) < 2:
@@ -55,19 +55,19 @@ class Kill(Fault):
             raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
 
     def kills(self, rank: int, ground: Ground) -> bool:
-        """Whether this may kill a rank; `any` is taken for none in particular."""
+        """Return whether this may kill a rank; `any` is not taken to mean one in particular."""
         return self.rank == rank or (self.host is not None and ground.host_of[rank] == self.host)
 
     def gives_back(self, rank: int, ground: Ground) -> bool:
-        """Whether a rank has a successor whenever this kills it."""
+        """Return whether a rank has a successor whenever this kills it."""
         return not self.kills(rank, ground) or self.restart_after_s is not None
 
     def holds_up_s(self, step_s: float) -> float:
-        """Until a successor is there."""
+        """Return how long it takes until a successor starts."""
         return self.restart_after_s or 0.0
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Plans when it happens."""
+        """Plan when it happens."""
         kill = partial(self._kill, run, random)
         if self.at_s is not None:
             run.time.at(self.at_s, kill)

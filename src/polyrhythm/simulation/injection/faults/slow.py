@@ -34,15 +34,15 @@ class Slow(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Checks that the rank computes."""
+        """Check that the rank computes."""
         check_rank(self, ground, self.rank)
         if self.rank not in ground.cast.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
 
     def holds_up_s(self, step_s: float) -> float:
-        """Some steps in a row."""
+        """Return the time of some slow steps in a row."""
         return 10 * self.factor * step_s
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Slows the worker."""
+        """Slow the worker."""
         run.slow(self.rank, lambda: self.factor if self.from_s <= run.time.now() < self.to_s else 1.0)
