@@ -33,7 +33,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.roles.world import DrawnPace
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from ranks import on_hosts
@@ -97,7 +97,7 @@ def _step_s(workers: Communicator, spec: str, steps: int) -> float:
     flat = FlatParameters(last_first, bucket_bytes=0)
     plan = OptimizerPlan.of(torch.optim.SGD(last_first.parameters(), lr=0.1, momentum=0.9), flat)
     cast = RoleAssignment(tuple(range(workers.size)))
-    part = strategy_from(spec).worker(WorkerSetting(workers, workers, cast, flat, plan))
+    part = WorkerCalls(strategy_from(spec).worker(WorkerSetting(workers, workers, cast, flat, plan)))
     pace = DrawnPace(workers.clock, lambda: _STEP_S)
     part.start(0)
     workers.barrier()

@@ -48,7 +48,7 @@ from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_f
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 
 _NO_LOSS = float("nan")
 
@@ -196,7 +196,7 @@ class _DryCoordinator:
     """Leaves out what a dry run has no use for: tests, and states beside accounts; see `Coordinator`."""
 
     def __init__(
-        self, coordinator: RehearsalCoordinator, part: WorkerPart, first: WorkerProgress | None
+        self, coordinator: RehearsalCoordinator, part: WorkerCalls, first: WorkerProgress | None
     ) -> None:
         self._coordinator = coordinator
         self._part = part

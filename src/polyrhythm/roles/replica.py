@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -41,7 +41,7 @@ class FlatReplica:
         self.workers: Communicator = setting.workers
         self.flat = setting.flat
         self.plan = setting.plan
-        self.part: WorkerPart = strategy.worker(setting)
+        self.part = WorkerCalls(strategy.worker(setting))
         self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
         self.bytes_sent = 0
         self._traffic = world.network.traffic

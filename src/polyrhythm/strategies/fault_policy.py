@@ -20,9 +20,9 @@ class OnLoss(StrEnum):
     Attributes:
         STOP: the run ends and names the lost worker.
         GO_ON: they go on as they are.
-        REGROUP: all workers, which go in lockstep, agree on who is left (`WorkerPart.regroup`). All that their parts
+        REGROUP: all workers, which go in lockstep, agree on who is left (`Regroups.regroup`). All that their parts
             wait for must then pass through the workers' communicator, which is revoked.
-        REGROUP_GROUP: the workers of its group do so by themselves (`WorkerPart.reassemble`), without the other
+        REGROUP_GROUP: the workers of its group do so by themselves (`RegroupsApart.reassemble`), without the other
             groups; servers decide who is in a group.
     """
 

@@ -101,7 +101,7 @@ class Traits:
         gradients: how many gradients are applied, and counted, meanwhile; a mean over ranks is one.
         rate_divisor: of the default learning rate, so that the updates of a step together count as one.
         reads_newest: whether every step ends with the newest parameters there are, so that all send equally many bytes.
-        skips_steps: whether a late worker skips steps to catch up with the others (`WorkerPart.next_step`).
+        skips_steps: whether a late worker skips steps to catch up with the others (`SkipsSteps.next_step`).
         output: what a group of its workers has for servers above it, which other groups share.
         groups: indices of the workers of every group that pushes one mean to servers; empty where each worker pushes
             its own gradients.
@@ -118,7 +118,7 @@ class Traits:
         sends_by_value: whether the bytes sent depend on the parameters' values, and not on their number alone.
         common_start: whether workers, which go in lockstep, can be set to a common point between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
-        cuts_network: whether workers share a network's last layers, and so compute together (`WorkerPart.compute`);
+        cuts_network: whether workers share a network's last layers, and so compute together (`CutsNetwork.compute`);
             what another worker trains of them comes at the end of an epoch.
     """
 

@@ -1,12 +1,15 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
-`WorkerSetting` is what a worker part is built from, `Step` describes one of its gradients, and `Regrouping`
-declares the calls by which a worker continues in another group after a worker is lost or joins.
+`WorkerPart` has what every strategy needs. What only some need are small bases that a part takes on besides, such as
+`OverlapsBackward` or `Regroups`. `WorkerCalls` binds all of them once, so that a loop asks no part what it is.
+
+`WorkerSetting` is what a worker part is built from, `Step` describes one of its gradients.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -69,8 +72,280 @@ class WorkerSetting:
     leader_returns: bool = False
 
 
+class WorkerPart:
+    """What a strategy does on one worker.
+
+    The training loop calls it in this order, with the calls of what it takes on besides in brackets:
+
+        start ─▶ ( begin ─▶ [before_use(b)…] forward ─▶ [bucket_ready(b)…] backward ─▶ gradients_ready )…
+              ─▶ settle ─▶ [present] ─▶ [catch_up] ─▶ ( … )… ─▶ settle ─▶ end ─▶ [let_go] ─▶ [close]
+
+    Attributes:
+        staleness: how many gradients were applied at which staleness, where the worker knows it.
+        replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+    """
+
+    replicated: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.staleness: Counter[int] = Counter()
+
+    def start(self, step: int) -> int:
+        """Agree with the others on the parameters to start from.
+
+        Args:
+            step: where this worker would start (0, or what a checkpoint says).
+
+        Returns:
+            Where it must start: a server may know better than a checkpoint which gradients have been applied.
+        """
+        raise NotImplementedError
+
+    def begin(self, step: Step) -> None:
+        """Begin a step, before anything of it is computed."""
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        """Exchange the gradients, which are final now, and update the parameters.
+
+        Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
+
+        Args:
+            step: as it was given to `begin`; may weigh less if no bucket has been announced.
+            learning_rate: the one to update with.
+
+        Returns:
+            Whether this worker must stop after this step, because a rank was asked to. In lockstep, all workers get
+            the same answer at the same step.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Complete pending exchanges and updates, so that the flat vector holds this worker's current model."""
+
+    def end(self) -> None:
+        """Leave the other workers.
+
+        On worker 0 the flat vector then holds the run's final parameters, at the latest after `UsesServers.let_go`.
+        """
+
+    def state(self) -> State:
+        """Return what a resumed worker needs beside the parameters."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned; called before `start`."""
+
+
+class OverlapsBackward:
+    """Taken on by a part that sends gradients while the backward pass goes on."""
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Note that the gradients of a bucket are final, during the backward pass; buckets come in order.
+
+        A loop may still not call it.
+        """
+        raise NotImplementedError
+
+
+class LazyUse:
+    """Taken on by a part that updates parameters just before they are used again."""
+
+    def before_use(self, bucket: int) -> None:
+        """Update a bucket before a layer with parameters of it runs forward; every loop calls it, after `begin`."""
+        raise NotImplementedError
+
+
+class CutsNetwork:
+    """Taken on by a part that computes a network's last layers with the others; see `Traits.cuts_network`."""
+
+    def take_parts(self, parts: Cut) -> None:
+        """Take the network in two parts; called before `load_state` and `start`."""
+        raise NotImplementedError
+
+    def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
+        """Compute the gradients of a step together with the others.
+
+        Args:
+            step: as it was given to `begin`.
+            images: (B, C, H, W); maybe none.
+            loss: of some of them.
+
+        Returns:
+            Their mean loss; 0 without any.
+        """
+        raise NotImplementedError
+
+
+class SkipsSteps:
+    """Taken on by a part that the others do not always wait for; see `Traits.skips_steps`."""
+
+    def next_step(self, step: int) -> int:
+        """Return the step that follows a completed one; this worker skips the steps between.
+
+        A user's own loop, which cannot skip, computes them for nothing.
+        """
+        raise NotImplementedError
+
+
+class Presents:
+    """Taken on where the model to be tested is not always worker 0's own."""
+
+    def present(self) -> Tensor | None:
+        """Return the run's model as it is now (a centre, a mean), `(size,)`; None for that of worker 0.
+
+        Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
+        Training goes on from the flat vector as it is.
+        """
+        raise NotImplementedError
+
+
+class CatchesUp:
+    """Taken on where others go on while a worker is evaluating."""
+
+    def catch_up(self) -> None:
+        """Take over what others did meanwhile; called on every worker after every epoch but the last."""
+        raise NotImplementedError
+
+
+class UsesServers:
+    """Taken on by a part whose parameters are on servers."""
+
+    def let_go(self) -> None:
+        """Let the servers go, when all workers have left; called on worker 0 only."""
+        raise NotImplementedError
+
+    def check_servers(self) -> None:
+        """Check which servers were lost since they were last asked, so that their successors are asked."""
+
+
+class Background:
+    """Taken on by a part that does something in the background."""
+
+    def close(self) -> None:
+        """End what this worker does in the background; called last, when no rank needs it any more."""
+        raise NotImplementedError
+
+
+class CommonStart:
+    """Taken on where all workers can be set to a common point between two steps; see `Traits.common_start`."""
+
+    def common_model(self) -> Tensor:
+        """Return the mean of all workers' models, `(size,)`; called on all."""
+        raise NotImplementedError
+
+    def begin_at(self, vector: Tensor) -> None:
+        """Continue from another point.
+
+        Args:
+            vector: `(size,)`, the same bits on all; copied.
+        """
+        raise NotImplementedError
+
+
+class HoldsModel:
+    """Taken on by a part whose state holds the worker's model."""
+
+    def model_in(self, state: State) -> Tensor | None:
+        """Return the model, `(size,)`, that a worker held when `state` returned this; None where it holds none.
+
+        Args:
+            state: of any worker.
+        """
+        raise NotImplementedError
+
+
+class HearsOfStop:
+    """Taken on by a part that learns as it comes, or in regrouping, that others have stopped."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether others have stopped where this worker is."""
+        return False
+
+
+class Regroups(WorkerPart, HearsOfStop):
+    """Taken on by a part whose workers regroup (`OnLoss.REGROUP`).
+
+    A worker is lost or comes: all break off what is under way, and agree on where the others go on.
+
+        break_off ─▶ begun_again ─▶ meetings ─▶ ( take_over, if behind ) ─▶ regroup
+    """
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Continue with other workers than before; a successor begins with it.
+
+        All members have met equally often: those who had less often have been given another's flat vector and `state`
+        (`take_over`). Gradients are zero, in new memory, and nothing is under way. A step that broke is begun again.
+
+        Args:
+            workers: those that go in lockstep from now on; all of them are told at the same place.
+            members: their indices among all workers of the run, in the same order; worker 0 is always there.
+
+        Raises:
+            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+        """
+        raise NotImplementedError
+
+    def break_off(self) -> None:
+        """Give up whatever is under way on the workers' communicator, which has been revoked.
+
+        Afterwards nothing of that touches the flat vector or the gradients any more.
+        """
+
+    def begun_again(self, step: int) -> int:
+        """Return with how many steps done this worker continues after `break_off`; fewer, if the latest was not whole.
+
+        Args:
+            step: that it had done.
+        """
+        return step
+
+    def meetings(self, step: int) -> int:
+        """Return how many times all workers have met, none going on before all had come, in so many steps.
+
+        A worker that has met less often than another is behind it; others need not have done equally many steps to
+        regroup.
+
+        Args:
+            step: steps done.
+        """
+        return step
+
+    def exchanges(self, step: int) -> int:
+        """Return how many times others have been given what this worker has learned, in so many steps.
+
+        What a lost worker did since the last time is gone. Default: at every meeting.
+
+        Args:
+            step: steps done.
+        """
+        return self.meetings(step)
+
+    def lets_in(self, step: int) -> bool:
+        """Return whether a step may be broken off, before it begins, to let a worker in; default: one with a meeting.
+
+        Args:
+            step: its number.
+        """
+        return self.meetings(step + 1) > self.meetings(step)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Take over the state of the newest worker, where this one is behind; its flat vector is copied already.
+
+        Args:
+            newest: the result of `state` there.
+            done: steps that this worker has done; negative for a successor that has just come.
+            step: steps that the newest worker has done.
+
+        Returns:
+            Steps that this worker has done now.
+        """
+        self.load_state(newest)
+        return step
+
+
 class Reassembled(NamedTuple):
-    """How a member of a group goes on after somebody of it was lost, or came.
+    """How a member of a group goes on after another of it was lost, or came.
 
     Attributes:
         step: steps that all of the group have done now.
@@ -87,52 +362,16 @@ class Reassembled(NamedTuple):
     round: int
 
 
-class Regrouping:
-    """What a worker part is asked where workers are lost and come, and says of how far it is with the others.
-
-    Somebody is lost or comes: all break off what is under way, and agree on where the others go on.
-
-        break_off ─▶ begun_again ─▶ meetings ─▶ ( take_over, if behind ) ─▶ regroup
-
-    A group in which workers regroup among themselves (`regroups_apart`) does all of it in `reassemble`.
-    """
-
-    def break_off(self) -> None:
-        """The workers' communicator has been revoked: gives up whatever is under way on it.
-
-        Afterwards nothing of that touches the flat vector or the gradients any more.
-        """
-
-    def begun_again(self, step: int) -> int:
-        """Says with how many steps done this worker goes on after `break_off`; fewer, if the latest was not whole.
-
-        Args:
-            step: that it had done.
-        """
-        return step
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Goes on with other workers than before, where the strategy `regroups`; a successor begins with it.
-
-        All members have met equally often: those who had less often have been given another's flat vector and `state`
-        (`take_over`). Gradients are zero, in new memory, and nothing is under way. A step that broke is begun again.
-
-        Args:
-            workers: those that go in step from now on; all of them are told at the same place.
-            members: their indices among all workers of the run, in the same order; worker 0 is always there.
-
-        Raises:
-            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
-        """
-        raise NotImplementedError
+class RegroupsApart:
+    """Taken on by a part whose group regroups by itself (`OnLoss.REGROUP_GROUP`)."""
 
     @property
     def due(self) -> bool:
-        """Whether somebody waits to be let into this worker's group, where the strategy `regroups_apart`."""
+        """Whether another waits to be let into this worker's group."""
         return False
 
     def reassemble(self, *, enters: bool) -> Reassembled:
-        """Goes on with those of this worker's group who are there, where the strategy `regroups_apart`.
+        """Continue with those of this worker's group who are there.
 
         What was under way in the group is given up, and a step that servers have not taken is begun again by all.
 
@@ -144,194 +383,83 @@ class Regrouping:
         """
         raise NotImplementedError
 
-    def meetings(self, step: int) -> int:
-        """Says how many times all workers have met, none going on before all had come, in so many steps.
 
-        Who has met less often than another is behind it; others need not have done equally many steps to regroup.
+class WorkerCalls:
+    """All calls on one worker's part, bound once; those of what it does not take on do nothing, or what is usual.
 
-        Args:
-            step: steps done.
-        """
-        return step
+    Args:
+        part: of the worker.
 
-    def exchanges(self, step: int) -> int:
-        """Says how many times others have been given what this worker has learned, in so many steps.
+    Attributes:
+        inner: the part.
+        replicated: see `WorkerPart`.
+        uses_bucket_ready: whether it makes use of `bucket_ready`.
+        uses_before_use: whether it needs `before_use`.
+    """
 
-        What a lost worker did since the last time is gone. Default: at every meeting.
+    def __init__(self, part: WorkerPart) -> None:
+        self.inner = part
+        self.replicated = part.replicated
+        self.start, self.begin, self.gradients_ready = part.start, part.begin, part.gradients_ready
+        self.settle, self.end, self.state, self.load_state = (
+            part.settle,
+            part.end,
+            part.state,
+            part.load_state,
+        )
+        self.uses_bucket_ready = isinstance(part, OverlapsBackward)
+        self.bucket_ready = part.bucket_ready if isinstance(part, OverlapsBackward) else _ignore
+        self.uses_before_use = isinstance(part, LazyUse)
+        self.before_use = part.before_use if isinstance(part, LazyUse) else _ignore
+        if isinstance(part, CutsNetwork):
+            self.take_parts, self.compute = part.take_parts, part.compute
+        self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
+        self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing
+        self.catch_up = part.catch_up if isinstance(part, CatchesUp) else _nothing
+        self.let_go = part.let_go if isinstance(part, UsesServers) else _nothing
+        self.check_servers = part.check_servers if isinstance(part, UsesServers) else _nothing
+        self.close = part.close if isinstance(part, Background) else _nothing
+        if isinstance(part, CommonStart):
+            self.common_model, self.begin_at = part.common_model, part.begin_at
+        self.model_in: Callable[[State], Tensor | None] = (
+            part.model_in if isinstance(part, HoldsModel) else _no_model
+        )
+        self._hears = part if isinstance(part, HearsOfStop) else None
+        if isinstance(part, Regroups):
+            self.regroup, self.break_off, self.begun_again = part.regroup, part.break_off, part.begun_again
+            self.meetings, self.exchanges, self.lets_in = part.meetings, part.exchanges, part.lets_in
+            self.take_over = part.take_over
+        self._apart = part if isinstance(part, RegroupsApart) else None
+        if isinstance(part, RegroupsApart):
+            self.reassemble = part.reassemble
 
-        Args:
-            step: steps done.
-        """
-        return self.meetings(step)
-
-    def lets_in(self, step: int) -> bool:
-        """Whether a step may be broken off, before it begins, to let a worker in; default: one with a meeting.
-
-        Args:
-            step: its number.
-        """
-        return self.meetings(step + 1) > self.meetings(step)
+    @property
+    def staleness(self) -> Counter[int]:
+        """See `WorkerPart`."""
+        return self.inner.staleness
 
     @property
     def has_stopped(self) -> bool:
-        """Whether others have stopped where this worker is, as it has heard in regrouping or as it came."""
-        return False
+        """Whether others have stopped where this worker is."""
+        return self._hears is not None and self._hears.has_stopped
+
+    @property
+    def due(self) -> bool:
+        """Whether another waits to be let into this worker's group, where that regroups by itself."""
+        return self._apart is not None and self._apart.due
 
 
-class WorkerPart(Regrouping):
-    """What a strategy does on one worker.
+def _nothing() -> None:
+    pass
 
-    The training loop calls it in this order:
 
-        start ─▶ ( begin ─▶ before_use(b)… forward ─▶ bucket_ready(b)… backward ─▶ gradients_ready )…
-              ─▶ settle ─▶ present ─▶ catch_up ─▶ ( … )… ─▶ settle ─▶ end ─▶ let_go ─▶ close
+def _ignore(bucket: int) -> None:
+    pass
 
-    Attributes:
-        staleness: how many gradients were applied at which staleness, where the worker knows it.
-        replicated: whether `state` is the same on all workers, so that one copy of it is enough.
-        uses_bucket_ready: whether it makes use of `bucket_ready`; a loop may still not call that.
-        uses_before_use: whether it needs `before_use`, which a loop must then call, after `begin`.
-    """
 
-    replicated: ClassVar[bool] = False
-    uses_bucket_ready: ClassVar[bool] = False
-    uses_before_use: ClassVar[bool] = False
+def _following(step: int) -> int:
+    return step + 1
 
-    def __init__(self) -> None:
-        self.staleness: Counter[int] = Counter()
 
-    def start(self, step: int) -> int:
-        """Agrees with the others on the parameters to start from.
-
-        Args:
-            step: where this worker would start (0, or what a checkpoint says).
-
-        Returns:
-            Where it must start: a server may know better than a checkpoint which gradients have been applied.
-        """
-        raise NotImplementedError
-
-    def begin(self, step: Step) -> None:
-        """Called before anything of a step is computed."""
-
-    def before_use(self, bucket: int) -> None:
-        """Called before a layer with parameters of this bucket runs forward."""
-
-    def take_parts(self, parts: Cut) -> None:
-        """Takes the network in two parts, where the strategy `cuts_network`; called before `load_state` and `start`."""
-        raise NotImplementedError
-
-    def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        """Computes the gradients of a step together with the others, where the strategy `cuts_network`.
-
-        Args:
-            step: as it was given to `begin`.
-            images: (B, C, H, W); maybe none.
-            loss: of some of them.
-
-        Returns:
-            Their mean loss; 0 without any.
-        """
-        raise NotImplementedError
-
-    def bucket_ready(self, bucket: int) -> None:
-        """Called when the gradients of this bucket are final, during the backward pass; buckets come in order."""
-
-    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Exchanges the gradients, which are final now, and updates the parameters.
-
-        Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
-
-        Args:
-            step: as it was given to `begin`; may weigh less if no bucket has been announced.
-            learning_rate: the one to update with.
-
-        Returns:
-            Whether this worker must stop after this step, because a rank was asked to. Where workers go in step, all
-            get the same answer at the same step.
-        """
-        raise NotImplementedError
-
-    def next_step(self, step: int) -> int:
-        """Gives the step that follows a completed one: not always the next, where the others did not wait.
-
-        Asked after every step. This worker skips the steps between; a user's own loop, which cannot skip, computes them
-        in vain.
-        """
-        return step + 1
-
-    def settle(self) -> None:
-        """Completes pending exchanges and updates, so that the flat vector holds this worker's current model."""
-
-    def check_servers(self) -> None:
-        """Checks which servers were lost since they were last asked, so that their successors are asked."""
-
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Takes over the state of the newest worker, where this one is behind; its flat vector is copied already.
-
-        Args:
-            newest: the result of `state` there.
-            done: steps that this worker has done; negative for a successor that has just come.
-            step: steps that the newest worker has done.
-
-        Returns:
-            Steps that this worker has done now.
-        """
-        self.load_state(newest)
-        return step
-
-    def common_model(self) -> Tensor:
-        """Gives the mean of all workers' models, `(size,)`, where the strategy `can_begin_anew`; called on all."""
-        raise NotImplementedError
-
-    def begin_at(self, vector: Tensor) -> None:
-        """Continues from another point, the same on all workers, where the strategy `can_begin_anew`.
-
-        Args:
-            vector: `(size,)`, the same bits on all; copied.
-        """
-        raise NotImplementedError
-
-    def present(self) -> Tensor | None:
-        """Called after an epoch: gives the model to be tested, where it is not worker 0's own.
-
-        Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
-        Training goes on from the flat vector as it is.
-
-        Returns:
-            `(size,)`, the run's model as it is now (a centre, a mean); None for that of worker 0.
-        """
-        return None
-
-    def catch_up(self) -> None:
-        """Called after an epoch: takes over what others did while this worker was evaluating.
-
-        Called on every worker after every epoch but the last.
-        """
-
-    def end(self) -> None:
-        """Leaves the other workers.
-
-        On worker 0 the flat vector then holds the run's final parameters, at the latest after `let_go`.
-        """
-
-    def let_go(self) -> None:
-        """Lets the servers go, when all workers have left. Called on worker 0 only."""
-
-    def close(self) -> None:
-        """Ends what this worker does in the background. Called last, when no rank needs it any more."""
-
-    def state(self) -> State:
-        """Gives what a resumed worker needs beside the parameters."""
-        return {}, {}
-
-    def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; called before `start`."""
-
-    def model_in(self, state: State) -> Tensor | None:
-        """Gives the model, `(size,)`, that a worker held when `state` gave this; None where its part does not hold it.
-
-        Args:
-            state: of any worker.
-        """
-        return None
+def _no_model(state: State) -> None:
+    pass

@@ -11,15 +11,12 @@ from polyrhythm.roles import replica as module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.worker_part import Step, WorkerPart
+from polyrhythm.strategies.worker_part import LazyUse, OverlapsBackward, Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
-class Diary(WorkerPart):
+class Diary(WorkerPart, OverlapsBackward, LazyUse):
     """Notes every call."""
-
-    uses_bucket_ready = True
-    uses_before_use = True
 
     def __init__(self, setting):
         super().__init__()
@@ -94,9 +91,9 @@ def test_hooks_announce_all_buckets_but_the_last_in_order_with_final_gradients()
     assert learn(made, Step(7, stop=True)) is True
     uses = ["use 2", "use 1", "use 0"]
     # with bucket 2 the backward pass is over, which needs no word
-    assert made.part.lines == ["begin 7", *uses, "ready 0", "ready 1", "done 7 at 0.5"]
-    assert torch.equal(made.part.gradients[0][:9], reference[2].weight.grad.reshape(-1))
-    assert torch.equal(made.part.gradients[1], reference[1].weight.grad.reshape(-1))
+    assert made.part.inner.lines == ["begin 7", *uses, "ready 0", "ready 1", "done 7 at 0.5"]
+    assert torch.equal(made.part.inner.gradients[0][:9], reference[2].weight.grad.reshape(-1))
+    assert torch.equal(made.part.inner.gradients[1], reference[1].weight.grad.reshape(-1))
     assert torch.equal(made.flat.gradients, torch.zeros(27))
 
 
@@ -106,24 +103,24 @@ def test_a_layer_used_twice_is_ready_once_and_one_never_used_holds_those_after_i
         assert learn(made, Step(number)) is False
     uses = ["use 2", "use 2", "use 1"]
     # bucket 0 is the layer that is never used: nothing may be announced before it
-    assert made.part.lines == ["begin 0", *uses, "done 0 at 0.5", "begin 1", *uses, "done 1 at 0.5"]
+    assert made.part.inner.lines == ["begin 0", *uses, "done 0 at 0.5", "begin 1", *uses, "done 1 at 0.5"]
 
 
 def test_several_backward_passes_in_a_step_announce_nothing():
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)), announce=False)
     learn(made, Step(0))
     made.announce(0)
-    assert not any(line.startswith("ready") for line in made.part.lines)
+    assert not any(line.startswith("ready") for line in made.part.inner.lines)
 
 
 def test_a_drawn_pace_announces_by_itself():
     made = make(nn.Sequential(nn.Linear(3, 3, bias=False)), DrawnPace(VirtualTime(), lambda: 0.1))
     made.begin(Step(0))
     made.model(torch.ones(2, 3)).sum().backward()
-    assert made.part.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
+    assert made.part.inner.lines == ["begin 0"], "hooks would switch ranks in the middle of a pass"
     made.use(0)
     made.announce(0)
-    assert made.part.lines == ["begin 0", "use 0", "ready 0"]
+    assert made.part.inner.lines == ["begin 0", "use 0", "ready 0"]
 
 
 def test_a_drawn_pass_is_played_bucket_by_bucket_only_to_those_who_listen():

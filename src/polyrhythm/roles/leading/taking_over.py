@@ -22,7 +22,7 @@ from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER
-from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_part import WorkerCalls
 from polyrhythm.training.weight_averaging import WeightAverage
 
 
@@ -71,7 +71,7 @@ class Stock:
         return torch.stack(self.models).mean(0)
 
 
-def stock_of(states: dict[int, WorkerState], part: WorkerPart, step: int) -> Stock | None:
+def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> Stock | None:
     """Gives what is known of a step; None where nobody has handed in a model of its own after it.
 
     Args:

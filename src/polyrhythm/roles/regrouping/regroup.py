@@ -59,7 +59,7 @@ from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.worker_part import WorkerPart
+from polyrhythm.strategies.worker_part import WorkerCalls
 from polyrhythm.training.flat_parameters import FlatParameters
 
 TAG = 2
@@ -72,7 +72,7 @@ class Done:
 
     Attributes:
         over: whether it has done all that there was to do.
-        meetings: of all workers that it has been at; see `WorkerPart.meetings`.
+        meetings: of all workers that it has been at; see `Regroups.meetings`.
         steps: that it has done.
     """
 
@@ -218,7 +218,7 @@ class Member:
     """
 
     worker: int
-    part: WorkerPart
+    part: WorkerCalls
     flat: FlatParameters
     takes_place: Callable[[int, int], None]
     stands_in: Callable[[tuple[int, ...], int, int], None]

@@ -47,7 +47,7 @@ from polyrhythm.partition.ownership import Ownership
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.state import Held, Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import CutsNetwork, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -97,7 +97,7 @@ class Hybrid(Strategy):
         return HybridWorker(setting, self.scheme, self.collective)
 
 
-class HybridWorker(WorkerPart):
+class HybridWorker(WorkerPart, CutsNetwork):
     """Computes with the others, then updates what is its own."""
 
     def __init__(self, setting: WorkerSetting, scheme: Scheme, collective: Collective) -> None:

@@ -70,7 +70,14 @@ from polyrhythm.strategies.bucket_scheduling import (
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    LazyUse,
+    OverlapsBackward,
+    Regroups,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import SlicedOptimizer
 
@@ -124,12 +131,10 @@ _NONE = -1
 _HALF_MADE = "half_made"
 
 
-class LazyWorker(WorkerPart):
+class LazyWorker(Regroups, OverlapsBackward, LazyUse):
     """Lets buckets travel while it goes on, and updates each just before its parameters are used again."""
 
     replicated: ClassVar[bool] = True
-    uses_bucket_ready: ClassVar[bool] = True
-    uses_before_use: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import OverlapsBackward, Regroups, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
@@ -91,11 +91,10 @@ class Synchronous(Strategy):
         return SynchronousWorker(setting, self.collective, self.transfer)
 
 
-class SynchronousWorker(WorkerPart):
+class SynchronousWorker(Regroups, OverlapsBackward):
     """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
     replicated: ClassVar[bool] = True
-    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, collective: Collective, transfer: Transfer) -> None:
         super().__init__()

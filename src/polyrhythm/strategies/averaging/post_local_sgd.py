@@ -26,7 +26,14 @@ from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsW
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    OverlapsBackward,
+    Presents,
+    Regroups,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.quantities import Count, NonNegative
 
 
@@ -100,10 +107,8 @@ class PostLocalSGD(Averaging):
         return PostLocalWorker(setting, rounds)
 
 
-class PostLocalWorker(WorkerPart):
+class PostLocalWorker(Regroups, OverlapsBackward, Presents):
     """Averages gradients while the backward pass goes on, until local steps begin."""
-
-    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()

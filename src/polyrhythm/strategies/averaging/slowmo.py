@@ -40,7 +40,15 @@ from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, 
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    HoldsModel,
+    Presents,
+    Regroups,
+    Step,
+    WorkerCalls,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.quantities import Count, Decay, Positive
 
@@ -118,7 +126,7 @@ class SlowMo(Averaging):
         """Makes the part of one worker."""
         if self.base is not None:
             outer = SlowMomentum(self.slow_momentum, self.slow_lr)
-            return RoundsOverBase(self.base.worker(setting), setting.flat, self.steps, outer)
+            return RoundsOverBase(WorkerCalls(self.base.worker(setting)), setting.flat, self.steps, outer)
         rounds = Rounds(
             steps=self.steps,
             collective=self.collective,
@@ -173,7 +181,7 @@ class SlowMomentum:
 _OUTER = "outer."
 
 
-class RoundsOverBase(WorkerPart):
+class RoundsOverBase(Regroups, Presents, HoldsModel):
     """Takes the base's steps, and ends a round as all others do.
 
     Args:
@@ -183,7 +191,7 @@ class RoundsOverBase(WorkerPart):
         outer: what is made of the mean.
     """
 
-    def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
+    def __init__(self, base: WorkerCalls, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
         self._base = base
         self._flat = flat

@@ -37,7 +37,14 @@ from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    Background,
+    CatchesUp,
+    Step,
+    UsesServers,
+    WorkerPart,
+    WorkerSetting,
+)
 
 
 class ADPSGD(Strategy):
@@ -92,7 +99,7 @@ class ADPSGD(Strategy):
         return ADPSGDWorker(setting, self.topology)
 
 
-class ADPSGDWorker(WorkerPart):
+class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
     """Tells its keeper when a step begins and when it has a gradient."""
 
     def __init__(self, setting: WorkerSetting, topology: Topology) -> None:

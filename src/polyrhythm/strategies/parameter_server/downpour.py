@@ -56,7 +56,14 @@ from polyrhythm.strategies.state import (
     steps_of_servers,
 )
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    CatchesUp,
+    Presents,
+    Step,
+    UsesServers,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
@@ -149,7 +156,7 @@ class Rhythm:
     local_rate: float
 
 
-class SumWorker(WorkerPart):
+class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
     """Steps on its own, pushes sums of its gradients, and takes over what the servers hold.
 
     Args:

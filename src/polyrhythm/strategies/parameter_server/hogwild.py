@@ -27,7 +27,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.state import Resharding, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import CatchesUp, Step, UsesServers, WorkerPart, WorkerSetting
 
 
 class Hogwild(Strategy):
@@ -83,7 +83,7 @@ class Hogwild(Strategy):
         return HogwildWorker(setting)
 
 
-class HogwildWorker(WorkerPart):
+class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     """Steps on the shared vector with gradients of its copy.
 
     The counts are shared as well: how many gradients of each worker the vector holds, and whether someone wants to

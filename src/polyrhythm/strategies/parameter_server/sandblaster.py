@@ -63,7 +63,7 @@ from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import STEPS, Resharding, State, StateField, steps_of_servers
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, UsesServers, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -131,7 +131,7 @@ _MOST = torch.finfo(torch.float32).max
 """A server refuses a greater rate; with this one, a loss that is not finite says what to mend."""
 
 
-class BatchWorker(WorkerPart):
+class BatchWorker(WorkerPart, UsesServers):
     """Contributes portions to batches; between two batches its parameters do not change.
 
     Args:

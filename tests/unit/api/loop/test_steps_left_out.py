@@ -8,16 +8,22 @@ import pytest
 from torch import nn, optim
 
 from polyrhythm.api.join import join
-from polyrhythm.strategies.allreduce.synchronous import SynchronousWorker
+from polyrhythm.strategies.allreduce import synchronous
+from polyrhythm.strategies.worker_part import SkipsSteps
 from unit.api.alone import flat, network, points
+
+
+class Skipping(synchronous.SynchronousWorker, SkipsSteps):
+    """A part that the others have left behind after its second step."""
+
+    def next_step(self, step: int) -> int:
+        return 5 if step == 1 else step + 1
 
 
 def test_steps_change_nothing_until_the_loop_is_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "POLYRHYTHM_WORKERS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        SynchronousWorker, "next_step", lambda self, step: 5 if step == 1 else step + 1, raising=False
-    )
+    monkeypatch.setattr(synchronous, "SynchronousWorker", Skipping)
     inputs, labels = points(24).tensors
     model = network()
     with join() as group:

@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -93,7 +93,7 @@ def play(
         part.end()
         played.ends[rank] = flat.vector.clone()
         if rank == 0:
-            part.let_go()
+            WorkerCalls(part).let_go()
 
     for rank in range(workers):
         time.spawn(f"worker {rank}", lambda rank=rank: work(rank))  # type: ignore[misc]

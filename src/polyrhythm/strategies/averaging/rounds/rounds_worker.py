@@ -30,7 +30,7 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, Mean, ModelMean
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import HoldsModel, Presents, Regroups, Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.natural_gradient import Fisher, natural_gradient
 
@@ -166,7 +166,7 @@ _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
 _NEVER = -1
 
 
-class RoundsWorker(WorkerPart):
+class RoundsWorker(Regroups, Presents, HoldsModel):
     """Trains on its own; at the end of a round all models become one.
 
     Args:

@@ -52,7 +52,7 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import CommonStart, HoldsModel, Presents, Regroups, Step, WorkerSetting
 
 
 class InTurns(Strategy):
@@ -87,7 +87,7 @@ REUNITE = "the others begin anew at the mean of what they hold, with a matrix fo
 _NEVER = -1
 
 
-class TurnsWorker(WorkerPart):
+class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
     """Mixes in turns.
 
     Args:

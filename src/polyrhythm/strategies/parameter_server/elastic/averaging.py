@@ -64,7 +64,14 @@ from polyrhythm.strategies.state import (
     steps_of_servers,
 )
 from polyrhythm.strategies.strategy import Paper, Traits
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    CatchesUp,
+    Presents,
+    Step,
+    UsesServers,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -185,7 +192,7 @@ class ElasticAveraging(WithServers):
         return centre_session(workers, self.rule(len(workers)))
 
 
-class ElasticWorker(WorkerPart):
+class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers):
     """Steps on its own, and exchanges every `tau` steps.
 
     Args:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,7 +42,19 @@ from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG,
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.state import Held, Resharding, State
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Reassembled, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    CatchesUp,
+    OverlapsBackward,
+    Presents,
+    Reassembled,
+    RegroupsApart,
+    SkipsSteps,
+    Step,
+    UsesServers,
+    WorkerCalls,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -201,7 +213,7 @@ class Models:
         self.apart = False
         self._flat = setting.flat
         self._group = group
-        self._part = inside.worker(replace(setting, workers=group))
+        self._part = WorkerCalls(inside.worker(replace(setting, workers=group)))
         self._read = torch.zeros_like(setting.flat.vector)
         self._done = 0
         self._stop_requested = False
@@ -383,7 +395,7 @@ class Circle:
         return True
 
 
-class MixedWorker(WorkerPart):
+class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers, RegroupsApart):
     """Goes on with its group; whoever speaks for the group pushes what comes of it, and hands the answer on.
 
     When somebody of the group is lost, or comes, those who are there begin anew at what the servers have: the
@@ -395,8 +407,6 @@ class MixedWorker(WorkerPart):
         circle: its group.
         inside: what goes on there.
     """
-
-    uses_bucket_ready: ClassVar[bool] = True
 
     def __init__(self, setting: WorkerSetting, circle: Circle, inside: InsidePart) -> None:
         super().__init__()

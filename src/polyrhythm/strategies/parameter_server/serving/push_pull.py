@@ -13,7 +13,15 @@ from polyrhythm.communication.message import Kind, Message, message_of, pack_jso
 from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.parameter_server.serving.admission import is_finite
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    CatchesUp,
+    HearsOfStop,
+    SkipsSteps,
+    Step,
+    UsesServers,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -166,7 +174,7 @@ class PushPull:
         return self._network.receive(self._servers[position])[1]
 
 
-class ServedWorker(WorkerPart):
+class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     """Pushes the gradients of every step and goes on with what the servers answer.
 
     Args:
