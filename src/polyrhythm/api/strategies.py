@@ -32,7 +32,7 @@ def _described(kind: Any) -> dict[str, Any]:
     made = kind()
     return {
         "name": made.name,
-        "family": made.family,
+        "family": kind.__module__.split(".")[-2],
         "paper": str(kind.paper),
         "cited_as": kind.paper.short,
         "year": kind.paper.year,

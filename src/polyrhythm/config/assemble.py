@@ -39,7 +39,7 @@ from polyrhythm.partition.ownership import Ownership
 from polyrhythm.roles.job import Job, Keeping, Learning, Losses, check_network_use
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import Remarks, Strategy
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution, Precision, check_learns_alone
 from polyrhythm.training.loss import Loss, Targets
@@ -74,7 +74,7 @@ def strategy_from(spec: Any) -> Strategy:
 
 def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
     """Log a warning if the strategy is allowed but likely to go wrong with these values."""
-    caution = strategy.caution(workers, learning_rate)
+    caution = strategy.caution(workers, learning_rate) if isinstance(strategy, Remarks) else ""
     if caution:
         _log.warning("strategy %s: %s", strategy, caution)
 
@@ -440,7 +440,7 @@ def try_out(
     if traits.shards:
         check_shards(made, model, traits.shards)
     flat = FlatParameters(model)
-    strategy.check_optimizer(OptimizerPlan.of(made, flat), workers)
+    strategy.check(workers, OptimizerPlan.of(made, flat))
     if traits.cuts_network:
         with torch.random.fork_rng(devices=[]):
             Ownership.of(flat, cut(model, flat.vector.new_zeros(1, *image_shape)), workers)

@@ -20,7 +20,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 
@@ -135,7 +135,8 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehea
 
 def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy, workers: int) -> ModelSizes:
     """Return the sizes of the parts of a model that travel; raise if the servers cannot divide it among them."""
-    asked = strategy.bucket_bytes_for(None, next(model.parameters()))
+    like = next(model.parameters())
+    asked = strategy.bucket_bytes_for(None, like) if isinstance(strategy, SizesBuckets) else None
     sizes = sizes_of(model, dataset.image_shape, asked)
     traits = strategy.traits(workers)
     if traits.cuts_network:

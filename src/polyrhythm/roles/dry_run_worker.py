@@ -48,6 +48,7 @@ from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_f
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import Remarks
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 
 _NO_LOSS = float("nan")
@@ -349,7 +350,8 @@ class RehearsalLeader:
                 free_running=not rehearsal.traits.waits_for_slower,
             )
         )
-        if remark := rehearsal.strategy.remark(rehearsal.workers):
+        strategy = rehearsal.strategy
+        if isinstance(strategy, Remarks) and (remark := strategy.remark(rehearsal.workers)):
             world.emit(Notice(time_s=0, text=remark))
 
     def _take_over(self) -> None:

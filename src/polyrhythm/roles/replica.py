@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -120,7 +120,8 @@ class Replica(FlatReplica):
     ) -> None:
         self.model = model
         workers = world.workers()
-        asked = strategy.bucket_bytes_for(workers, next(model.parameters()))
+        like = next(model.parameters())
+        asked = strategy.bucket_bytes_for(workers, like) if isinstance(strategy, SizesBuckets) else None
         flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
         setting = WorkerSetting(
             world.network,

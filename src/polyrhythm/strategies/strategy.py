@@ -161,16 +161,23 @@ class Traits:
         return {roles.workers[group[0]]: group for group in self.groups}
 
 
+UNPUBLISHED = Paper("", "unpublished", "", 0)
+UNKNOWN = Facts(bytes_per_step="", staleness="", use_it="")
+
+
 class Strategy(Config):
     """A strategy's configuration; declares what holds for its runs, and makes its worker and server parts.
 
+    What only some strategies offer besides are small bases that they take on: `Remarks`, `SizesBuckets`,
+    `AveragesGradients` and `RecutsServers`.
+
     Attributes:
-        paper: that it comes from.
+        paper: that it comes from; for the generated tables.
         facts: for the generated tables.
     """
 
-    paper: ClassVar[Paper]
-    facts: ClassVar[Facts]
+    paper: ClassVar[Paper] = UNPUBLISHED
+    facts: ClassVar[Facts] = UNKNOWN
 
     def traits(self, workers: int) -> Traits:
         """Return what holds for runs with so many workers."""
@@ -180,26 +187,20 @@ class Strategy(Config):
         """Return what such a run does when a rank is lost."""
         return FaultPolicy()
 
-    @property
-    def family(self) -> str:
-        """The folder that it is defined in, such as `allreduce`."""
-        return type(self).__module__.split(".")[-2]
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        """Refuse options that cannot work with so many workers, or an optimiser that they cannot run.
 
-    def goes_on_from(self, before: Strategy) -> bool:
-        """Whether a run can resume from a checkpoint of another strategy, its servers' states converted by `recut`."""
-        return self == before
-
-    def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
-        """Return the states of this strategy's servers, from those of a run that it `goes_on_from`.
+        What servers cannot run is refused elsewhere.
 
         Args:
-            states: of all servers that there were.
-            plan: of the user's optimiser.
+            workers: how many there are.
+            plan: of the user's optimiser; None before that is known.
 
         Raises:
-            RequestError: they cannot be cut so.
+            RequestError: with the reason and what would work.
         """
-        return list(states)
+        if workers < 1:
+            raise RequestError(f"workers must be at least 1 (given {workers})")
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Return how a checkpoint of `before` workers is converted for `after` workers.
@@ -213,35 +214,28 @@ class Strategy(Config):
         """
         both = [self.traits(workers) for workers in (before, after)]
         if both[0].servers or not all(traits.identical for traits in both):
-            raise self.needs_as_many(before)
+            raise needs_as_many(self, before)
         return same_for_all(after)
 
-    def needs_as_many(self, before: int) -> RequestError:
-        """Return the error that refuses another number of workers."""
-        return RequestError(
-            f"{self} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
-            "the saved weights"
-        )
+    def worker(self, setting: WorkerSetting) -> WorkerPart:
+        """Return the part of one worker."""
+        raise NotImplementedError
 
-    def check(self, workers: int) -> None:
-        """Refuse options that cannot work with so many workers.
+    def server(self, setting: ServerSetting) -> ServerPart:
+        """Return the part of one server."""
+        raise RequestError(f"{self.name} has no servers")
 
-        Raises:
-            RequestError: with the reason and what would work.
-        """
-        if workers < 1:
-            raise RequestError(f"workers must be at least 1 (given {workers})")
 
-    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
-        """Refuse an optimiser that this strategy's workers cannot run; what servers cannot run is refused elsewhere.
+def needs_as_many(strategy: Strategy, before: int) -> RequestError:
+    """Return the error that refuses another number of workers than there were before."""
+    return RequestError(
+        f"{strategy} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
+        "the saved weights"
+    )
 
-        Args:
-            plan: of the user's optimiser.
-            workers: how many there are.
 
-        Raises:
-            RequestError: with the reason and what would work.
-        """
+class Remarks:
+    """Taken on by a strategy that has something to say about a configuration."""
 
     def caution(self, workers: int, learning_rate: float) -> str:
         """Return a warning of one line about a configuration that is allowed but may fail; empty if there is none.
@@ -256,6 +250,10 @@ class Strategy(Config):
         """Return a remark of one line for the start of a run with so many workers; empty if there is none."""
         return ""
 
+
+class SizesBuckets:
+    """Taken on by a strategy that decides how large the buckets of gradients are."""
+
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         """Return the least bytes of a bucket of gradients; None for the default. All workers call it together.
 
@@ -266,16 +264,32 @@ class Strategy(Config):
         Raises:
             RequestError: it would have to find out, and cannot.
         """
-        return None
+        raise NotImplementedError
+
+
+class AveragesGradients:
+    """Taken on by a strategy whose groups have gradients for servers above them (`GroupOutput.GRADIENTS`)."""
 
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
-        """Return what averages a group's gradients, where that is its `Traits.output`."""
+        """Return what averages a group's gradients."""
         raise NotImplementedError
 
-    def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
+
+class RecutsServers:
+    """Taken on by a strategy that can resume from a checkpoint of other servers than its own."""
+
+    def goes_on_from(self, before: Strategy) -> bool:
+        """Return whether a run can resume from a checkpoint of another strategy, its servers' states `recut`."""
         raise NotImplementedError
 
-    def server(self, setting: ServerSetting) -> ServerPart:
-        """Return the part of one server."""
-        raise RequestError(f"{self.name} has no servers")
+    def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
+        """Return the states of this strategy's servers, from those of a run that it `goes_on_from`.
+
+        Args:
+            states: of all servers that there were.
+            plan: of the user's optimiser.
+
+        Raises:
+            RequestError: they cannot be cut so.
+        """
+        raise NotImplementedError

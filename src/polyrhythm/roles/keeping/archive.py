@@ -37,7 +37,7 @@ from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, Merged, State
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
     checkpoints,
@@ -416,7 +416,9 @@ def goes_on_from(job: Job, before: str) -> bool:
         found = build("strategy", before, *FAMILIES)
     except RequestError:  # there is no such strategy any more
         return False
-    return isinstance(found, Strategy) and job.strategy.goes_on_from(found)
+    if isinstance(job.strategy, RecutsServers) and isinstance(found, Strategy):
+        return job.strategy.goes_on_from(found)
+    return job.strategy == found
 
 
 def recutting_notice(job: Job, states: Sequence[State]) -> str:

@@ -31,6 +31,7 @@ from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, R
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.strategy import RecutsServers, Remarks
 
 
 class Leader:
@@ -87,7 +88,9 @@ class Leader:
         self._replica.flat.vector.copy_(snapshot.parameters)
         replicated = self._replica.part.replicated
         others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self.job.workers)}
-        servers = self.job.strategy.recut(snapshot.servers, self._replica.plan)
+        servers, strategy = snapshot.servers, self.job.strategy
+        if isinstance(strategy, RecutsServers):
+            servers = strategy.recut(servers, self._replica.plan)
         self._others.hand_out(others, servers, snapshot.behind(self.job.workers))
         self._narrator.earlier_s = snapshot.seconds
         return snapshot.worker(0, replicated)
@@ -108,7 +111,8 @@ class Leader:
             self.job.keeping.claim.remove(folder / ARRIVALS_FILE)
         self._narrator.begin()
         self._narrator.say(self._figures.opening(epoch, self._narrator.earlier_s))
-        of_strategy, of_data = self.job.strategy.remark(self.job.workers), self.job.dataset.remark
+        strategy, of_data = self.job.strategy, self.job.dataset.remark
+        of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
         for remark in (of_strategy, of_data, *self._curator.remarks):
             if remark:
                 self._narrator.say(Notice(time_s=0, text=remark))

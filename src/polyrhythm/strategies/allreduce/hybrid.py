@@ -79,9 +79,11 @@ class Hybrid(Strategy):
     scheme: Scheme = "a"
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
-    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
-        """Refuses one that looks at whole layers."""
-        check_elementwise(plan, workers)
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        """Refuse an optimiser that looks at whole layers."""
+        super().check(workers, plan)
+        if plan is not None:
+            check_elementwise(plan, workers)
 
     def traits(self, workers: int) -> Traits:
         """Return those of one large batch; what others train of the last layers comes at the end of an epoch."""

@@ -69,7 +69,7 @@ from polyrhythm.strategies.bucket_scheduling import (
 )
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
+from polyrhythm.strategies.strategy import Facts, Paper, SizesBuckets, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     LazyUse,
     OverlapsBackward,
@@ -82,7 +82,7 @@ from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, TAIL, Flat
 from polyrhythm.training.optimizer_plan import SlicedOptimizer
 
 
-class LazySynchronous(Strategy):
+class LazySynchronous(Strategy, SizesBuckets):
     """All workers average their gradients at every step, and wait for each layer's only before its next use.
 
     Attributes:

@@ -36,14 +36,22 @@ from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_fo
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
+from polyrhythm.strategies.strategy import (
+    AveragesGradients,
+    Facts,
+    GroupOutput,
+    Paper,
+    SizesBuckets,
+    Strategy,
+    Traits,
+)
 from polyrhythm.strategies.worker_part import OverlapsBackward, Regroups, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
 
 
-class Synchronous(Strategy):
+class Synchronous(Strategy, SizesBuckets, AveragesGradients):
     """All workers average their gradients at every step.
 
     Attributes:

@@ -26,6 +26,7 @@ from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 
@@ -56,13 +57,13 @@ class HierarchicalAveraging(Averaging):
     steps_between: Count = 8
     optimizer_state: AtAverage = "keep"
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses groups that no mean of all could be rarer than.
 
         Raises:
             RequestError: a group is larger than all workers, or groups meet no more often than all do.
         """
-        super().check(workers)
+        super().check(workers, plan)
         if 1 < workers < self.group:  # one worker is a group of its own
             raise RequestError(
                 f"hierarchical_averaging: group={self.group} is larger than all {workers} workers: give a smaller "

@@ -34,6 +34,7 @@ from polyrhythm.strategies.worker_part import (
     WorkerPart,
     WorkerSetting,
 )
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
 
@@ -89,13 +90,13 @@ class PostLocalSGD(Averaging):
             )
         return int(self.after)
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses an `after` that is neither a share nor a number of steps.
 
         Raises:
             RequestError: it is so.
         """
-        super().check(workers)
+        super().check(workers, plan)
         self.first_local_step(1)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:

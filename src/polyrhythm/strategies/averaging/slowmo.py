@@ -39,7 +39,7 @@ from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy
 from polyrhythm.strategies.worker_part import (
     HoldsModel,
     Presents,
@@ -50,10 +50,11 @@ from polyrhythm.strategies.worker_part import (
     WorkerSetting,
 )
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 
-class SlowMo(Averaging):
+class SlowMo(Averaging, Remarks):
     """Workers train alone for a round; what the round changed then gets a momentum of its own.
 
     Attributes:
@@ -86,9 +87,9 @@ class SlowMo(Averaging):
     base: Annotated[Strategy | None, chosen("base strategy", *FAMILIES)] = None
     optimizer_state: AtAverage = "keep"
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses a base whose workers cannot begin anew, and what becomes of nothing over one."""
-        super().check(workers)
+        super().check(workers, plan)
         if self.base is None:
             return
         self.base.check(workers)
@@ -105,7 +106,7 @@ class SlowMo(Averaging):
 
     def remark(self, workers: int) -> str:
         """Says what the base does."""
-        return self.base.remark(workers) if self.base is not None else ""
+        return self.base.remark(workers) if isinstance(self.base, Remarks) else ""
 
     @property
     def period(self) -> int:

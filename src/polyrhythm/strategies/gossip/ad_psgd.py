@@ -34,7 +34,7 @@ from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
 from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
 from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
+from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import (
@@ -45,9 +45,10 @@ from polyrhythm.strategies.worker_part import (
     WorkerPart,
     WorkerSetting,
 )
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class ADPSGD(Strategy):
+class ADPSGD(Strategy, Remarks):
     """Every worker averages with one neighbour at a time, and waits for no other.
 
     Attributes:
@@ -70,9 +71,9 @@ class ADPSGD(Strategy):
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses graphs that so many workers cannot have."""
-        super().check(workers)
+        super().check(workers, plan)
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:

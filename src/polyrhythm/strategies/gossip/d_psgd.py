@@ -34,6 +34,7 @@ from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class DPSGD(InTurns):
@@ -59,9 +60,9 @@ class DPSGD(InTurns):
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses graphs that so many workers cannot have, and weights that do not keep the mean."""
-        super().check(workers)
+        super().check(workers, plan)
         for turn in range(self.topology.period(workers)):
             for worker in range(workers):
                 shares = self.topology.shares(worker, workers, turn)

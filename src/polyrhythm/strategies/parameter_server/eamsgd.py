@@ -50,9 +50,11 @@ class EAMSGD(ElasticAveraging):
 
     delta: Decay = 0.9
 
-    def check_optimizer(self, plan: OptimizerPlan, workers: int) -> None:
-        """Refuses another momentum."""
-        _without_momentum(plan, self.delta)
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        """Refuse another momentum."""
+        super().check(workers, plan)
+        if plan is not None:
+            _without_momentum(plan, self.delta)
 
     def local_step(self, setting: WorkerSetting) -> LocalStep:
         """Makes the step with momentum.

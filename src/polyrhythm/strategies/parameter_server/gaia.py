@@ -37,7 +37,7 @@ from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, Si
 from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import STEPS, Held, Resharding, StateField
-from polyrhythm.strategies.strategy import Facts, Paper, Traits
+from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
@@ -94,7 +94,7 @@ class Gaia(WithServers):
     def resharding(self, before: int, after: int) -> Resharding:
         """Where as many sites have workers as had."""
         if self._busy(before) != self._busy(after):
-            raise self.needs_as_many(before)
+            raise needs_as_many(self, before)
         old, new = (
             SiteMap.of(cast_in_order(workers, self.sites * self.servers), self.sites).members
             for workers in (before, after)

@@ -37,6 +37,7 @@ from polyrhythm.strategies.state import Resharding
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
 
@@ -95,9 +96,9 @@ class Hierarchical(WithServers):
         rejoin = Rejoin.BEHIND if lockstep else Rejoin.LEVEL
         return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses what the consistency cannot do with so many groups."""
-        super().check(workers)
+        super().check(workers, plan)
         self.consistency.check(self._busy(workers))
         if self.consistency.own_updates:
             raise RequestError(

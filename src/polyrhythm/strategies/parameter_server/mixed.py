@@ -50,11 +50,21 @@ from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding
-from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper, Strategy, Traits
+from polyrhythm.strategies.strategy import (
+    AveragesGradients,
+    Facts,
+    GroupOutput,
+    Paper,
+    SizesBuckets,
+    Strategy,
+    Traits,
+    needs_as_many,
+)
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class Mixed(WithServers):
+class Mixed(WithServers, SizesBuckets):
     """Groups of replicas average inside and meet other groups only at the servers.
 
     Attributes:
@@ -128,9 +138,9 @@ class Mixed(WithServers):
             rejoin=Rejoin.BEHIND if lockstep else Rejoin.LEVEL,
         )
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses what the servers' parts cannot do with so many groups."""
-        super().check(workers)
+        super().check(workers, plan)
         check_rules(self.consistency, Handling(self.merge), self.groups(workers), self.servers)
         if self.consistency.own_updates:
             raise RequestError(
@@ -152,19 +162,19 @@ class Mixed(WithServers):
         if self._inside(after).output is GroupOutput.GRADIENTS:
             return servers
         if old.exchange_every != new.exchange_every:
-            raise self.needs_as_many(before)
+            raise needs_as_many(self, before)
         return groups_of_rounds(servers, self.inside.resharding(before, after))
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         """As the inside strategy has it."""
-        return self.inside.bucket_bytes_for(workers, like)
+        return self.inside.bucket_bytes_for(workers, like) if isinstance(self.inside, SizesBuckets) else None
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         """Makes the part of one worker."""
         number = setting.workers.rank // self.replicas
         members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
         circle = Circle(setting, number, members)
-        if self._inside(setting.workers.size).output is GroupOutput.GRADIENTS:
+        if isinstance(self.inside, AveragesGradients):
             mean_of = partial(self.inside.gradient_mean, flat=setting.flat)
             return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting.plan))
         return MixedWorker(setting, circle, Models(setting, circle.group, self.inside))

@@ -49,13 +49,14 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Strategy, Traits
+from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
 from polyrhythm.strategies.worker_part import CommonStart, HoldsModel, Presents, Regroups, Step, WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
-class InTurns(Strategy):
+class InTurns(Strategy, Remarks):
     """A strategy of messages to neighbours, which everybody waits for.
 
     Attributes:
@@ -64,9 +65,9 @@ class InTurns(Strategy):
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)]
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses graphs that so many workers cannot have."""
-        super().check(workers)
+        super().check(workers, plan)
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:

@@ -28,7 +28,7 @@ from polyrhythm.strategies.placements.shared import Shared
 from polyrhythm.strategies.role_assignment import PLACEMENTS, Placement
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Strategy, Traits
+from polyrhythm.strategies.strategy import RecutsServers, Strategy, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
@@ -50,7 +50,7 @@ class WithServers(Strategy):
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
-class Served(WithServers):
+class Served(WithServers, RecutsServers):
     """A strategy of pushes and pulls.
 
     Attributes:
@@ -68,9 +68,9 @@ class Served(WithServers):
         """Gives what it is composed of."""
         raise NotImplementedError
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuses what the parts cannot do with so many workers."""
-        super().check(workers)
+        super().check(workers, plan)
         check_rules(*self.rules(), workers, self.servers)
         if self.replicas > 1:
             check_replicas(self.rules()[1], self.servers)

@@ -63,7 +63,7 @@ from polyrhythm.strategies.state import (
     steps_known,
     steps_of_servers,
 )
-from polyrhythm.strategies.strategy import Paper, Traits
+from polyrhythm.strategies.strategy import Paper, Remarks, Traits
 from polyrhythm.strategies.worker_part import (
     CatchesUp,
     Presents,
@@ -121,7 +121,7 @@ PAPER = Paper(
 WHEN_A_WORKER_DIES = "the others go on, and a successor begins at the centre with the steps that are left"
 
 
-class ElasticAveraging(WithServers):
+class ElasticAveraging(WithServers, Remarks):
     """Workers train alone, and every few steps they and a centre pull at each other.
 
     Attributes:
