@@ -96,8 +96,8 @@ def prepare() -> None:
     from polyrhythm.config.assemble import assemble
     from polyrhythm.config.recipe import configure
     from polyrhythm.reporting.pages import plots, report
-    from polyrhythm.roles.job import Keeping
+    from polyrhythm.roles.job import CheckpointConfig
 
     assert all((plotly.graph_objects, torch._dynamo, plots, report))
-    job = assemble(configure({"data": "digits", "model": "mlp"}), Keeping())
+    job = assemble(configure({"data": "digits", "model": "mlp"}), CheckpointConfig())
     job.learning.optimizer.create(list(job.make_model().parameters()))

@@ -15,7 +15,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import Dataset, Split, TensorSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded, WorkerProgress
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -43,7 +43,7 @@ class Outcome:
 
 def job_of(options: dict[str, Any], train: int = 0, test: int = 0) -> Job:
     """Makes a job, of the first so many images if told."""
-    job = assemble(configure(options), Keeping(checkpoints=0))
+    job = assemble(configure(options), CheckpointConfig(checkpoints=0))
     if not train:
         return job
     data = job.dataset

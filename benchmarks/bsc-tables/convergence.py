@@ -21,7 +21,7 @@ import torch
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.events import Event, WorkerProgress
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
@@ -84,7 +84,7 @@ def train(nodes: int, rate: float, loss: float, seed: int) -> Reached | None:
         "epochs": EPOCHS,
         "seed": seed,
     }
-    job = assemble(configure(options), Keeping(checkpoints=0))
+    job = assemble(configure(options), CheckpointConfig(checkpoints=0))
     layout = lay_out(open_cluster("bsc"), nodes, SERVERS[nodes], job.strategy.traits(nodes).placement)
     watch = Watch(loss)
     simulate_on(layout, job, watch.on_event, stop=watch.stop)

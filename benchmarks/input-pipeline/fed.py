@@ -26,7 +26,7 @@ from polyrhythm.api.train import prepare_process
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Loader, Share
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 
 AUGMENT = "flip; colour_casting; vignetting; rotation; stretching; lens_distortion"
 CLASSES = {"roofs": "china.jpg", "flower": "flower.jpg"}
@@ -89,7 +89,7 @@ def costs(data: Path, model: str, images: int) -> dict[str, float]:
                 "workers": 1,
             }
         ),
-        Keeping(),
+        CheckpointConfig(),
     )
     network, share = job.make_model(), Share(0, 1, 8, seed=0)
     loader = Loader(job.dataset.train, share, job.learning.transform)

@@ -24,7 +24,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import hos
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Batch
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.model_workload import ModelWorkload
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -97,7 +97,9 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     given = {"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"}
-    job = assemble(configure(given | ({"augment": chosen.transform} if chosen.transform else {})), Keeping())
+    job = assemble(
+        configure(given | ({"augment": chosen.transform} if chosen.transform else {})), CheckpointConfig()
+    )
     store = host_store()
     home, network = connect(local(0, 1, store.port))
     workload = ModelWorkload(job, World(network, RoleAssignment((0,))))

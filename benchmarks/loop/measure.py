@@ -19,7 +19,7 @@ from polyrhythm.communication.transports.torch_distributed.communicator import c
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store, local
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.model_workload import ModelWorkload
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import World
@@ -90,7 +90,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     config = configure({"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"})
-    job = assemble(config, Keeping())
+    job = assemble(config, CheckpointConfig())
     store = host_store()
     home, network = connect(local(0, 1, store.port))
     bare, ours = Bare(job), Ours(job, World(network, RoleAssignment((0,))))

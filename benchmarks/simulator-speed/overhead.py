@@ -20,7 +20,7 @@ from torch import Tensor
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.roles.world import Announce, DrawnPace
 from polyrhythm.simulation import stage
 from polyrhythm.simulation.cluster import open_cluster
@@ -84,7 +84,7 @@ def measure(strategy: str, options: argparse.Namespace) -> Stopwatch:
     }  # fmt: skip
     dataset = pictures(options.workers * options.steps * 64)
     with mock.patch("polyrhythm.config.assemble.open_data", return_value=dataset):
-        job = assemble(configure({}, given), Keeping())
+        job = assemble(configure({}, given), CheckpointConfig())
     job = dataclasses.replace(job, dataset=dataset)
     layout = lay_out(open_cluster(options.cluster), job.workers, job.traits.servers, job.traits.placement)
     watch = Stopwatch()

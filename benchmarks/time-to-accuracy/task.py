@@ -13,7 +13,7 @@ from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.events import Evaluated, Event
 from polyrhythm.models.create import create_model
-from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.roles.job import CheckpointConfig, Job, Learning
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.training.optimizers.sgd import SGD
@@ -97,7 +97,7 @@ def job_of(data: Dataset, spec: str, workers: int, seed: int) -> Job:
             batch_size=BATCH,
             seed=seed,
         ),
-        keeping=Keeping(checkpoints=0),
+        keeping=CheckpointConfig(checkpoints=0),
     )
 
 

@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class TraceRank:
     """The position of a rank in a trace.
 
     Attributes:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.events import CheckpointSaved, Event
-from polyrhythm.roles.job import Job, Keeping, Learning
+from polyrhythm.roles.job import CheckpointConfig, Job, Learning
 from polyrhythm.simulation.run import Surroundings, simulate
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
@@ -152,7 +152,7 @@ def make_job(
         make_model=lambda: model().to(dtype),
         model_name=model.__name__,
         learning=Learning(**chosen),
-        keeping=Keeping(folder=folder, checkpoints=checkpoints),
+        keeping=CheckpointConfig(folder=folder, checkpoints=checkpoints),
     )
 
 

@@ -21,7 +21,7 @@ from polyrhythm.api.replay import replay
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.launch.children import run_local
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.roles.job import Losses
+from polyrhythm.roles.job import FaultTolerance
 
 WORKERS, EPOCHS = 4, 8
 TRAIN = [
@@ -78,7 +78,7 @@ def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path
 def test_workers_in_step_go_on_without_a_killed_one_and_with_its_successor(spec: str) -> None:
     """They report steps after its death, and with its successor, until they are asked to stop."""
     job = make_job(spec, 3, dataset=blobs(train=240), epochs=20_000)
-    job = replace(job, losses=Losses(restarts=1))
+    job = replace(job, losses=FaultTolerance(restarts=1))
     events: list[Event] = []
 
     def signal_rank(rank: int) -> None:

@@ -18,7 +18,7 @@ from multiprocess.brake import Brake
 from multiprocess.faults.play import LONG_SILENCE_S, of, played, send
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.events import CheckpointSaved, WorkerJoined, WorkerLost
-from polyrhythm.roles.job import Losses
+from polyrhythm.roles.job import FaultTolerance
 
 IMAGES, WORKERS, BATCH, EPOCHS = 240, 3, 4, 12
 ROUND = 8
@@ -62,17 +62,19 @@ STEP = WORKERS * BATCH
 @pytest.mark.parametrize(
     ("spec", "losses", "left_out", "in_vain"),
     [
-        pytest.param("parameter_server", Losses(restarts=1), False, BATCH, id="a successor takes its steps"),
-        pytest.param("parameter_server", Losses(), True, BATCH, id="its steps are not taken"),
-        pytest.param("synchronous", Losses(), False, STEP, id="the others share them out"),
-        pytest.param("synchronous", Losses(rescale=True), True, STEP, id="the others leave them out"),
         pytest.param(
-            f"local_sgd(steps={ROUND})", Losses(), True, STEP + ROUND * BATCH, id="its round is lost"
+            "parameter_server", FaultTolerance(restarts=1), False, BATCH, id="a successor takes its steps"
+        ),
+        pytest.param("parameter_server", FaultTolerance(), True, BATCH, id="its steps are not taken"),
+        pytest.param("synchronous", FaultTolerance(), False, STEP, id="the others share them out"),
+        pytest.param("synchronous", FaultTolerance(rescale=True), True, STEP, id="the others leave them out"),
+        pytest.param(
+            f"local_sgd(steps={ROUND})", FaultTolerance(), True, STEP + ROUND * BATCH, id="its round is lost"
         ),
     ],
 )
 def test_each_image_is_seen_once_an_epoch_or_the_number_is_stated(
-    spec: str, losses: Losses, left_out: bool, in_vain: int, tmp_path: Path
+    spec: str, losses: FaultTolerance, left_out: bool, in_vain: int, tmp_path: Path
 ) -> None:
     """Some are computed in vain: those of the step under way, which is taken again, and what died with the victim."""
     notes = tmp_path / "notes"

@@ -27,7 +27,7 @@ from polyrhythm.events import (
     WorkerLost,
     WorkerProgress,
 )
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from processes.family import stopped
 
 EPOCHS, LENGTH = 8, 20
@@ -87,7 +87,7 @@ def with_leaders_killed(job: Job, folder: Path, deaths: Sequence[type[Event]]) -
 def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(tmp_path: Path) -> None:
     """Its leaders die between two steps, between a test and its checkpoint, and after a checkpoint."""
     job = short_job("synchronous", tmp_path, restarts=3)
-    undisturbed = simulated(replace(job, keeping=Keeping()))
+    undisturbed = simulated(replace(job, keeping=CheckpointConfig()))
     events = with_leaders_killed(job, tmp_path, (CheckpointSaved, Evaluated, WorkerProgress))
     result = result_of(events)
     assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (3, 3, 0)

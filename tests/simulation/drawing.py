@@ -13,7 +13,7 @@ from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.roles.job import Job, Losses
+from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground
@@ -171,7 +171,7 @@ class Drawn:
         """Gives what it trains, in batches of four, of which the last of an epoch may be smaller or empty."""
         learning = dict(self.learning)
         images = learning.pop("images")
-        losses = Losses(rescale=learning.pop("rescale"), restarts=99)
+        losses = FaultTolerance(rescale=learning.pop("rescale"), restarts=99)
         job = make_job(self.spec, self.workers, dataset=blobs(images, 8), folder=folder, **learning)
         return replace(job, losses=losses, keeping=replace(job.keeping, **keeping))
 

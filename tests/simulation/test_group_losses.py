@@ -6,7 +6,7 @@ import pytest
 
 from conformance.jobs import blobs, make_job, result_of, strategy
 from polyrhythm.events import Event, RunEnded, WorkerProgress
-from polyrhythm.roles.job import Job, Losses
+from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
@@ -29,7 +29,7 @@ FREE = [
 ]
 
 
-def job_of(spec: str = "mixed(replicas=2, servers=2)", losses: Losses | None = None) -> Job:
+def job_of(spec: str = "mixed(replicas=2, servers=2)", losses: FaultTolerance | None = None) -> Job:
     job = make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
     return job if losses is None else Job(**{**vars(job), "losses": losses})
 
@@ -82,7 +82,7 @@ def test_a_group_that_all_are_lost_of_is_as_a_lost_worker(at_s: float) -> None:
 
 
 def test_rescaling_leaves_the_share_of_a_lost_member_out() -> None:
-    events = events_of(job_of(losses=Losses(rescale=True)), [(0.06, 3)])
+    events = events_of(job_of(losses=FaultTolerance(rescale=True)), [(0.06, 3)])
     missing = result_of(events)["images_not_seen"]
     assert 0 < missing < 2 * (4 * BATCH_SIZE + 1)
     assert gradients(events) == 2 * 2 * STEPS

@@ -27,7 +27,7 @@ from polyrhythm.events import (
     WorkerLost,
     WorkerProgress,
 )
-from polyrhythm.roles.job import Losses
+from polyrhythm.roles.job import FaultTolerance
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.run import _piece, simulate
 from polyrhythm.simulation.stage import plain_stage
@@ -189,7 +189,7 @@ def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_pat
     with pytest.raises(
         RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
     ):
-        _collect(replace(job, losses=Losses(min_workers=3)), events, successors=successors)
+        _collect(replace(job, losses=FaultTolerance(min_workers=3)), events, successors=successors)
     assert sum(isinstance(event, WorkerJoined) for event in events) == successors
     saved = [event for event in events if not isinstance(event, ServerProgress)][-1]
     assert isinstance(saved, CheckpointSaved)

@@ -13,7 +13,7 @@ from conformance.jobs import blobs, make_job, perceptron, result_of, with_batch_
 from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.errors import RunError
 from polyrhythm.roles import replica
-from polyrhythm.roles.job import Losses
+from polyrhythm.roles.job import FaultTolerance
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.allreduce.synchronous import BucketwiseUpdate
 from polyrhythm.training.flat_optimizer import UndoLog
@@ -78,7 +78,7 @@ def test_a_successor_has_batch_norm_statistics_and_momentum():
 
 def test_rescaling_leaves_the_share_out_and_lowers_the_rate():
     """Worker 1 of 3 is lost before the first step: plain SGD on what the two others see, at two thirds of the rate."""
-    events, vector = trained([(0.0, 1)], losses=Losses(rescale=True))
+    events, vector = trained([(0.0, 1)], losses=FaultTolerance(rescale=True))
     job = make_job("synchronous", WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
     learning, data = job.learning, job.dataset.train
     torch.manual_seed(learning.seed)
@@ -103,7 +103,7 @@ def test_with_too_few_workers_a_run_in_step_ends_with_a_checkpoint(tmp_path):
     with pytest.raises(
         RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
     ):
-        trained([(0.05, 1)], losses=Losses(min_workers=3), folder=tmp_path)
+        trained([(0.05, 1)], losses=FaultTolerance(min_workers=3), folder=tmp_path)
     assert list((tmp_path / "checkpoints").glob("step-*.safetensors"))
 
 

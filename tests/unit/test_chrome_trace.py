@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from polyrhythm.chrome_trace import Place, write_trace
+from polyrhythm.chrome_trace import TraceRank, write_trace
 
 
 def test_records_are_those_of_the_trace_event_format(tmp_path: Path) -> None:
-    place = Place(host=2, rank=7)
+    place = TraceRank(host=2, rank=7)
     records = [
         *place.named("host 2", "worker 3"),
         place.does("wait", 0.25, 0.75, why="a message"),

@@ -52,7 +52,7 @@ from polyrhythm.launch.joining.join_server import Admission, Entrance
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import PREEMPTED
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import Departed, StopRequest
 
 JOIN_FILE = "join.json"
@@ -304,7 +304,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
 def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
     config = configure(offer["config"], {"weights": None}, own)  # the others give it their parameters
     folder = Path(offer["folder"])
-    job = assemble(config, Keeping(folder=folder, checkpoints=config.keep_checkpoints))
+    job = assemble(config, CheckpointConfig(folder=folder, checkpoints=config.keep_checkpoints))
     here = facts_of(job.dataset)
     for fact, value in offer["data"].items():
         if here[fact] != value:

@@ -21,7 +21,7 @@ from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 from polyrhythm.planning.profile import Host, Profile, measure_host
 from polyrhythm.planning.step import StepProfile, profile_step
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import cluster_text
 
 PROFILE_FILE = "profile.yaml"
@@ -61,7 +61,7 @@ def profile(
         config = configure(
             {"threads": 1, "skip_unreadable": True}, options, {"strategy": "synchronous", "workers": 1}
         )
-        job = assemble(config, Keeping(checkpoints=0))
+        job = assemble(config, CheckpointConfig(checkpoints=0))
     threads = config.threads or 1
     inside = None if started_by_torchrun() and not leads() else measure_inside(start_method)
     with computing_with(threads):

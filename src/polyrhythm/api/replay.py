@@ -18,7 +18,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.pages.report import write_report
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Difference, Replay
 from polyrhythm.simulation.replay import replay as play
@@ -92,7 +92,7 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
 
 def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     """Return the recorded job, without checkpoints."""
-    job = assemble(config, Keeping(checkpoints=0))
+    job = assemble(config, CheckpointConfig(checkpoints=0))
     if not job.traits.replayable:
         raise RequestError(
             f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not "
@@ -113,7 +113,9 @@ def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> 
     log = EventLog(out / "events.jsonl", claim)
     try:
         found = play(
-            dataclasses.replace(job, keeping=Keeping(folder=out, checkpoints=0)), recording, log.on_event
+            dataclasses.replace(job, keeping=CheckpointConfig(folder=out, checkpoints=0)),
+            recording,
+            log.on_event,
         )
     finally:
         log.close()

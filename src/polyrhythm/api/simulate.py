@@ -32,7 +32,7 @@ from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
@@ -122,7 +122,7 @@ def described_cluster(
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
-    job = assemble(config, Keeping(checkpoints=config.keep_checkpoints, best=config.keep_best))
+    job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
     layout = laid_out(where, job)
     folder = _folder(out, job, config, where)
     job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))

@@ -46,7 +46,7 @@ from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, lea
 from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -90,7 +90,7 @@ def train(
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
         folder = _folder(config, out, resume)
-        keeping = Keeping(
+        keeping = CheckpointConfig(
             folder=folder,
             checkpoints=config.keep_checkpoints,
             resume=resume is not None and not died_young(folder, config),
@@ -107,7 +107,7 @@ def train(
         return run
     if config.freeze_epochs is not None:
         common = {"observers": observers, "start_method": start_method}
-        return train_thawing(train, config, job.learning.epochs, folder, **common)
+        return staged_finetuning(train, config, job.learning.epochs, folder, **common)
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
     _check_port(config.port)
@@ -310,7 +310,7 @@ def finished_run(folder: Path) -> Run | None:
     return replace(run_of(folder, last, RunFigures.of(events), again), before=True)
 
 
-def train_thawing(
+def staged_finetuning(
     train: Callable[..., Run | None],
     config: RunConfig,
     epochs: int,

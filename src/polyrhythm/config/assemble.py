@@ -36,7 +36,7 @@ from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.models.create import check_picture_size
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership
-from polyrhythm.roles.job import Job, Keeping, Learning, Losses, check_network_use
+from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Remarks, Strategy
@@ -79,7 +79,7 @@ def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
         _log.warning("strategy %s: %s", strategy, caution)
 
 
-def assemble(config: RunConfig, keeping: Keeping) -> Job:
+def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
     """Build the job that a configuration describes.
 
     Args:
@@ -107,7 +107,7 @@ def assemble(config: RunConfig, keeping: Keeping) -> Job:
         model_name=name_of(config.model),
         learning=how.learning(config, dataset, size_schedule_from(config, dataset, make_model)),
         keeping=keeping,
-        losses=Losses(
+        losses=FaultTolerance(
             min_workers=config.min_workers,
             vacant=config.vacant,
             notice_s=config.notice_s,

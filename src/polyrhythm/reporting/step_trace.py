@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from polyrhythm.chrome_trace import Place, Record, write_trace
+from polyrhythm.chrome_trace import Record, TraceRank, write_trace
 from polyrhythm.claim import UNCLAIMED, Superseded, Unclaimed
 from polyrhythm.events import Event, RunStarted, WorkerTimings
 
@@ -38,7 +38,7 @@ class StepTrace:
             self._name = f"{event.model} on {event.data}: {event.strategy}"
         if isinstance(event, WorkerTimings) and event.spans:
             told = self._spans.setdefault(event.worker, [])
-            told += [Place(0, event.worker).does(what, start, end) for what, start, end in event.spans]
+            told += [TraceRank(0, event.worker).does(what, start, end) for what, start, end in event.spans]
 
     def close(self) -> None:
         """Write the file."""
@@ -46,7 +46,7 @@ class StepTrace:
             return
         records: list[Record] = []
         for worker, told in sorted(self._spans.items()):
-            records += Place(0, worker).named(self._name, f"worker {worker}") + told
+            records += TraceRank(0, worker).named(self._name, f"worker {worker}") + told
         with suppress(Superseded):
             write_trace(self._claim.draft(self._path), records)
             self._claim.publish(self._path)

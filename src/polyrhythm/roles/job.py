@@ -177,15 +177,15 @@ class Learning:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class CheckpointConfig:
     """What a run leaves on disk.
 
     Attributes:
-        folder: the run folder; None leaves nothing.
-        checkpoints: how many of the newest checkpoints stay; 0 writes none.
-        resume: whether to go on from the newest checkpoint that is whole.
-        best: whether the checkpoint of the highest test accuracy stays besides.
-        claim: to the folder, of this start of the run.
+        folder: the run folder; None: nothing is written.
+        checkpoints: number of newest checkpoints to keep; 0 writes none.
+        resume: whether to continue from the newest complete checkpoint.
+        best: whether to keep the checkpoint of the highest test accuracy as well.
+        claim: this start's claim to the folder.
     """
 
     folder: Path | None = None
@@ -196,17 +196,18 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Losses:
-    """How a run handles the loss of workers, where its strategy goes on without them.
+class FaultTolerance:
+    """How a run handles the loss of workers, if its strategy continues without them.
 
     Attributes:
-        min_workers: with fewer than this it ends, with a checkpoint.
-        vacant: places of workers, the last ones, that nobody has at first.
-        notice_s: seconds between SIGTERM and the end of this host; None where SIGTERM means no more than SIGINT.
-        restarts: how many lost workers and servers get a successor.
-        rescale: what those who go in step do without one. False: they share out its part of every step, so that a
-            step is what it was; true: they leave it out, and lower the learning rate in proportion.
-        silence_s: for which a rank may be silent at least before the watchdog speaks of it.
+        min_workers: with fewer than this the run ends, with a checkpoint.
+        vacant: number of workers' places, the last ones, that are vacant at first.
+        notice_s: seconds between SIGTERM and the end of this host; None: SIGTERM means the same as SIGINT.
+        restarts: number of lost workers and servers that get a successor.
+        rescale: for lockstep strategies. False: the others divide a lost worker's part of every step among
+            themselves, so that steps keep their images; true: they leave it out, and lower the learning rate in
+            proportion.
+        silence_s: shortest silence of a rank, in seconds, that the watchdog reports.
     """
 
     min_workers: int = 1
@@ -228,7 +229,7 @@ class Job:
         make_model: makes a replica; called once a worker, with torch's global generator seeded.
         model_name: for people.
         learning: how a replica learns.
-        keeping: what stays.
+        keeping: its output on disk.
         losses: how the loss of workers is handled.
         device: where replicas live, such as `cpu` or `cuda`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
@@ -244,8 +245,8 @@ class Job:
     make_model: Callable[[], nn.Module]
     model_name: str
     learning: Learning
-    keeping: Keeping = field(default_factory=Keeping)
-    losses: Losses = field(default_factory=Losses)
+    keeping: CheckpointConfig = field(default_factory=CheckpointConfig)
+    losses: FaultTolerance = field(default_factory=FaultTolerance)
     device: torch.device = CPU
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.chrome_trace import Place, write_trace
+from polyrhythm.chrome_trace import TraceRank, write_trace
 from polyrhythm.communication.transports.simulated.network import Action, Network
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime, running
 
@@ -106,7 +106,7 @@ class Timeline:
             rank_names: of all ranks.
             host_of: number and name of each rank's host.
         """
-        places = {rank: Place(host_of[rank][0], rank) for rank in rank_names if self.watches(rank)}
+        places = {rank: TraceRank(host_of[rank][0], rank) for rank in rank_names if self.watches(rank)}
         records = [
             record
             for rank, place in places.items()

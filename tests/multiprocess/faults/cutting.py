@@ -17,7 +17,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import fro
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.events import Event, WorkerLost, WorkerProgress
 from polyrhythm.launch.rank import Circumstances, run_rank
-from polyrhythm.roles.job import Losses
+from polyrhythm.roles.job import FaultTolerance
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -44,7 +44,7 @@ def _train(seat: Seat, hosts: list[str], spec: str) -> None:
         RANK=str(seat.rank), WORLD_SIZE=str(seat.size), MASTER_ADDR="10.78.0.1", MASTER_PORT=str(_PORT)
     )
     job = make_job(spec, WORKERS, dataset=blobs(train=IMAGES), epochs=100_000)
-    job = replace(job, losses=Losses(silence_s=SILENCE_S))
+    job = replace(job, losses=FaultTolerance(silence_s=SILENCE_S))
     cast = cast_in_order(WORKERS, job.strategy.traits(WORKERS).servers)
 
     def tell(event: Event) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conformance.jobs import blobs, make_job, perceptron
 from polyrhythm.events import Event, Notice, WorkerProgress
 from polyrhythm.launch.children import run_local
-from polyrhythm.roles.job import Job, Losses
+from polyrhythm.roles.job import FaultTolerance, Job
 
 WORKERS, SILENCE_S, LONG_SILENCE_S = 3, 0.6, 60.0
 IMAGES = 240
@@ -52,7 +52,7 @@ def job_of(
     """Makes a job that takes longer than any trial, and in which whoever is slow is not lost, unless told otherwise."""
     learning = {"epochs": 100_000, "dataset": blobs(train=IMAGES)} | learning
     job = make_job(spec, WORKERS, folder=folder, **learning)  # type: ignore[arg-type]
-    return replace(job, losses=Losses(silence_s=silence_s, restarts=restarts))
+    return replace(job, losses=FaultTolerance(silence_s=silence_s, restarts=restarts))
 
 
 def played(job: Job, *stages: Stage) -> list[Event]:

@@ -12,7 +12,7 @@ from polyrhythm.api.observed_run import choose_folder, create_folder, discard_fo
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 
 
 def test_a_new_folder_is_named_by_time_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 def test_what_is_left_to_us_is_written_down(tmp_path: Path) -> None:
     config = configure({"data": "digits", "model": "mlp", "strategy": "parameter_server", "workers": 4})
     folder = tmp_path / "a" / "run"
-    create_folder(folder, config, assemble(config, Keeping(folder=folder)))
+    create_folder(folder, config, assemble(config, CheckpointConfig(folder=folder)))
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["epochs"] == 30
     assert re.fullmatch(r"sgd\(lr=[\d.]+\)", written["optimizer"])
@@ -59,6 +59,6 @@ def test_discard_leaves_other_runs_alone(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = configure({"data": "digits", "model": "mlp"})
-    job = assemble(config, Keeping())
+    job = assemble(config, CheckpointConfig())
     with pytest.raises(RequestError, match=r"cannot write into .*file/run: Not a directory; name another"):
         create_folder(tmp_path / "file" / "run", config, job)

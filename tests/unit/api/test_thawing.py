@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.api.train import train_thawing
+from polyrhythm.api.train import staged_finetuning
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 
@@ -42,7 +42,7 @@ class _Watcher:
 def test_the_second_run_starts_from_the_first_with_norms_frozen_only() -> None:
     trainer, watcher = _Trainer(), _Watcher()
     config = configure({"freeze": "body", "freeze_epochs": 2, "weights": "old", "batch_size": 16})
-    run = train_thawing(trainer, config, 5, Path("runs/x"), observers=[watcher], start_method="fork")
+    run = staged_finetuning(trainer, config, 5, Path("runs/x"), observers=[watcher], start_method="fork")
     first, second = trainer.asked
     assert (first["out"], first["freeze"], first["epochs"], first["weights"]) == (
         Path("runs/x-frozen"),
@@ -67,7 +67,7 @@ def test_the_second_run_starts_from_the_first_with_norms_frozen_only() -> None:
 def test_an_interrupted_first_run_is_the_last() -> None:
     trainer = _Trainer("interrupted")
     config = configure({"freeze": "body", "freeze_epochs": 2})
-    run = train_thawing(trainer, config, 5, Path("x"), observers=[], start_method="fork")
+    run = staged_finetuning(trainer, config, 5, Path("x"), observers=[], start_method="fork")
     assert run is not None
     assert run.folder == Path("x-frozen")
     assert len(trainer.asked) == 1
@@ -82,11 +82,11 @@ def test_an_interrupted_first_run_is_the_last() -> None:
 )
 def test_phases_that_cannot_be_are_refused(values: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        train_thawing(_Trainer(), configure(values), 5, Path("x"), observers=[], start_method="fork")
+        staged_finetuning(_Trainer(), configure(values), 5, Path("x"), observers=[], start_method="fork")
 
 
 def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyrhythm.api.train.started_by_torchrun", lambda: True)
     config = configure({"freeze": "body", "freeze_epochs": 2})
     with pytest.raises(RequestError, match="two runs"):
-        train_thawing(_Trainer(), config, 5, Path("x"), observers=[], start_method="fork")
+        staged_finetuning(_Trainer(), config, 5, Path("x"), observers=[], start_method="fork")

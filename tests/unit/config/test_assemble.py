@@ -12,7 +12,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.training.optimizers.adam import Adam
 from polyrhythm.training.optimizers.sgd import SGD
 
@@ -20,7 +20,7 @@ TINY = {"data": "digits", "model": "mlp", "device": "cpu"}
 
 
 def job(**values: Any) -> Job:
-    return assemble(configure(TINY, values), Keeping())
+    return assemble(configure(TINY, values), CheckpointConfig())
 
 
 def test_defaults_of_the_data_are_taken() -> None:

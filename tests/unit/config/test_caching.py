@@ -15,7 +15,7 @@ from polyrhythm.data.decoded_files import DecodedFiles
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.resized import WindowSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 
 CLASSES, EACH = ("cat", "dog"), 6
 
@@ -35,7 +35,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(pictures: Path, **values: Any) -> Job:
     given = {"data": str(pictures), "image_size": 8, "model": "mlp", "device": "cpu"}
-    return assemble(configure(given, values), Keeping())
+    return assemble(configure(given, values), CheckpointConfig())
 
 
 def test_image_files_are_kept_in_memory_by_default(pictures: Path) -> None:
@@ -60,11 +60,11 @@ def test_none_keeps_nothing_and_a_size_keeps_as_many_as_fit(pictures: Path) -> N
 
 def test_what_is_in_memory_is_kept_no_second_time() -> None:
     given = {"data": "digits", "model": "mlp", "device": "cpu"}
-    assert isinstance(assemble(configure(given), Keeping()).dataset.train, TensorSplit)
+    assert isinstance(assemble(configure(given), CheckpointConfig()).dataset.train, TensorSplit)
     with pytest.raises(RequestError, match="the images of digits are in memory already: leave cache out"):
-        assemble(configure(given, {"cache": "1GB"}), Keeping())
+        assemble(configure(given, {"cache": "1GB"}), CheckpointConfig())
     with pytest.raises(RequestError, match="digits is not made of them"):
-        assemble(configure(given, {"decoded": "kept"}), Keeping())
+        assemble(configure(given, {"decoded": "kept"}), CheckpointConfig())
 
 
 def test_windows_are_cut_out_of_kept_pictures(pictures: Path, tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ from polyrhythm.api.train import automatic
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 
 GOOD = {"data": "digits", "model": "mlp", "strategy": "parameter_server", "workers": 3, "listen": "0"}
 
 
 def test_places_are_kept_for_who_joins() -> None:
-    job = assemble(configure(GOOD, {"vacant": 2, "notice_s": 30}), Keeping())
+    job = assemble(configure(GOOD, {"vacant": 2, "notice_s": 30}), CheckpointConfig())
     assert (job.losses.vacant, job.losses.notice_s) == (2, 30)
 
 
 def test_messages_are_bounded_by_the_job() -> None:
-    job = assemble(configure(GOOD), Keeping())
+    job = assemble(configure(GOOD), CheckpointConfig())
     assert job.numbers == 64 * 64 + 64 + 64 * 10 + 10
     vector = 8 * job.numbers
     assert 12 * vector < job.most_message_bytes < 12 * vector + (1 << 28)
@@ -42,7 +42,7 @@ def test_messages_are_bounded_by_the_job() -> None:
 )
 def test_what_nobody_could_join_is_refused(changes: dict[str, object], complaint: str) -> None:
     with pytest.raises(RequestError, match=f"^{complaint}"):
-        assemble(configure(GOOD, changes), Keeping())
+        assemble(configure(GOOD, changes), CheckpointConfig())
 
 
 def test_the_same_request_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.data.loader import Loader, Share
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 
 POOLING = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
 
 
 def job(**values: Any) -> Job:
-    return assemble(configure({"data": "digits", "model": POOLING, "workers": 1, **values}), Keeping())
+    return assemble(
+        configure({"data": "digits", "model": POOLING, "workers": 1, **values}), CheckpointConfig()
+    )
 
 
 def test_a_scale_puts_a_window_before_all_other_changes() -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure, read_recipe
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 SMALL = {"model": "deep_image(width=8, hidden=8)", "image_size": 28, "scale": 32}
@@ -33,7 +33,7 @@ def test_every_recipe_is_a_job(path: Path, photographs: str) -> None:
     own = {"data": photographs} if told["data"] == "photos/" else {"data": "digits"}
     if told["model"] in ("deep_image", "lenet5"):
         own |= SMALL if told["model"] == "deep_image" else {"image_size": 28}
-    made = assemble(configure(told, own), Keeping())
+    made = assemble(configure(told, own), CheckpointConfig())
     assert made.workers == told["workers"]
     assert made.learning.epochs == told["epochs"]
     if "scale" in told:

@@ -11,12 +11,14 @@ from polyrhythm.api.simulate import laid_out
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import open_cluster
 
 
 def assembled(**values: Any) -> Job:
-    return assemble(RunConfig(**{"data": "digits", "model": "mlp", "workers": 2} | values), Keeping())
+    return assemble(
+        RunConfig(**{"data": "digits", "model": "mlp", "workers": 2} | values), CheckpointConfig()
+    )
 
 
 @pytest.mark.parametrize(

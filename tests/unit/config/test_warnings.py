@@ -6,7 +6,7 @@ import pytest
 
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from polyrhythm.roles.job import Keeping
 def test_alpha_out_of_the_stable_range_is_named_with_its_bound(strategy, optimizer, bound, caplog):
     options = {"data": "digits", "model": "mlp", "strategy": strategy, "workers": 3, "optimizer": optimizer}
     with caplog.at_level(logging.WARNING):
-        assemble(configure(options), Keeping(checkpoints=0))
+        assemble(configure(options), CheckpointConfig(checkpoints=0))
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == bool(bound)
     for text in texts:
@@ -41,7 +41,7 @@ def test_alpha_out_of_the_stable_range_is_named_with_its_bound(strategy, optimiz
 )
 def test_frozen_parts_of_a_fresh_network_are_named(options, warned, caplog):
     with caplog.at_level(logging.WARNING):
-        assemble(configure({"data": "digits", "model": "mlp"} | options), Keeping(checkpoints=0))
+        assemble(configure({"data": "digits", "model": "mlp"} | options), CheckpointConfig(checkpoints=0))
     said = [
         text for text in caplog.messages if "that nobody has trained at random numbers: give weights" in text
     ]

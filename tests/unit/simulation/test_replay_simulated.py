@@ -15,7 +15,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.forwarding import ForwardingCommunicator, RecordingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
-from polyrhythm.roles.job import Job, Keeping
+from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.simulation.replay import replay, stage
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -38,7 +38,7 @@ class Erratic(ForwardingCommunicator):
 
 
 def _job(spec: str) -> Job:
-    return replace(make_job(spec, WORKERS), keeping=Keeping(checkpoints=0))
+    return replace(make_job(spec, WORKERS), keeping=CheckpointConfig(checkpoints=0))
 
 
 def _cast(job: Job) -> RoleAssignment:

@@ -14,7 +14,7 @@ from conformance.jobs import blobs, make_job, simulated, uneven
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.job import Keeping
+from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.run import Surroundings
 from polyrhythm.training.forward_pass import by_running_statistics, check_learns_alone
 
@@ -68,7 +68,8 @@ def test_a_ragged_batch_of_one_picture_is_learned_from(spec: str) -> None:
 def _assembled(model: Callable[[], nn.Module], **options: Any) -> None:
     data = tuple((torch.randn(count, 1, 4, 4), torch.arange(count) % 3) for count in (18, 3))
     assemble(
-        configure({"data": data, "model": model(), "cache": "none", "device": "cpu", **options}), Keeping()
+        configure({"data": data, "model": model(), "cache": "none", "device": "cpu", **options}),
+        CheckpointConfig(),
     )
 
 
