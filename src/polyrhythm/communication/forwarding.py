@@ -101,6 +101,7 @@ class Blocked:
     @contextmanager
     def by(self, what: str) -> Iterator[None]:
         """Add the time of a `with`; of one inside another, once."""
+        # A subgroup's calls are timed as well, and some calls are made of others: only the outermost counts.
         if self._deep or _in_background.get():
             yield
             return

@@ -70,6 +70,7 @@ class Share:
         if self.workers < 1:
             raise RequestError(f"{self.workers} workers are too few: give at least 1")
         assert 0 <= self.worker < self.workers
+        # Frozen for its users; the full batch is the value of a field that was left out.
         if not self.together:
             object.__setattr__(self, "together", self.workers * self.batch_size)
 

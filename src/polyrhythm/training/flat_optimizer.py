@@ -173,11 +173,13 @@ class FlatOptimizer:
         if gradient is not self._gradient:
             self._show(gradient, groups)
         for group, rate in zip(groups, self._rates, strict=True):
+            # Not multiplied where the rates are equal: the quotient might be off by a bit.
             group["lr"] = learning_rate if rate == self._rate else learning_rate * rate / self._rate
         if self._is_sgd:
             momenta = [optimizer.state[each].get("momentum_buffer") for each in self._parameters]
             if all(map(_is_ordinary, groups, momenta)):
                 for group, parameter, momentum in zip(groups, self._parameters, momenta, strict=True):
+                    # Detached, so that autograd does not record the update; the memory is the vector's.
                     values, change = parameter.detach(), parameter.grad
                     if group["weight_decay"]:
                         change = change.add(values, alpha=group["weight_decay"])

@@ -152,6 +152,7 @@ class FlatParameters:
 
     def tail(self) -> tuple[float, float]:
         """Read the two numbers that travelled with the gradients."""
+        # One read for both: on a GPU each would wait for the stream.
         first, second = self._tail.tolist()
         return first, second
 
@@ -189,6 +190,7 @@ class FlatParameters:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
         for view in self.views:
             gradient = view.parameter.grad
+            # Nearly always: autograd adds into the views, so that nothing has to be copied.
             if gradient is view.gradient:
                 continue
             if gradient is None:

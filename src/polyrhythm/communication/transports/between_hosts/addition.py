@@ -229,6 +229,7 @@ class Addition:
         Raises:
             RunError: nowhere, or the sender's vector has another size or dtype.
         """
+        # Checked before a byte of it is received: the bytes go straight to their place.
         if frame.shape != self._shape:
             raise RunError(_disagreement(frame.shape, self._shape))
         start, stop = (
@@ -308,6 +309,7 @@ class Addition:
         stop = min(start + self._run, self._stop)
         self._add_up(start, stop)
         self._runs_to_sum -= 1
+        # The others' parts take as much memory as the slice times the members; sums may still have to travel.
         if not self._runs_to_sum:
             self._rows = {}
         if not self._whole:
@@ -329,6 +331,8 @@ class Addition:
             if parts[0] is not own:
                 own.copy_(parts[0])
             return
+        # The sum grows in the memory of the first part and reaches the vector with the last addition: this member's
+        # own part may stand in the middle, and must not change before its turn.
         for part in parts[1:-1]:
             torch.add(parts[0], part, out=parts[0])
         torch.add(parts[0], parts[-1], out=own)

@@ -388,6 +388,7 @@ class Exchange:
         self._end_orders()
         needed = self._traffic.needed
         self._driving.release()
+        # Looked at after the lock is free: a thread that left an order just before found it taken.
         if needed or self._orders:  # those have been left while this thread moved bytes
             self._call_helper()
 

@@ -98,6 +98,8 @@ class _Meeting:
 
     def connections(self) -> dict[int, TcpSocket]:
         own = self._place.member
+        # Lower numbers are joined, higher ones accepted. The kernel completes a connection before its owner accepts it,
+        # so all members may join first; the answers to their proofs are read last, and none waits in a circle.
         joined = {other: self._join(other) for other in range(own)}
         found = self._accept(len(self._cards) - own - 1)
         for other, connection in joined.items():
@@ -275,6 +277,7 @@ class Stream:
         self.member = member
         self._sink = sink
         self._sent = sent
+        # A heap: by the number of the collective, then in the order of adding; frames are never compared.
         self._queue: list[tuple[int, int, Outgoing]] = []
         self._queued = 0
         self._leaving: Outgoing | None = None
@@ -331,6 +334,7 @@ class Stream:
             EOFError: the other member has closed it.
         """
         for _ in range(_MOST_READS):
+            # The rest of a payload and the header behind it, in one call of the system.
             room = [self._payload, self._header[self._header_came :]]
             try:
                 came = self.connection.recvmsg_into(room if self._payload else room[1:])[0]
@@ -341,6 +345,7 @@ class Stream:
             self._take(came)
             if came < len(room[0]) + len(room[1]):
                 break
+        # To be woken for every packet of a long payload would take the core from what the rank computes.
         self._sleep_until(min(_MOST_ASLEEP_BYTES, max(1, len(self._payload))))
 
     def is_cut_off(self) -> bool:

@@ -220,6 +220,8 @@ class Barrier:
             if self.patient or not self._spin(number):
                 self._sleep(number)
             return
+        # Several may see that all have come, and write the same number. It changes the word that the others sleep at,
+        # so one that is about to fall asleep does not.
         self._last.write(number)
         if any(self._asleep):
             self._last.wake()
@@ -254,6 +256,8 @@ class Barrier:
         return True
 
     def _sleep(self, number: int) -> None:
+        # Said before the numbers are looked at again: the last member to come stores its number and then looks who
+        # sleeps, so either it wakes this one, or this one sees its number.
         self._words[self._own + _ASLEEP] = 1
         longest_s = _SHORTEST_SLEEP_S
         try:

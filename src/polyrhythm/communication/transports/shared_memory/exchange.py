@@ -401,6 +401,8 @@ class Exchange:
 
     def all_reduce(self, vector: Tensor) -> None:
         """Add a vector of shape `(n,)` up over all members, in place."""
+        # The way depends on the size and on what all members have registered alike. Members that call with different
+        # vectors find out at the first barrier, by their descriptions.
         if vector.nbytes <= self.small_bytes:
             self._sum_whole(vector)
         elif (parts := self.in_place.parts(vector)) is not None:
@@ -473,6 +475,7 @@ class Exchange:
         self._begin(describe(Operation.BARRIER, _NOTHING))
 
     def _sum_whole(self, vector: Tensor) -> None:
+        # In the half that the next barrier publishes: the others may still read the last one's.
         parts = self._places.of(vector.dtype, vector.numel())[(self._barrier.crossed + 1) % 2].whole
         parts[self._member].copy_(vector)
         self._begin(describe(Operation.ALL_REDUCE, vector))

@@ -213,6 +213,7 @@ class LendingSlots:
     def _make(self, size: int) -> Slot | None:
         if size > self.most_bytes or self.refused is not None:
             return None
+        # Free slots are all too small, else one had been lent: they make room.
         while self._free and (self._total() + size > self.most_bytes or len(self._slots) == MOST_SLOTS):
             number = self._free.pop()
             del self._slots[number]
@@ -469,6 +470,7 @@ class OutgoingMemoryLink:
     def _sent_at_once(self, parcel: Parcel) -> bool:
         if parcel.payload is not None and parcel.payload.nbytes > MOST_INLINE_BYTES:
             return False
+        # Without waiting: if the receiver is behind, a thread sends, and the caller goes on.
         try:
             self._send_frame(parcel, socket.MSG_DONTWAIT)
         except BlockingIOError:

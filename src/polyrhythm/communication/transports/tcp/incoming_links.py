@@ -130,6 +130,7 @@ class IncomingTcpLink:
         with self._news:
             ended = self._ended
             if ended is None:
+                # The sender has given the old connection up, though it may look alive from here.
                 if self._connection is not None:
                     hang_up(self._connection)
                 self._offered = greeted
@@ -238,6 +239,7 @@ class IncomingTcpLink:
         self._received += 1
         self._untold += 1
         self._untold_bytes += nbytes
+        # Short messages are acknowledged many at a time; a long one at once, since its tensor is lent until then.
         long = nbytes > MOST_COPIED_BYTES + HEADER_BYTES
         if long or self._untold >= _MOST_UNTOLD or self._untold_bytes >= _MOST_UNTOLD_BYTES:
             self._tell(self._received)

@@ -69,6 +69,8 @@ class SendHandle:
         self.nbytes = len(header) + len(payload)
         self.is_short = len(payload) <= MOST_COPIED_BYTES
         self._pieces: list[bytes | memoryview] = [header, payload]
+        # A short message is copied, so that its tensor may change as soon as it is written. A long one lends its memory
+        # until the receiver has it: after a break it is written again.
         if self.is_short and payload:
             self._pieces = [b"".join((header, payload))]
 
@@ -234,6 +236,8 @@ class OutgoingTcpLink:
         with self._news:
             if self._over:
                 raise PeerLost(self._to.rank, "sending to it")
+            # The caller's thread writes a short message itself, where that keeps the order: waking the writer takes
+            # longer.
             turn = not self._writing and not self._outbox.waits
             self._outbox.put(handle)
             if not (turn and handle.nbytes <= _MOST_AT_ONCE_BYTES and self._written_at_once()):
@@ -310,6 +314,7 @@ class OutgoingTcpLink:
                     self._break(connection)
                 continue
             with self._news:
+                # Else the keeper has a new connection, on which all that has not arrived is written again.
                 if self._connection is connection:
                     self._outbox.wrote(number)
 
@@ -327,6 +332,8 @@ class OutgoingTcpLink:
                     self._listen(connection)
                 with self._news:
                     self._break(connection)
+                # One that carried something, or lasted, starts patience afresh; else a way that breaks at once would be
+                # tried for ever.
                 if self._outbox.arrived > arrived or time.monotonic() - began_s > LONGEST_PAUSE_S:
                     self._attempts.begin_anew()
         given_up = self._over

@@ -310,6 +310,7 @@ class TorchDistributedCommunicator:
     def _collectives(self) -> MemberCollectives:
         if self._on_cpu is not None:
             return self._on_cpu
+        # All ranks meet to make them, once: a work in the background may ask at the same time.
         with self._making:
             if self._on_cpu is None:
                 name = group_name(self._name, self._members)

@@ -133,6 +133,7 @@ class Rank:
             if self._inbox.is_lost_to(context, to):
                 raise PeerLost(to, "sending to it")
         link = self._links.to(to)
+        # Under the lock, since works in the background send as well.
         with self._news:
             self.bytes_sent += message.nbytes
         return link.start_send(message, context)
@@ -206,6 +207,8 @@ class Rank:
 
     def close(self) -> None:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
+        # In this order: what this rank has sent leaves, then it hears the others out, and works in the background have
+        # nothing more to wait for.
         deadline = self.clock.now() + _CLOSING_PATIENCE_S
         self._links.close_outgoing(_CLOSING_PATIENCE_S)
         with suppress(RuntimeError):  # a store that is gone has nobody left to tell
