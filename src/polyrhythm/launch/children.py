@@ -42,18 +42,13 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.errors import PeerLost, PolyrhythmError, RequestError, fault_of_machine
 from polyrhythm.events import (
     Event,
-    Notice,
     Restarted,
-    RunEnded,
-    RunStarted,
-    ServerJoined,
-    WorkerJoined,
     WorkerProgress,
     from_json,
 )
 from polyrhythm.launch.devices import available_cores, gpu_of, threads_for_worker
 from polyrhythm.launch.joining.connections import Address
-from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
+from polyrhythm.launch.joining.join_server import Entrance, Inside
 from polyrhythm.launch.process import ask_names_briefly, leave_with
 from polyrhythm.launch.process_source import Launcher
 from polyrhythm.launch.rank import Circumstances, run_rank
@@ -63,12 +58,9 @@ from polyrhythm.launch.supervisor import (
     PEER,
     REQUEST,
     RUN,
-    Began,
-    Ended,
     Exited,
     Fact,
     Failed,
-    Joined,
     Kill,
     Order,
     RankLost,
@@ -223,10 +215,9 @@ class Children:
         threads: compute threads of a worker.
         start_method: `fork` or `spawn`.
         stop: whether somebody wants the run to stop.
-        on_event: takes the events of the run, and the rank that emitted each.
 
     Attributes:
-        ledger: of the run so far, with which a successor of worker 0 goes on.
+        on_event: takes the events of the run, and the rank that emitted each.
     """
 
     look_every_s = inf
@@ -238,15 +229,14 @@ class Children:
         threads: int,
         start_method: str,
         stop: StopRequest,
-        on_event: Callable[[int, Event], None],
     ) -> None:
-        self.ledger = Ledger.of(job.workers)
+        self.on_event: Callable[[Event, int], None] = lambda event, rank: None
         self._job = job
         self._cast = cast
         self._threads = threads
         self._context = multiprocessing.get_context(start_method)
         self._stop = stop
-        self._on_event = on_event
+        self._ledger = Ledger.of(job.workers)  # with which a successor of worker 0 goes on
         self._children: list[Child] = []
         self._point: MeetingPoint | None = None
         self._store: Any = None
@@ -279,7 +269,7 @@ class Children:
         theirs.close()
         child = Child(peer, process, ours)
         if self._point is not None:
-            ledger = self.ledger if peer.rank == LEADER else None
+            ledger = self._ledger if peer.rank == LEADER else None
             self._tell(child, replace(self._point, met=dict(met), ledger=ledger))
         self._children.append(child)
 
@@ -322,7 +312,9 @@ class Children:
                 left.append(child)
                 continue
             if "event" in record:
-                self._on_event(child.peer.rank, from_json(record["event"]))
+                event = from_json(record["event"])
+                self._ledger.note(event, time.perf_counter())
+                self.on_event(event, child.peer.rank)
             else:
                 child.failed = True
                 facts.append(Failed(child.peer, record["kind"], record["error"]))
@@ -390,8 +382,7 @@ def run_local(
     started = sorted(set(range(cast.size)) - set(vacant))
     threads = threads or threads_for_worker(available_cores(), len(cast.workers) - len(vacant), job.strategy)
     stop, preemption = StopRequest(), Preemption(job.losses.notice_s)
-    relay = EventRelay(emit)
-    children = Children(job, cast, threads, start_method, stop, relay.on_event)
+    children = Children(job, cast, threads, start_method, stop)
     resume = "continue with --resume" + ("" if job.keeping.folder is None else f" {job.keeping.folder}")
 
     def ask() -> None:
@@ -423,18 +414,12 @@ def run_local(
                 job.faults,
                 admits="",
             )
-            door = None
-            if entrance is not None:
-                door = entrance.open()
-                door.open(Inside(Address(LOOPBACK, store.port), cast))
-                relay.how_to_join = entrance.how
-            launcher = Launcher(supervisor, store, [*([door] if door else []), children], relay.say, stop)
-            relay.watch(launcher, children.ledger, door)
-            launcher.open()
+            launcher = Launcher(supervisor, store, children, emit, entrance, stop)
+            children.on_event = launcher.on_event
+            launcher.open(Inside(Address(LOOPBACK, store.port), cast))
             look_every_s = _LOOK_EVERY_S if preemption.is_possible else inf  # a signal does not end the wait
             launcher.run(lambda: preemption.check(resume), look_every_s)
-            if door is not None:
-                launcher.see_off(door)
+            launcher.see_off()
             if launcher.error is not None:
                 raise launcher.error
     finally:
@@ -454,63 +439,6 @@ def _meeting_point(port: int, entrance: Entrance | None) -> MeetingPoint:
 _LOOK_EVERY_S = 0.1
 _LAST_WORDS_S = 2.0
 """How long the others may report what they saw, once a rank has failed."""
-
-
-class EventRelay:
-    """Passes the events of a run's ranks on, and tells its supervisor what follows from them.
-
-    Args:
-        emit: takes the run's events.
-
-    Attributes:
-        how_to_join: told to people once the run is under way.
-    """
-
-    def __init__(self, emit: Emit) -> None:
-        self.how_to_join = ""
-        self._emit = emit
-        self._time_s = 0.0
-        self._launcher: Launcher | None = None
-        self._ledger: Ledger | None = None
-        self._door: JoinServer | None = None
-
-    def watch(self, launcher: Launcher, ledger: Ledger, door: JoinServer | None = None) -> None:
-        """Set who else is told.
-
-        Args:
-            launcher: of the run.
-            ledger: of the run so far.
-            door: where workers join; None: nobody can.
-        """
-        self._launcher, self._ledger, self._door = launcher, ledger, door
-
-    def on_event(self, rank: int, event: Event) -> None:
-        """Take an event that a rank has emitted."""
-        assert self._launcher is not None, "children are heard once all is set up"
-        assert self._ledger is not None, "children are heard once all is set up"
-        if isinstance(event, Notice) and rank != LEADER:  # whose clock began when training did
-            event = replace(event, time_s=self._time_s)
-        self._time_s = event.time_s
-        self._ledger.note(event, time.perf_counter())
-        take = self._launcher.take
-        if isinstance(event, WorkerJoined | ServerJoined):
-            take(Joined(event.rank))
-        if isinstance(event, RunEnded):
-            for fact in () if self._door is None else self._door.poll():  # the last word counts all refusals
-                take(fact)
-            take(Ended(event.outcome))
-            if self._launcher.supervisor.failure is not None:
-                return  # the run has failed, as is said when all have left: worker 0 was told to stop
-        self._emit(event)
-        if isinstance(event, RunStarted):
-            take(Began())
-            if self._door is not None:
-                self._door.begin(parameters=event.parameters)
-                self.say(self.how_to_join)
-
-    def say(self, text: str) -> None:
-        """Tell people."""
-        self._emit(Notice(time_s=self._time_s, text=text))
 
 
 class Session:

@@ -15,17 +15,17 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 def usable_cores() -> set[int]:
-    """Gives the numbers of the cores that this process may use."""
+    """Return the numbers of the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def available_cores() -> int:
-    """Counts the cores that this process may use."""
+    """Return how many cores this process may use."""
     return len(usable_cores())
 
 
 def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: int | None = None) -> int:
-    """Gives the compute threads of each worker on a host.
+    """Return the number of compute threads of each worker on a host.
 
     Servers that share hosts with workers take their share of the cores only while they have something to add up;
     dedicated ones keep a core each.
@@ -43,13 +43,13 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: in
 
 
 def use_threads(count: int) -> None:
-    """Computes with so many threads from now on, in this process."""
+    """Compute with so many threads from now on, in this process."""
     torch.set_num_threads(count)
 
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Computes with so many threads for a while: sums over several are added in another order."""
+    """Compute with so many threads in the body: sums over several are added in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -59,7 +59,7 @@ def computing_with(threads: int) -> Iterator[None]:
 
 
 def gpu_of(device: torch.device, number: int) -> torch.device:
-    """Gives the device of a host's worker.
+    """Return the device of a host's worker.
 
     Args:
         device: where replicas live; anything but a GPU is the same for all.

@@ -39,13 +39,13 @@ class Patience:
         self._look = look
 
     def looking(self, look: Callable[[], None]) -> Patience:
-        """Gives what is left of it, with something to look at while it lasts."""
+        """Return what is left of it, with a function to call while it lasts."""
         left = Patience(self._limit_s, look)
         left._until_s = self._until_s
         return left
 
     def key(self, store: Any, key: str, rank: int, again: Callable[[], None] = _nothing) -> str:
-        """Waits until another rank has set a key of the store; gives its text.
+        """Wait until another rank has set a key of the store, and return its text.
 
         Args:
             store: where the ranks meet.
@@ -59,7 +59,7 @@ class Patience:
         return self._until(lambda: _text(store, key), lambda: [rank], again)
 
     def keys(self, store: Any, name: Callable[[int], str], ranks: Sequence[int]) -> list[str]:
-        """Waits until all ranks have set a key each; gives their texts.
+        """Wait until all ranks have set a key each, and return their texts.
 
         Args:
             store: where the ranks meet.
@@ -77,12 +77,12 @@ class Patience:
         return [self._until(lambda rank=rank: _text(store, name(rank)), absent) for rank in ranks]  # type: ignore[misc]
 
     def word(self, store: Any, queue: str, absent: Callable[[], Sequence[int]]) -> str:
-        """Takes the next word of a queue that nobody else takes words from.
+        """Return the next word of a queue that nobody else takes words from.
 
         Args:
             store: where the ranks meet.
             queue: to which other ranks push words.
-            absent: gives the ranks that are waited for.
+            absent: returns the ranks that are waited for.
 
         Raises:
             RunError: they have not come in time, or the store is gone.
@@ -149,10 +149,10 @@ def _named(ranks: Sequence[int]) -> str:
 
 @contextmanager
 def speaking_up(text: Callable[[], str], after_s: float = SPEAK_AFTER_S) -> Iterator[None]:
-    """Says what it is waiting for, once, if the body takes long.
+    """Print what the body waits for, once, if the body takes long.
 
     Args:
-        text: gives the words, on a thread of its own; nothing is said if they are empty.
+        text: returns the words, on a thread of its own; nothing is said if they are empty.
         after_s: seconds of silence.
     """
     timer = threading.Timer(after_s, lambda: _say(text()))

@@ -34,12 +34,12 @@ _PARENT = _Parent()
 
 
 def first_parent() -> int:
-    """Gives the process that has started this one, even if it is gone."""
+    """Return the process that has started this one, even if it is gone."""
     return _PARENT.number
 
 
 def leave_with(parent: int) -> None:
-    """Ends this process soon after its parent has died, from now on.
+    """End this process soon after its parent has died, from now on.
 
     Args:
         parent: its number.
@@ -54,7 +54,7 @@ def _leave_with(parent: int) -> None:
 
 
 def ask_names_briefly() -> None:
-    """Keeps a name server that does not answer from delaying this process's connections; call it before the first.
+    """Keep a name server that does not answer from delaying this process's connections; call it before the first.
 
     To log it, torch looks up the name of every address that it connects to, even of loopback, one after the other.
     The resolver's usual patience is 5 seconds for each, and twice that.
@@ -69,7 +69,7 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
 
 
 def keep_freed_memory() -> bool:
-    """From now on, this process keeps what it frees, up to the most that it ever needed at once.
+    """Let this process keep what it frees, up to the most that it ever needed at once.
 
     Returns:
         Whether it does: another C library than glibc is left as it is.

@@ -16,16 +16,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import tell_of_loss, tell_of_start
+from polyrhythm.events import Event, Notice, RunEnded, RunStarted, ServerJoined, WorkerJoined
+from polyrhythm.launch.joining.join_server import Entrance, Inside
 from polyrhythm.launch.supervisor import (
     Announce,
-    CloseDoor,
+    Began,
     End,
+    Ended,
     Fact,
+    Joined,
     Order,
     Quiet,
     Start,
@@ -34,7 +39,7 @@ from polyrhythm.launch.supervisor import (
     Supervisor,
     Tell,
 )
-from polyrhythm.roles.world import StopRequest
+from polyrhythm.roles.world import LEADER, StopRequest
 
 FAREWELL_S = 5.0
 """How long guests may take to leave once all other ranks have left, and before the store is gone."""
@@ -65,48 +70,91 @@ class ProcessSource(Protocol):
 
 
 class Launcher:
-    """Pass facts to a supervisor and its orders to those who carry them out.
+    """Passes facts to a supervisor and its orders to those who carry them out.
 
     Args:
         supervisor: of the run.
         store: where the ranks meet.
-        sources: of its processes.
-        tell: tells people.
+        source: of its processes.
+        emit: takes the events of the run, and what people are told.
+        entrance: lets others join; None: nobody can.
         stop: whether somebody wants the run to stop.
 
     Attributes:
         supervisor: as given.
-        stop: as given.
+        door: the join server, a second source of processes; None: nobody can join.
         error: of the run, once it has ended.
+        turn: held while a fact is taken; for what must be done together with it.
     """
 
     def __init__(
         self,
         supervisor: Supervisor,
         store: Any,
-        sources: Sequence[ProcessSource],
-        tell: Callable[[str], None],
+        source: ProcessSource,
+        emit: Callable[[Event], None],
+        entrance: Entrance | None = None,
         stop: StopRequest | None = None,
     ) -> None:
         self.supervisor = supervisor
-        self.stop = stop or StopRequest()
+        self.door = None if entrance is None else entrance.open()
         self.error: Exception | None = None
+        self._how_to_join = "" if entrance is None else entrance.how
         self._store = store
-        self._sources = list(sources)
-        self._tell = tell
-        self._turn = threading.RLock()
+        self._sources: list[ProcessSource] = [source] if self.door is None else [self.door, source]
+        self._emit = emit
+        self._stop = stop or StopRequest()
+        self.turn = threading.RLock()
+        self._time_s = 0.0
         self._over = False
         self._stop_told = False
 
-    def open(self) -> None:
-        """Announce the places that nobody has."""
-        with self._turn:
+    def open(self, inside: Inside | None = None) -> None:
+        """Announce the places that nobody has, and let guests in.
+
+        Args:
+            inside: what they find.
+        """
+        with self.turn:
             self._carry_out(self.supervisor.open())
+        if self.door is not None and inside is not None:
+            self.door.open(inside)
 
     def take(self, fact: Fact) -> None:
         """Pass a fact on; called by any thread."""
-        with self._turn:
+        with self.turn:
             self._carry_out(self.supervisor.on(fact, time.monotonic()))
+
+    def look(self) -> None:
+        """Take what the join server has to tell."""
+        if self.door is not None:
+            with self.turn:
+                self._poll([self.door], ())
+
+    def on_event(self, event: Event, rank: int = LEADER) -> None:
+        """Pass an event of the run on, and tell the supervisor what follows from it; called by any thread.
+
+        Args:
+            event: as it was emitted.
+            rank: that emitted it.
+        """
+        with self.turn:
+            if isinstance(event, Notice) and rank != LEADER:  # whose clock began when training did
+                event = replace(event, time_s=self._time_s)
+            self._time_s = event.time_s
+            if isinstance(event, WorkerJoined | ServerJoined):
+                self.take(Joined(event.rank))
+            if isinstance(event, RunEnded):
+                self.look()  # the last word counts all refusals
+                self.take(Ended(event.outcome))
+                if self.supervisor.failure is not None:
+                    return  # the run has failed, as is said when all have left: worker 0 was told to stop
+            self._emit(event)
+            if isinstance(event, RunStarted):
+                self.take(Began())
+                if self.door is not None:
+                    self.door.begin(event.parameters)
+                    self._say(self._how_to_join)
 
     def run(self, look: Callable[[], None] = lambda: None, look_every_s: float = inf) -> None:
         """Return when the run has ended; `error` then tells how.
@@ -118,24 +166,26 @@ class Launcher:
         while not self._over:
             ready = wait(list(self._waitables()), self._patience_s(look_every_s))
             look()
-            if self.stop.requested and not self._stop_told:
+            if self._stop.requested and not self._stop_told:
                 self._stop_told = True
                 self.take(StopAsked())
             heard = self._poll(self._sources, ready)
             if not ready and not heard and not self._over:
                 self.take(Quiet())
 
-    def see_off(self, door: ProcessSource) -> None:
-        """Give guests a moment to leave, once the run is over.
-
-        Args:
-            door: through which they came.
-        """
-        door.carry_out(CloseDoor())
+    def see_off(self) -> None:
+        """Give guests a moment to leave, once the run is over."""
+        if self.door is None:
+            return
+        self.door.end()
         deadline = time.monotonic() + FAREWELL_S
-        self._poll([door], ())
+        self.look()
         while self.supervisor.guests and (left_s := deadline - time.monotonic()) > 0:
-            self._poll([door], wait(list(door.waitables), left_s))
+            wait([self.door.fileno()], left_s)
+            self.look()
+
+    def _say(self, text: str) -> None:
+        self._emit(Notice(time_s=self._time_s, text=text))
 
     def _poll(self, sources: Sequence[ProcessSource], ready: Sequence[Any]) -> bool:
         heard = False
@@ -164,9 +214,9 @@ class Launcher:
                     # First of all: a guest that comes just then must hear of it, or be heard of.
                     tell_of_start(self._store, peer)
                 case Tell(text=text):
-                    self._tell(text)
+                    self._say(text)
                 case Stop():
-                    self.stop.request()
+                    self._stop.request()
                 case End(error=error):
                     self._over, self.error = True, error
                 case _:

@@ -26,7 +26,7 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a rank has to do with whoever started it.
+    """How a rank is tied to the process that started it.
 
     Attributes:
         stop: whether someone wants to stop.
@@ -42,7 +42,7 @@ class Circumstances:
 def run_rank(
     job: Job, cast: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
 ) -> None:
-    """Plays this rank's role until the run is over.
+    """Play this rank's role until the run is over.
 
     Args:
         job: what to train.
@@ -82,7 +82,7 @@ def run_rank(
 
 
 def _on_clock(ledger: Ledger | None, home: Rank) -> Ledger | None:
-    """Gives a ledger with times of this rank's clock."""
+    """Return a ledger with times of this rank's clock."""
     if ledger is None or ledger.began_at_s is None:
         return ledger
     return replace(ledger, began_at_s=ledger.began_at_s + home.clock.now() - time.perf_counter())

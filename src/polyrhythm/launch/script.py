@@ -51,6 +51,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     newest_incarnations,
 )
 from polyrhythm.errors import RequestError
+from polyrhythm.events import Event, Notice
 from polyrhythm.launch import tethered
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.patience import Patience
@@ -489,9 +490,8 @@ def run_script(
     command = [sys.executable, str(script), *arguments]
     ranks = ScriptRanks(command, workers, threads, hosted.port, store, leader_returns=restarts > 0)
     rules = Rules(restarts, last_words_s=LAST_WORDS_S)
-    launcher = Launcher(
-        Supervisor(RoleAssignment(tuple(range(workers))), range(workers), rules), store, [ranks], _say
-    )
+    supervisor = Supervisor(RoleAssignment(tuple(range(workers))), range(workers), rules)
+    launcher = Launcher(supervisor, store, ranks, _print)
     try:
         with asked_to_stop(_interrupt):
             for rank in range(workers):
@@ -523,6 +523,11 @@ _NEVER_JOINED = (
     "the script has ended without calling polyrhythm.join: unless it shares its work out otherwise, each of its "
     "{workers} processes did all of it; see `with polyrhythm.join(strategy) as group`"
 )
+
+
+def _print(event: Event) -> None:
+    if isinstance(event, Notice):
+        _say(event.text)
 
 
 def _say(text: str) -> None:

@@ -29,7 +29,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Holds SIGINT and SIGTERM back in this thread, and in the processes that it starts meanwhile."""
+    """Hold SIGINT and SIGTERM back in this thread, and in the processes that it starts meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
@@ -39,7 +39,7 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def asked_to_stop(ask: Callable[[], None], preempt: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Calls `ask` at the first SIGINT or SIGTERM; a second SIGINT interrupts at once, as usual.
+    """Call `ask` at the first SIGINT or SIGTERM; a second SIGINT interrupts at once, as usual.
 
     Outside the main thread, where no handler can be set, signals keep their meaning.
 
@@ -100,7 +100,7 @@ class Preemption:
         return self._until_s is not None
 
     def begin(self) -> None:
-        """SIGTERM has come; only the first counts."""
+        """Take SIGTERM; only the first counts."""
         if self._notice_s is not None and self._until_s is None:
             self._until_s = self._clock() + _SHARE * self._notice_s
 
@@ -110,7 +110,7 @@ class Preemption:
         return None if self._until_s is None else max(0.0, self._until_s - self._clock())
 
     def check(self, resume: str) -> None:
-        """Checks that there is time left.
+        """Check that there is time left.
 
         Args:
             resume: how to go on, for people.

@@ -25,7 +25,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from polyrhythm.communication.transports.membership import Peer
@@ -58,33 +57,20 @@ class RankLost(RunError):
 
 @dataclass(frozen=True)
 class Exited:
-    """A process has left.
-
-    Attributes:
-        peer: the process.
-        status: of its exit; the negative number of the signal that killed it.
-        kind: of the failure, where the exit itself tells it; see `Failed`.
-        cause: why a watchdog declared it lost, if one did.
-    """
+    """A process has left."""
 
     peer: Peer
-    status: int
-    kind: str = ""
-    cause: str = ""
+    status: int  # of its exit; negative: the number of the signal that killed it
+    kind: str = ""  # of its failure, where the exit itself tells it; see `Failed`
+    cause: str = ""  # why a watchdog declared it lost, if one did
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A process has reported an error, and is about to leave.
-
-    Attributes:
-        peer: the process.
-        kind: `REQUEST`, `RUN`, `PEER` (another rank was lost) or `BUG`.
-        error: its text.
-    """
+    """A process has reported an error, and is about to leave."""
 
     peer: Peer
-    kind: str
+    kind: str  # `REQUEST`, `RUN`, `PEER` (another rank was lost) or `BUG`
     error: str
 
 
@@ -120,13 +106,9 @@ class PolicyKnown:
 
 @dataclass(frozen=True)
 class Admits:
-    """A script has told whether a worker's successor would find its way into the loop.
+    """A script has told whether a worker's successor would find its way into the loop."""
 
-    Attributes:
-        why_not: why it would not, for people; empty if it would.
-    """
-
-    why_not: str = ""
+    why_not: str = ""  # for people; empty if it would
 
 
 @dataclass(frozen=True)
@@ -136,13 +118,9 @@ class Began:
 
 @dataclass(frozen=True)
 class Ended:
-    """Worker 0 has reported the end of the run, its last event.
+    """Worker 0 has reported the end of the run, its last event."""
 
-    Attributes:
-        outcome: `done` or `interrupted`.
-    """
-
-    outcome: str = "done"
+    outcome: str = "done"  # or `interrupted`
 
 
 @dataclass(frozen=True)
@@ -183,46 +161,28 @@ class Missed:
 
 @dataclass(frozen=True)
 class GuestAsked:
-    """A worker that knows the run's token asks for a place.
+    """A worker that knows the run's token asks for a place."""
 
-    Attributes:
-        guest: number of its connection.
-        who: its address, for people.
-    """
-
-    guest: int
-    who: str
+    guest: int  # number of its connection
+    who: str  # its address, for people
 
 
 @dataclass(frozen=True)
 class GuestLeft:
-    """A guest is gone.
+    """A guest is gone."""
 
-    Attributes:
-        peer: the place that it had.
-        who: its address, for people.
-        why: it left, for people.
-        done: whether it has taken all its steps, so that nobody need follow it.
-    """
-
-    peer: Peer
-    who: str
-    why: str = ""
-    done: bool = False
+    peer: Peer  # the place that it had
+    who: str  # its address, for people
+    why: str = ""  # for people
+    done: bool = False  # it has taken all its steps, and nobody need follow it
 
 
 @dataclass(frozen=True)
 class GuestRefused:
-    """The join server has refused a connection.
+    """The join server has refused a connection."""
 
-    Attributes:
-        who: its address, for people.
-        reason: in one word, for counting.
-        why: in words.
-    """
-
-    who: str
-    reason: str
+    who: str  # its address, for people
+    reason: str  # in one word, for counting
     why: str
 
 
@@ -253,15 +213,12 @@ Fact = (
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process for a rank; under torchrun, let the one in that asks for it.
-
-    Attributes:
-        peer: the rank, and how many processes have had it before.
-        met: the incarnation of every rank that is there, guests included.
-    """
+    """Start a process for a rank; under torchrun, let the one in that asks for it."""
 
     peer: Peer
-    met: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    met: Mapping[int, int] = field(
+        default_factory=dict
+    )  # incarnations of the ranks that are there, and guests
 
 
 @dataclass(frozen=True)
@@ -321,11 +278,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class End:
-    """The run has ended.
-
-    Attributes:
-        error: of a run that has failed.
-    """
+    """The run has ended, well or with an error."""
 
     error: Exception | None = None
 

@@ -1,4 +1,4 @@
-"""Becomes a command that does not outlive its launcher, however the launcher ends.
+"""Turn this process into a command that does not outlive its launcher, however the launcher ends.
 
 Run by path, without Polyrhythm's own imports, which would cost every rank a second:
 
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(launcher: int, command: list[str]) -> None:
-    """Asks the kernel (Linux) to end this process with its launcher, and becomes the command; never returns.
+    """Ask the kernel (Linux) to end this process with its launcher, and become the command; never returns.
 
     Args:
         launcher: process that started this one.

@@ -81,7 +81,7 @@ class Pulse:
 
     @classmethod
     def of(cls, activity: Activity, own: Peer, role: str, host: str, beat: int) -> Pulse:
-        """Takes this process's."""
+        """Return the pulse of this process."""
         doing = activity.now()
         return cls(
             *own,
@@ -97,12 +97,12 @@ class Pulse:
 
 
 def publish(store: Any, pulse: Pulse) -> None:
-    """Leaves a pulse in the store."""
+    """Set a rank's pulse in the store."""
     store.set(_pulse_key(pulse.rank), json.dumps(asdict(pulse)))
 
 
 def read(store: Any, ranks: list[int]) -> dict[int, Pulse]:
-    """Reads the latest pulses of some ranks, of those that have had one."""
+    """Return the latest pulses of those of some ranks that have had one."""
     there = [rank for rank in ranks if store.check([_pulse_key(rank)])]
     if not there:
         return {}
@@ -124,7 +124,7 @@ STEPS = 20
 
 FLOOR_S = 3.0
 LOST_AFTER = 4
-"""Limits after which a silent rank is taken for lost."""
+"""Number of limits after which a silent rank is declared lost."""
 
 _BEATS_A_FLOOR, _FASTEST_BEAT_S, _SLOWEST_BEAT_S = 6, 0.05, 0.5
 _WATCHED = 4
@@ -220,7 +220,7 @@ class Watchdog:
                 publish(self._store, Pulse(*self._own, role=self._setting.roles[self._own.rank], left=True))
 
     def limit_s(self, gaps_s: list[float]) -> float:
-        """Gives how long a rank may be silent whose pulses had such gaps."""
+        """Return how long a rank may be silent whose pulses had such gaps."""
         return max(self._setting.floor_s, GAPS * median(gaps_s)) if gaps_s else self._setting.floor_s
 
     def _watch(self) -> None:
@@ -292,7 +292,7 @@ class Watchdog:
         )
 
     def _give_up(self, peer: _PeerStatus, silent_s: float) -> None:
-        """Takes a rank for lost; called again at the next beat if the store stops answering on the way."""
+        """Declare a rank lost; called again at the next beat if the store stops answering on the way."""
         pulse = peer.pulse
         if not peer.declared_lost:
             leave_cause(
@@ -310,7 +310,7 @@ class Watchdog:
             tell_of_loss(self._store, pulse.peer, other.peer)
 
     def _judge_own_wait(self) -> None:
-        """Says where this rank waits if that takes much longer than its steps do; nothing is done about it."""
+        """Report where this rank waits if that takes much longer than its steps do; nothing is done about it."""
         activity = self._setting.activity
         doing, step_s = activity.now(), activity.median_step_s()
         waited_s = time.monotonic() - doing.since_s
@@ -343,7 +343,7 @@ class Watchdog:
         self._store.add(_ALARM, 1)
 
     def _is_first(self, what: str, pulse: Pulse) -> bool:
-        """Whether no other rank has said or done this before; this one may ask again, if it had no answer."""
+        """Return whether no other rank has said or done this before; this one may ask again, if it had no answer."""
         own = f"{self._own.rank}/{self._own.incarnation}"
         key = f"watchdog/{what}/{pulse.rank}/{pulse.incarnation}/{pulse.beat}"
         return bool(self._store.compare_set(key, "", own) == own.encode())
@@ -361,7 +361,7 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def _leave_if_cut_off(self) -> None:
-        """Ends this process when it has not reached the store for so long that others have given it up."""
+        """End this process when it has not reached the store for so long that others have given it up."""
         clock, reached_s = LivedClock(self._beat_s), 0.0
         while not self._over.wait(self._beat_s):
             clock.tick()
@@ -392,14 +392,14 @@ class LivedClock:
         self._ticked_s = time.monotonic()
 
     def tick(self) -> None:
-        """Counts what has passed since the last time."""
+        """Count what has passed since the last call."""
         now_s = time.monotonic()
         self.now_s += min(now_s - self._ticked_s, self._longest_s)
         self._ticked_s = now_s
 
 
 def leave_cause(store: Any, peer: Peer, cause: str) -> None:
-    """Says why a process is taken for lost; it is there to be read when this returns.
+    """Set why a process is declared lost; it can be read once this returns.
 
     Args:
         store: where the ranks meet.
@@ -412,7 +412,7 @@ def leave_cause(store: Any, peer: Peer, cause: str) -> None:
 
 
 def cause_of_loss(store: Any, peer: Peer) -> str:
-    """Gives why a process was taken for lost, in words; empty if it was not."""
+    """Return why a process was declared lost, in words; empty if it was not."""
     key = _cause_key(peer)
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 

@@ -14,11 +14,9 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded
-from polyrhythm.launch.children import EventRelay
 from polyrhythm.launch.devices import threads_for_worker
 from polyrhythm.launch.process_source import Launcher
 from polyrhythm.launch.supervisor import Exited, Fact, Order, Rules, Stop, Supervisor
-from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -44,15 +42,14 @@ class Scripted:
 
     Args:
         statuses: with which workers 1 and 2 leave, one after the other; less than 0: by so much a signal.
-        on_event: takes worker 0's events.
     """
 
     look_every_s = inf
     waitables: tuple[()] = ()
 
-    def __init__(self, statuses: tuple[int, int], on_event: Callable[[int, Event], None]) -> None:
+    def __init__(self, statuses: tuple[int, int]) -> None:
+        self.on_event: Callable[[Event], None] = lambda event: None
         self._facts: list[Fact] = [Exited(Peer(rank, 0), status) for rank, status in enumerate(statuses, 1)]
-        self._on_event = on_event
         self.outcome = "done"
         self._over = False
 
@@ -62,7 +59,7 @@ class Scripted:
         if self._over:
             return []
         self._over = True
-        self._on_event(0, RunEnded(time_s=1.0, outcome=self.outcome, result={}))
+        self.on_event(RunEnded(time_s=1.0, outcome=self.outcome, result={}))
         return [Exited(Peer(0, 0), 0)]
 
     def carry_out(self, order: Order) -> None:
@@ -79,16 +76,15 @@ def watched(min_workers: int, statuses: tuple[int, int], *, stopped: bool = Fals
         stopped: whether somebody wants the run to stop before.
     """
     events: list[Event] = []
-    relay, stop = EventRelay(events.append), StopRequest()
-    source = Scripted(statuses, relay.on_event)
+    stop, source = StopRequest(), Scripted(statuses)
     if stopped:
         stop.request()
         source.outcome = "interrupted"
     rules = Rules(min_workers=min_workers, too_few=lambda left: RunError(f"{left} are left"), resume="resume")
     policy = FaultPolicy(worker=OnLoss.GO_ON)
     supervisor = Supervisor(RoleAssignment((0, 1, 2)), range(3), rules, policy, admits="")
-    launcher = Launcher(supervisor, dist.HashStore(), [source], relay.say, stop)
-    relay.watch(launcher, Ledger.of(3))
+    launcher = Launcher(supervisor, dist.HashStore(), source, events.append, stop=stop)
+    source.on_event = launcher.on_event
     launcher.run(look_every_s=0.0)
     return events, str(launcher.error or "")
 

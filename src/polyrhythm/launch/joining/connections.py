@@ -38,7 +38,7 @@ _MOST_PORT = 65535
 
 
 class Address(NamedTuple):
-    """Where a door is.
+    """Where a join server listens.
 
     Attributes:
         host: its name or number.
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Reads `HOST:PORT`, or a port alone, which is one of the loopback interface.
+    """Return the address of `HOST:PORT`, or a port alone, which is one of the loopback interface.
 
     Raises:
         RequestError: it is something else.
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address:
 
 
 def listener_at(address: Address) -> socket.socket:
-    """Listens at an address of this host that others reach.
+    """Return a socket that listens at an address of this host that others reach.
 
     Raises:
         RequestError: it is none, or in use.
@@ -104,7 +104,7 @@ _DOOR, _VISITOR = "door", "visitor"
 
 
 class NotAdmitted(Exception):
-    """The other side of the door is none of ours, or no more.
+    """The other side of a connection does not belong to the run, or no longer.
 
     Attributes:
         reason: in one word, for counting.
@@ -122,7 +122,7 @@ class Channel:
         reader: from the other side.
         writer: to it.
         session: key of this connection.
-        at_door: whether this side is the door.
+        at_door: whether this side is the server.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Channel:
         self._heard = 0
 
     async def say(self, value: dict[str, Any]) -> None:
-        """Sends an object."""
+        """Send an object."""
         payload = json.dumps(value).encode()
         proof = prove(self._session, self._own, self._sent.to_bytes(8, "big"), payload)
         self._sent += 1
@@ -144,7 +144,7 @@ class Channel:
         await self.writer.drain()
 
     async def hear(self) -> dict[str, Any]:
-        """Waits for an object.
+        """Wait for an object, and return it.
 
         Raises:
             NotAdmitted: what came is too large, not the other side's, or no object.
@@ -168,10 +168,10 @@ class Channel:
 
 
 async def challenge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes) -> Channel:
-    """The door's side: lets nobody on who does not know the key.
+    """Return the server's channel to a client that knows the key.
 
     Raises:
-        NotAdmitted: the visitor does not.
+        NotAdmitted: the client does not.
     """
     ours = nonce()
     writer.write(GREETING + ours)
@@ -193,10 +193,10 @@ async def challenge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 async def answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, address: str
 ) -> Channel:
-    """The visitor's side.
+    """Return the client's channel to the server.
 
     Raises:
-        RequestError: there is no door of ours, or its token is another.
+        RequestError: no join server is there, or its token is another.
     """
     try:
         if await reader.readexactly(len(GREETING)) != GREETING:
@@ -241,7 +241,7 @@ class EventLoop:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, _Result], patience_s: float | None = None) -> _Result:
-        """Does something on the thread, and waits until it is done.
+        """Do something on the thread, and return its result.
 
         Raises:
             TimeoutError: it takes longer than `patience_s`.
@@ -249,16 +249,16 @@ class EventLoop:
         return self.start(work).result(patience_s)
 
     def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Starts something on the thread."""
+        """Start something on the thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def soon(self, act: Callable[[], None]) -> None:
-        """Has a function called on the thread."""
+        """Call a function on the thread, soon."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Ends what is under way, and the thread."""
+        """Cancel what is under way, and end the thread."""
         with suppress(RuntimeError):
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -282,15 +282,15 @@ class Descriptors:
         self._open: set[int] = set()
 
     def add(self, descriptor: int) -> None:
-        """Notes one."""
+        """Add one."""
         self._open.add(descriptor)
 
     def remove(self, descriptor: int) -> None:
-        """Forgets one that is about to be closed."""
+        """Remove one that is about to be closed."""
         self._open.discard(descriptor)
 
     def close(self) -> None:
-        """Closes them all; in a forked child, which has copies of its own."""
+        """Close them all; in a forked child, which has copies of its own."""
         for descriptor in self._open:
             with suppress(OSError):
                 os.close(descriptor)
@@ -308,7 +308,7 @@ async def relay(
     first: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     second: tuple[asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
-    """Passes on what comes over either connection; returns when one of them has broken, or both have ended."""
+    """Pass on what comes over either connection; return when one of them has broken, or both have ended."""
     ways = [
         asyncio.create_task(_carry(first[0], second[1])),
         asyncio.create_task(_carry(second[0], first[1])),
@@ -332,7 +332,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Ends a connection; the other side hears of it even where a forked process has a copy of the socket."""
+    """End a connection; the other side hears of it even where a forked process has a copy of the socket."""
     with suppress(OSError, RuntimeError):
         writer.write_eof()
     writer.close()

@@ -62,21 +62,21 @@ from polyrhythm.launch.supervisor import (
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 PATIENCE_S = 5.0
-"""A visitor proves within this time that it knows the token."""
+"""A client proves within this time that it knows the token."""
 
 MOST_STRANGERS = 64
-"""So many may be about to prove it at once."""
+"""The most clients that may be about to prove it at once."""
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A visitor's host that is cut off is noticed after 20 s, if nothing else notices."""
+"""A client's host that is cut off is noticed after 20 s, if nothing else notices."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What is behind a door.
+    """What a client finds once it is admitted.
 
     Attributes:
-        store: where the run's store is, as seen from the door.
+        store: where the run's store is, as seen from the server.
         cast: of the run.
         prefix: what the run's keys have in front in that store.
     """
@@ -326,7 +326,7 @@ async def _say(channel: Channel, word: dict[str, Any]) -> None:
 
 
 class Entrance:
-    """Listens from the start, so that a port that is taken is known before anything is written.
+    """Where workers join: a port that is opened at the start, so that one in use is known before anything is written.
 
     Args:
         address: of this host, as others reach it.
@@ -335,7 +335,7 @@ class Entrance:
     Attributes:
         address: with the port that was found.
         link_key: key of the run's links.
-        offer: what visitors are told of the job.
+        offer: what clients are told of the job.
         how: in words, for people who want to come in.
 
     Raises:
@@ -384,9 +384,9 @@ class Admission:
     """One rank's part in it.
 
     Attributes:
-        address: of the door.
-        token: gives the run token; asked once rank 0 has drawn it, if it does. None: this rank has none.
-        entrance: the door's; rank 0's alone.
+        address: of the join server.
+        token: returns the run token, or None if this rank has none; called once rank 0 has drawn it, if it does.
+        entrance: of the join server; rank 0's alone.
     """
 
     address: Address

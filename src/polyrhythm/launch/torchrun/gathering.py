@@ -79,7 +79,7 @@ class Gathered:
 
 
 def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered:
-    """Meets those that are started together with this process; every rank must call it.
+    """Meet those that are started together with this process; every rank must call it.
 
     Args:
         rendezvous: whose store may hold what an earlier start has left.
@@ -99,17 +99,17 @@ def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered
 
 
 def newest_start(store: Any) -> str:
-    """Gives the name of the start that was named last; empty if there has been none."""
+    """Return the name of the start that was named last; empty if there has been none."""
     return bytes(store.get(_NEWEST)).decode() if store.check([_NEWEST]) else ""
 
 
 def call_again(store: Any, rank: int, nonce: str) -> None:
-    """Calls rank 0, for the first time or once more."""
+    """Call rank 0, for the first time or once more."""
     store.queue_push(CALLS, f"call {rank} {nonce}".encode())
 
 
 def answer(store: Any, nonce: str, name: str, incarnation: int = 0) -> None:
-    """Answers a call.
+    """Answer a call.
 
     Args:
         store: where ranks call.
@@ -121,17 +121,17 @@ def answer(store: Any, nonce: str, name: str, incarnation: int = 0) -> None:
 
 
 def say_that_it_is_over(store: Any) -> None:
-    """Leaves word for ranks that call from now on; who has called before must be told with `answer_over`."""
+    """Tell ranks that call from now on; those that have called before must be told with `answer_over`."""
     store.set(_OVER, "")
 
 
 def answer_over(store: Any, nonce: str) -> None:
-    """Answers a call of a rank that comes too late."""
+    """Answer a call of a rank that comes too late."""
     store.set(_answer(nonce), _OVER)
 
 
 def starts_hosts_apart(rendezvous: Rendezvous) -> bool:
-    """Whether torchrun starts the ranks of a host again while those of others go on: its rendezvous is the static one.
+    """Return whether torchrun restarts the ranks of a host while others go on: its rendezvous is the static one.
 
     There the store is the agents' own, and holds the ranks that they have been given; `c10d` makes another for ranks.
 
@@ -202,7 +202,7 @@ class StartIsVoid(Exception):
 
 
 def check_counts(outside: Rendezvous, start: Gathered) -> None:
-    """Checks that a start still counts, of which nobody knows yet whether it is whole.
+    """Check that a start still counts that is not known to be whole yet.
 
     Args:
         outside: of this rank, as its environment has it.
@@ -224,7 +224,7 @@ def check_counts(outside: Rendezvous, start: Gathered) -> None:
 
 
 def make_whole(start: Gathered, patience: Patience) -> None:
-    """Ends the gathering of a start, once all of this rank's questions to the others are answered.
+    """End the gathering of a start, once all of this rank's questions to the others are answered.
 
     Args:
         start: as this rank knows it.
@@ -244,7 +244,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
-    """Ends this process with status 1, and a line, soon after worker 0 has begun another start of the run.
+    """End this process with status 1, and a line, soon after worker 0 has begun another start of the run.
 
     Args:
         outside: of this rank, as its environment has it.
@@ -267,7 +267,7 @@ def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
 
 
 def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
-    """Lets all others leave, in rank 0's place at the start of a run that has nothing left to do.
+    """Let all others leave, in rank 0's place at the start of a run that has nothing left to do.
 
     Args:
         rendezvous: of rank 0, as its environment has it.

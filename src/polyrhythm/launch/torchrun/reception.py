@@ -35,23 +35,16 @@ import torch.distributed as dist
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import (
     Event,
-    Notice,
     RunEnded,
-    RunStarted,
-    ServerJoined,
     ServerLost,
-    WorkerJoined,
     WorkerLost,
 )
 from polyrhythm.launch.joining.connections import Address
 from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
 from polyrhythm.launch.process_source import Launcher
 from polyrhythm.launch.supervisor import (
-    Began,
     Called,
-    Ended,
     Fact,
-    Joined,
     Lost,
     Missed,
     Order,
@@ -89,7 +82,6 @@ class Reception:
 
     Attributes:
         over: whether the run has ended well, so that nobody need come any more.
-        door: the join server; None: nobody can join.
         launcher: of the run's supervisor.
     """
 
@@ -105,19 +97,14 @@ class Reception:
         entrance: Entrance | None = None,
     ) -> None:
         self.over = False
-        self.door = None if entrance is None else entrance.open()
-        self._how_to_join = "" if entrance is None else entrance.how
-        self._emit = emit
-        self._turn = threading.RLock()
         self._waiting: dict[int, Callable[[int], None]] = {}
-        self._time_s = 0.0
         self.launcher = Launcher(
             Supervisor(cast, started, Rules(has_door=entrance is not None)),
             rendezvous.store.clone(),  # its loop may be waiting on the other
-            [self, *([self.door] if self.door else [])],
-            self._say,
+            self,
+            emit,
+            entrance,
         )
-        self.launcher.open()
 
     def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
         """Return nothing: its facts are told as they come."""
@@ -128,30 +115,13 @@ class Reception:
         if isinstance(order, Start):
             self._waiting.pop(order.peer.rank)(order.peer.incarnation)
 
-    def look(self) -> None:
-        """Take what the join server has to tell."""
-        with self._turn:
-            for fact in () if self.door is None else self.door.poll():
-                self.launcher.take(fact)
-
     def on_event(self, event: Event) -> None:
         """Pass an event of the run on, and learn from it who is there."""
-        with self._turn:
-            self._time_s = event.time_s
-            if isinstance(event, RunEnded):
-                self.over = event.outcome == _DONE
-                self.look()
-                self.launcher.take(Ended(event.outcome))
-            self._emit(event)
-            if isinstance(event, RunStarted):
-                self.launcher.take(Began())
-                if self.door is not None:
-                    self.door.begin(event.parameters)
-                    self._say(self._how_to_join)
-            elif isinstance(event, WorkerJoined | ServerJoined):
-                self.launcher.take(Joined(event.rank))
-            elif isinstance(event, WorkerLost | ServerLost):
-                self.launcher.take(Lost(event.rank))
+        if isinstance(event, RunEnded):
+            self.over = event.outcome == _DONE
+        self.launcher.on_event(event)
+        if isinstance(event, WorkerLost | ServerLost):
+            self.launcher.take(Lost(event.rank))
 
     def call(self, rank: int, let_in: Callable[[int], None]) -> None:
         """Take the call of a process that torchrun has started again.
@@ -160,17 +130,13 @@ class Reception:
             rank: that it had.
             let_in: called with how many processes have had the rank before, as soon as it is free.
         """
-        with self._turn:
+        with self.launcher.turn:
             self._waiting[rank] = let_in
             self.launcher.take(Called(rank))
 
     def miss(self, rank: int) -> None:
         """Take it that a rank is lost that another process asks for, and that nobody has noticed."""
-        with self._turn:
-            self.launcher.take(Missed(rank))
-
-    def _say(self, text: str) -> None:
-        self._emit(Notice(time_s=self._time_s, text=text))
+        self.launcher.take(Missed(rank))
 
 
 _FOREVER = timedelta(days=365)
@@ -178,7 +144,7 @@ _CLOSING_PATIENCE_S = 5.0
 
 
 class Calls:
-    """Answers them; a context.
+    """Answers the calls of processes that torchrun has started again, on threads; a context manager.
 
     Args:
         outside: of worker 0, as torchrun has it: where ranks call.
@@ -238,7 +204,7 @@ class Calls:
         answer(self._store, nonce, self._name, incarnation)
 
     def _doubt(self, rank: int, nonce: str) -> None:
-        """Sees whether the process that is said to have a rank lives, for as long as somebody else calls for it."""
+        """Watch whether the process that has a rank lives, for as long as another one calls for it."""
         with suppress(RuntimeError, dist.DistError):
             before = read(self._pulses, [rank]).get(rank)
             while not self._over.wait(self._silence_s) and nonce in self._unanswered:
@@ -269,7 +235,7 @@ def receiving(
     emit: Callable[[Event], None],
     late: Late,
 ) -> Iterator[Callable[[Event], None]]:
-    """Lets late comers in; gives what takes the run's events instead of `emit`, from any thread.
+    """Let late comers in; yield what takes the run's events instead of `emit`, from any thread.
 
     Args:
         outside: of this rank, as torchrun has it: where lost ranks call.
@@ -282,23 +248,23 @@ def receiving(
         yield emit
         return
     reception = Reception(start.rendezvous, cast, range(outside.size), emit, late.entrance)
+    reception.launcher.open(Inside(_store_address(), cast, start.prefix))
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
             stack.enter_context(Calls(outside, start, reception, late.silence_s))
-        if reception.door is not None:
-            reception.door.open(Inside(_store_address(), cast, start.prefix))
-            stack.enter_context(_listening(reception, reception.door))
+        if reception.launcher.door is not None:
+            stack.enter_context(_listening(reception.launcher, reception.launcher.door))
         yield reception.on_event
 
 
 @contextmanager
-def _listening(reception: Reception, door: JoinServer) -> Iterator[None]:
+def _listening(launcher: Launcher, door: JoinServer) -> Iterator[None]:
     """Hear the join server on a thread; at the end give guests a moment to leave."""
     bell, ringing = socket.socketpair()
 
     def listen() -> None:
         while bell.fileno() not in select.select([door.fileno(), bell.fileno()], [], [])[0]:
-            reception.look()
+            launcher.look()
 
     thread = threading.Thread(target=listen, name="reception", daemon=True)
     thread.start()
@@ -309,7 +275,7 @@ def _listening(reception: Reception, door: JoinServer) -> Iterator[None]:
         raise
     else:
         _end(thread, ringing)
-        reception.launcher.see_off(door)
+        launcher.see_off()
     finally:
         bell.close()
         ringing.close()

@@ -37,7 +37,7 @@ def is_silent() -> bool:
 
 @contextmanager
 def leader_speaks() -> Iterator[None]:
-    """Surrounds what every rank does alike, before they meet.
+    """Run what every rank does alike before they meet, and let only rank 0 report an error of it.
 
     Raises:
         SaidByLeader: in place of this project's other errors, on every rank but 0.
@@ -51,5 +51,5 @@ def leader_speaks() -> Iterator[None]:
 
 
 def linger() -> None:
-    """Waits to be ended: torchrun ends all ranks as soon as one has failed, and rank 0 must be the first to fail."""
+    """Wait to be ended: torchrun ends all ranks as soon as one has failed, and rank 0 must be the first to fail."""
     time.sleep(_LINGER_S)

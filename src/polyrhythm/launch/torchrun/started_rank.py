@@ -59,7 +59,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 def workers_of(strategy: Strategy) -> int:
-    """Counts the workers: all processes that are not needed as servers.
+    """Return the number of workers: all processes that are not needed as servers.
 
     Raises:
         RequestError: there are too few processes.
@@ -78,7 +78,7 @@ def workers_of(strategy: Strategy) -> int:
 def cast_of(
     strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
 ) -> RoleAssignment:
-    """Gives every rank its role, after all have said on which host they are.
+    """Return the role of every rank, after all have said on which host they are.
 
     Args:
         strategy: knows how many servers there must be, and where.
@@ -102,7 +102,7 @@ def run_under_torchrun(
     admission: Admission | None = None,
     gather_s: float = LIMIT_S,
 ) -> bool:
-    """Plays this process's role.
+    """Play this process's role.
 
     Args:
         job: what to train.
@@ -150,7 +150,7 @@ def run_under_torchrun(
 
 
 def take_leave(gather_s: float) -> None:
-    """Lets all other ranks leave, in rank 0, where a run has nothing left to do.
+    """Let all other ranks leave, in rank 0, where a run has nothing left to do.
 
     Args:
         gather_s: seconds for which it waits for them.
@@ -163,7 +163,7 @@ def take_leave(gather_s: float) -> None:
 
 
 def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, RoleAssignment, int]:
-    """Gives the start that this process is of, who does what, and a worker's compute threads.
+    """Return the start that this process is of, the ranks by role, and the compute threads of a worker.
 
     Raises:
         RunError: some ranks have not come in time, or the store is gone.
@@ -182,7 +182,7 @@ def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, R
 
 
 def _among(start: Gathered, cast: RoleAssignment, admission: Admission | None) -> Gathered:
-    """Gives a start as a rank finds it that knows the whole cast, and who was there before."""
+    """Return a start as a rank finds it that knows all roles, and who was there before."""
     found = replace(start.rendezvous, size=cast.size)
     if found.incarnation:
         found = replace(found, met=newest_incarnations(found.store, cast.size))
@@ -190,7 +190,7 @@ def _among(start: Gathered, cast: RoleAssignment, admission: Admission | None) -
 
 
 def device_of(device: torch.device) -> torch.device:
-    """Gives this rank the GPU of its local rank, where replicas live on GPUs; ranks beyond the last share."""
+    """Return this rank's device: the GPU of its local rank where replicas use GPUs; ranks beyond the last share."""
     return gpu_of(device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
@@ -206,7 +206,7 @@ def threads_beside(
     strategy: Strategy,
     patience: Patience | None = None,
 ) -> int:
-    """Gives the compute threads of this rank, if it is a worker; every rank that was started must call it.
+    """Return the compute threads of this rank, if it is a worker; every rank that was started must call it.
 
     Args:
         rendezvous: of this rank.
@@ -225,7 +225,7 @@ def threads_beside(
 def share_of_cores(
     rank: int, places: Mapping[int, tuple[str, set[int]]], cast: RoleAssignment, strategy: Strategy
 ) -> int:
-    """Shares the cores that a rank may use out among all that may use some of them.
+    """Return a worker's share of the cores that it may use, among all ranks that may use some of them.
 
     Args:
         rank: of a worker.
@@ -240,7 +240,7 @@ def share_of_cores(
 
 
 def asked_threads(environment: Mapping[str, str]) -> int | None:
-    """Gives the threads that somebody has asked for in the environment, if it was not torchrun itself.
+    """Return the threads that somebody has asked for in the environment, if it was not torchrun itself.
 
     Raises:
         RequestError: they are no number.
@@ -263,7 +263,7 @@ _INTERRUPTED = "interrupted"
 
 
 class SharedNotice:
-    """One rank's view of it.
+    """The notice of preemption that a run's hosts share, as one rank sees it.
 
     Args:
         preemption: of this host.
@@ -278,20 +278,20 @@ class SharedNotice:
         self._over = threading.Event()
 
     def come(self) -> None:
-        """SIGTERM has come here; what is not through when the notice ends is given up."""
+        """Take SIGTERM; what is not done when the notice ends is given up."""
         if self._preemption.is_possible and not self._preemption.begun:
             self._preemption.begin()
             threading.Thread(target=self._exit_in_time, name="notice", daemon=True).start()
 
     def emit(self, event: Event) -> None:
-        """Passes an event on; the others wait for the outcome of the run."""
+        """Pass an event on; the others wait for the outcome of the run."""
         if isinstance(event, RunEnded) and self._store is not None:
             with suppress(RuntimeError):
                 self._store.set(_OUTCOME, event.outcome)
         self._emit(event)
 
     def ended_the_run(self) -> bool:
-        """Whether the run ended early for this; called once this rank has left it."""
+        """Return whether the run ended early for this; called once this rank has left it."""
         self._over.set()
         if self._store is None:
             return False

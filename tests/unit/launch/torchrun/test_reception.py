@@ -39,6 +39,7 @@ class Run:
         self.said: list[Event] = []
         self.leader = local(0, CAST.size, self.store.port)
         self.reception = Reception(self.leader, CAST, STARTED, self.said.append, entrance)
+        self.reception.launcher.open(Inside(Address("127.0.0.1", self.store.port), CAST, NAME))
 
     def begin(self) -> None:
         numbers = dict.fromkeys(
@@ -136,9 +137,8 @@ def entrance() -> Iterator[Entrance]:
 
 def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entrance: Entrance) -> None:
     run = Run(entrance)
-    door = run.reception.door
+    door = run.reception.launcher.door
     assert door is not None
-    door.open(Inside(Address("127.0.0.1", run.store.port), CAST, NAME))
     run.begin()
     run.lose(3)
     visit = JoinClient(entrance.address, door_key(TOKEN))
@@ -146,7 +146,7 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
         coming = pool.submit(visit.take_place)
         while not coming.done():
             select.select([door], [], [], 0.1)
-            run.reception.look()
+            run.reception.launcher.look()
     place = coming.result()
     assert (place.peer, place.parameters, place.cast, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
     assert run.hears(Peer(3, 1), "4 0")
@@ -159,7 +159,7 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
     assert run.hears(Peer(0, 0), "4 0", "3 0")
     visit.leave("its host asked it to")
     while not let_in:
-        run.reception.look()
+        run.reception.launcher.look()
     assert let_in == [2]
     assert run.hears(Peer(0, 0), "3 1")
     visit.close()
