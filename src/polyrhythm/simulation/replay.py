@@ -10,7 +10,7 @@ depends on time, so the parameters come out the same, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,17 +18,13 @@ from polyrhythm.communication.arrivals import Arrivals, check
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.forwarding import ForwardingCommunicator
 from polyrhythm.communication.message import Message
-from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
-from polyrhythm.communication.transports.simulated.network import ConstantNetwork
-from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PolyrhythmError, RunError
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.recording import Recording
-from polyrhythm.roles.server import serve
-from polyrhythm.roles.worker import work
-from polyrhythm.roles.world import DrawnPace, World
-from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.roles.world import World
+from polyrhythm.simulation.run import run_rank
+from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
 
 
 class ScriptOver(RunError):
@@ -176,9 +172,6 @@ class ScriptedCommunicator(WatchedCommunicator):
         self.receive = receive
 
 
-_STEP_S = 0.01
-
-
 @dataclass(frozen=True)
 class Replay:
     """The outcome of a replay.
@@ -216,11 +209,12 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
             digests.append(event.result["parameters_sha256"])
         emit(event)
 
-    def surround(rank: int, network: Communicator) -> Communicator:
-        return ScriptedCommunicator(network, scripts[rank], performance)
+    def role(world: World) -> None:
+        network = ScriptedCommunicator(world.network, scripts[world.network.rank], performance)
+        run_rank(job, replace(world, network=network))
 
-    try:
-        stage(job, recording.cast, surround, hear)
+    try:  # all ranks are equally fast: what was recorded decides
+        plain_stage(recording.cast, Piece(role), hear, Surroundings()).play()
     except (
         PolyrhythmError
     ) as error:  # the order cannot be played: it leads nowhere, or the loss grows without end
@@ -239,35 +233,3 @@ def _difference_at_end(scripts: list[Script], digest: str | None, recording: Rec
     if digest != recording.parameters_sha256:
         return Difference(-1, recording.messages, "the parameters differ, and no message does")
     return None
-
-
-def stage(
-    job: Job,
-    cast: RoleAssignment,
-    surround: Callable[[int, Communicator], Communicator],
-    emit: Callable[[Event], None],
-) -> None:
-    """Run a job in virtual time, all ranks equally fast.
-
-    Args:
-        job: what to train.
-        cast: which ranks do what.
-        surround: returns the communicator of a rank, from its number and its simulated communicator.
-        emit: takes the events.
-
-    Raises:
-        Deadlock: no rank can go on.
-    """
-    time = VirtualTime()
-    cluster = SimulatedCluster(time, ConstantNetwork(time), cast.size)
-    for rank in range(cast.size):
-        network = surround(rank, cluster.communicator(rank))
-        world = World(network, cast, DrawnPace(time, lambda: _STEP_S), emit=emit)
-        if world.is_worker:
-            time.spawn(f"worker {rank}", lambda world=world: work(job, world))  # type: ignore[misc]
-        else:
-            time.spawn(f"server {rank}", lambda world=world: serve(job.strategy, world))  # type: ignore[misc]
-    try:
-        time.run()
-    finally:
-        time.close()

@@ -76,10 +76,11 @@ def simulate_on(
 
 def _piece(job: Job) -> Piece:
     timed = replace(job, time_shares=_SharesOnce(job.dataset.image_shape))
-    return Piece(partial(_play, timed))
+    return Piece(partial(run_rank, timed))
 
 
-def _play(job: Job, world: World) -> None:
+def run_rank(job: Job, world: World) -> None:
+    """Run one rank of a job, worker or server."""
     if world.is_worker:
         work(job, world)
     else:

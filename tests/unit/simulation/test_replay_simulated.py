@@ -17,7 +17,10 @@ from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.recording import Recording, recording_of
-from polyrhythm.simulation.replay import replay, stage
+from polyrhythm.roles.world import World
+from polyrhythm.simulation.replay import replay
+from polyrhythm.simulation.run import run_rank, simulate
+from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 WORKERS = 4
@@ -51,20 +54,18 @@ def _recorded(spec: str, seed: int = 0) -> Recording:
     job, noted, events = _job(spec), dict[int, Arrivals](), list[Event]()
     cast = _cast(job)
 
-    def surround(rank: int, network: Communicator) -> Communicator:
-        noted[rank] = Arrivals()
-        return RecordingCommunicator(Erratic(network, seed), noted[rank])
+    def role(world: World) -> None:
+        found = noted[world.network.rank] = Arrivals()
+        run_rank(job, replace(world, network=RecordingCommunicator(Erratic(world.network, seed), found)))
 
-    stage(job, cast, surround, events.append)
+    plain_stage(cast, Piece(role), events.append, Surroundings()).play()
     return recording_of(
         job, cast, noted, outcome="done", parameters_sha256=result_of(events)["parameters_sha256"]
     )
 
 
 def _undirected(spec: str) -> str:
-    job, events = _job(spec), list[Event]()
-    stage(job, _cast(job), lambda rank, network: network, events.append)
-    return str(result_of(events)["parameters_sha256"])
+    return str(result_of(simulate(_job(spec)))["parameters_sha256"])
 
 
 def _tampered(recording: Recording, rank: int, change: Callable[[Arrivals], None]) -> Recording:
