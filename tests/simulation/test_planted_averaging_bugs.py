@@ -9,10 +9,9 @@ import pytest
 
 from polyrhythm.communication.message import Message
 from polyrhythm.simulation.trials import play
-from polyrhythm.strategies.parameter_server.downpour import SumServer, SumWorker
+from polyrhythm.strategies.parameter_server.downpour import SumRule, SumWorker
 from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreRule
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
-from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.sites.site_server import Post, SiteServer
 from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
@@ -38,10 +37,10 @@ def worker_keeps_its_place(before: Method) -> Method:
 
 
 def sum_is_applied_twice(before: Method) -> Method:
-    def planted(self: SumServer, worker: int, message: Message) -> Any:
-        if self.version == 3:
-            self._shard.step(payload(message), message.learning_rate)
-        return before(self, worker, message)
+    def planted(self: SumRule, batch: Any, version: int) -> Any:
+        if version == 3:
+            before(self, batch, version)
+        return before(self, batch, version)
 
     return planted
 
@@ -91,7 +90,7 @@ PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
         "the centre for rank|the difference for rank",
     ),
     ("easgd(tau=1)", CentreLink, "take", worker_keeps_its_place, "own parameters after step"),
-    ("downpour", SumServer, "_push", sum_is_applied_twice, "parameters for rank"),
+    ("downpour", SumRule, "apply", sum_is_applied_twice, "parameters for rank"),
     ("downpour(n_push=3)", SumWorker, "_push", sum_is_forgotten, "the sum of rank|parameters for rank"),
     ("gaia(threshold=0)", Post, "hear", packet_is_lost, "the final parameters"),
     ("gaia(lag=0)", SiteServer, "_let_on", nobody_waits, "rounds of site"),

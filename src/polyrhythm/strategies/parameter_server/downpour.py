@@ -29,7 +29,7 @@ servers' parameters.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,13 +38,15 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
+from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
-from polyrhythm.strategies.parameter_server.serving.admission import admit_push, payload
-from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry
-from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import (
     STEPS,
@@ -138,7 +140,7 @@ class Downpour(WithServers):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
-        return SumServer(setting.cast.workers, self.warm_start_steps)
+        return sum_session(setting.cast.workers, self.warm_start_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,133 +365,106 @@ def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
     return OptimizerPlan("SGD", spans, plan.rate)
 
 
-Reply = tuple[int, Message]
-
-
-class SumServer:
-    """One server; see `ServerPart`.
+def sum_session(workers: tuple[int, ...], warm_start_steps: int) -> ServerSession:
+    """Make the server of a shard that takes sums of gradients.
 
     Args:
         workers: their ranks, worker 0's first.
         warm_start_steps: of worker 0, before which the others get no parameters; all of its steps, if it takes fewer.
+    """
+    return ServerSession(workers, SumRule(SumGate(warm_start_steps)))
 
-    Attributes:
-        version: updates so far.
-        staleness: how many gradients were applied at which staleness.
+
+class SumRule(OptimizedRule):
+    """An optimiser's step with every sum. A contribution's weight is how many gradients are in it.
+
+    Args:
+        gate: learns how many steps a worker takes.
     """
 
-    def __init__(self, workers: tuple[int, ...], warm_start_steps: int) -> None:
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self._shard = OptimizedShard()
-        self._presence = PusherRegistry(workers)
+    admit = staticmethod(admit_push_of_any_step)  # a sum may end at any step
+
+    def __init__(self, gate: SumGate) -> None:
+        super().__init__(gate)
+        self._sum_gate = gate
+
+    def configure(self, message: Message) -> None:
+        """Take the plan of the optimiser, and how many steps a worker takes."""
+        super().configure(message)
+        if message.step > 0:  # else nobody can tell how many there are
+            self._sum_gate.shorten(message.step)
+
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
+        """Step with a sum, unless no gradient is in it."""
+        [entry] = batch
+        if entry.weight <= 0:
+            return Applied(batch, 0, {})
+        self.step(entry.gradient, entry.rate)
+        return Applied(batch, 1, {version - entry.read_version: round(entry.weight)})
+
+
+class SumGate(Gate):
+    """Lets every sum through without an answer, and those wait for parameters who come before a warm start is over.
+
+    Args:
+        warm_start_steps: of worker 0.
+    """
+
+    def __init__(self, warm_start_steps: int) -> None:
         self._warm_start_steps = warm_start_steps
-        self._steps = [0] * len(workers)
-        self._stop = False
+        self._steps = 0
+        """Of worker 0."""
+        self._first_is_there = True
+        self._stopped = False
+        self._waiting: list[int] = []
 
-    @property
-    def done(self) -> bool:
-        """Whether all workers have left, and worker 0 has let the servers go."""
-        return self._presence.done
+    def shorten(self, steps: int) -> None:
+        """Note how many steps worker 0 takes in all."""
+        self._warm_start_steps = min(self._warm_start_steps, steps)
 
-    @property
-    def steps(self) -> dict[int, int]:
-        """How many gradients of each worker it holds."""
-        return dict(zip(self._presence.pushers, self._steps, strict=True))
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answer, as soon as the start is over."""
+        self._waiting.append(pusher)
+        return Decision(answer=self._free())
 
-    def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a rank and gives the replies.
+    def fetch(self, pusher: int) -> Decision:
+        """Answer."""
+        return Decision(answer=(pusher, *self._free()))
 
-        Raises:
-            RefusedMessage: a message that no worker of ours sends.
-        """
-        number = self._presence.number(source, message.kind)
-        if message.kind is Kind.PUSH:
-            admit_push(message, self._shard.values, self.version, message.step)  # a sum may end at any step
-            self._stop |= message.stop
-            return self._push(number, message)
-        if message.kind is Kind.FETCH:
-            self._stop |= message.stop
-            return [self._answer(source), *self._release()]
-        if message.kind is Kind.PULL:
-            return self._pull(source, message)
-        if message.kind is Kind.LEAVE:
-            return self._go_on() if self._presence.leave(source) else []
-        if message.kind is Kind.CONFIGURE:
-            self._shard.configure(message)
-            if message.step > 0:  # else nobody can tell how many there are
-                self._warm_start_steps = min(self._warm_start_steps, message.step)
-            return []
-        if message.kind is Kind.PARAMETERS:
-            self._shard.initialise(payload(message))
-            return self._release()
-        raise RefusedMessage(
-            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
-        )
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Apply the sum."""
+        if pusher == 0:
+            self._steps = step + 1
+        return Decision(apply=(pusher,), answer=self._free())
 
-    def on_loss(self, rank: int) -> list[Reply]:
-        """Forgets a worker, until a successor pulls; what it has pushed still counts."""
-        if rank not in self._presence.numbers or not self._presence.lose(rank):
-            return []
-        return self._go_on()
+    def repeat(self, pusher: int, step: int, due: int) -> Decision:
+        """Say nothing: nobody waits for an answer."""
+        return Decision()
 
-    def _go_on(self) -> list[Reply]:
-        final = self._presence.ready_to_end
-        ending = [] if final is None or not self._shard.ready else [self._answer(final)]
-        return self._release() + ending
+    def leave(self, pusher: int) -> Decision:
+        """Wait for worker 0 no longer."""
+        if pusher in self._waiting:
+            self._waiting.remove(pusher)
+        self._first_is_there &= pusher != 0
+        return Decision(answer=self._free())
 
-    def state(self) -> State:
-        """Gives all that a resumed server needs, parameters included."""
-        tensors, facts = self._shard.state()
-        return tensors, {
-            "version": self.version,
-            "steps": list(self._steps),
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            **facts,
-        }
+    def join(self, pusher: int) -> None:
+        """Wait for worker 0 again."""
+        self._first_is_there |= pusher == 0
 
-    def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
-        facts = state[1]
-        self.version = facts["version"]
-        self._steps = list(facts["steps"])
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
-        self._shard.load_state(state)
+    def stop(self) -> None:
+        """Let nobody wait any more."""
+        self._stopped = True
 
-    def _pull(self, source: int, message: Message) -> list[Reply]:
-        if message.stop:  # the final parameters
-            self._presence.final = source
-            final = self._presence.ready_to_end
-            return [] if final is None or not self._shard.ready else [self._answer(final)]
-        if not self._presence.enter(source):
-            return [(source, Message(Kind.LEAVE))]
-        self._presence.asking.append(source)
-        return self._release()
+    def know(self, steps: Sequence[int]) -> None:
+        """Take the steps of a resumed run."""
+        self._steps = steps[0]
 
-    def _push(self, worker: int, message: Message) -> list[Reply]:
-        """Applies a sum of gradients, the last of which is of step `message.step`, unless it has been applied."""
-        if message.step < self._steps[worker]:
-            return []
-        self._steps[worker] = message.step + 1
-        if message.weight > 0:
-            self._shard.step(payload(message), message.learning_rate)
-            self.staleness[self.version - message.version] += round(message.weight)
-            self.version += 1
-        return self._release()
-
-    def _release(self) -> list[Reply]:
-        """Answers those who wait for their first parameters, as far as they need not wait."""
-        first = self._presence.pushers[0]
-        warm = self._stop or self._steps[0] >= self._warm_start_steps or not self._presence.is_there(first)
-        asking = self._presence.asking
-        free = [rank for rank in asking if self._shard.ready and (warm or rank == first)]
-        self._presence.asking = [rank for rank in asking if rank not in free]
-        return [self._answer(rank) for rank in free]
-
-    def _answer(self, source: int) -> Reply:
-        step = self._steps[self._presence.numbers[source]]
-        values = self._shard.shown()
-        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+    def _free(self) -> tuple[int, ...]:
+        warm = self._stopped or self._steps >= self._warm_start_steps or not self._first_is_there
+        free = tuple(pusher for pusher in self._waiting if warm or pusher == 0)
+        self._waiting = [pusher for pusher in self._waiting if pusher not in free]
+        return free
 
 
 def _sum_fits(held: Held) -> list[int]:

@@ -48,6 +48,15 @@ def admit_push(message: Message, values: Tensor, version: int, step: int) -> Non
         raise RefusedMessage(Reason.STEP, f"a gradient of step {number} came where step {step} is the next")
 
 
+def admit_push_of_any_step(message: Message, values: Tensor, version: int, step: int) -> None:
+    """Let in a gradient as `admit_push` does, whose step may be later than the pusher's next.
+
+    Raises:
+        RefusedMessage: it does not fit.
+    """
+    admit_push(message, values, version, max(step, message.step))
+
+
 def admit_vector(message: Message, values: Tensor, version: int = 0, step: int = 0) -> None:
     """Lets in the parameters of a worker that keeps its own, where others of the same shape are kept.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
+from polyrhythm.communication.message import Reason, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
@@ -54,6 +56,25 @@ class Gate:
     def arrive(self, pusher: int, step: int) -> Decision:
         """Decide what becomes of a gradient of `pusher`'s step `step`, which is held from now on."""
         raise NotImplementedError
+
+    def repeat(self, pusher: int, step: int, due: int) -> Decision | None:
+        """Decide what becomes of a step that comes again, where `due` is the pusher's next.
+
+        Returns:
+            None where it counts as the pusher's part of a round: an empty batch, since it has been applied.
+        """
+        rounds = self.rounds
+        return None if rounds is not None and rounds.is_next(pusher, step) else self.ask(pusher, due)
+
+    def fetch(self, pusher: int) -> Decision:
+        """Decide when a pusher gets the parameters that goes on meanwhile."""
+        raise RefusedMessage(Reason.KIND, "nobody fetches here")
+
+    def stop(self) -> None:
+        """Take note that a pusher was asked to stop."""
+
+    def know(self, steps: Sequence[int]) -> None:
+        """Take note of how many steps of each pusher are known when a run is resumed."""
 
     def check_turn(self, pusher: int) -> None:
         """Let a pusher contribute; called only where there are `rounds`.

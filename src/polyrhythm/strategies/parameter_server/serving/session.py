@@ -246,6 +246,7 @@ class ServerSession:
         self._rule.load_state(state)
         self._held.load_state(tensors, facts)
         self._gate.load_state(facts.get("gate", {}))  # not all that are older have one
+        self._gate.know(self._held.steps)
 
     def exact_state(self) -> State:
         """Return all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
@@ -289,6 +290,8 @@ class ServerSession:
         self.dropped = facts.get("dropped", 0)
 
     def _begin(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.FETCH:
+            return self._fetch(pusher, message)
         if message.kind is Kind.CONFIGURE:
             self._rule.configure(message)
             return []
@@ -350,11 +353,13 @@ class ServerSession:
         rule.admit(message, rule.values, self.version, due)
         _, gradient, read_version, step, weight, rate, stop, _ = message
         assert gradient is not None, "it has been admitted"
-        self.stop |= stop
+        if stop:
+            self._note_stop()
         step += rule.last
         if step < due and rule.repeats:
-            if rounds is None or not rounds.is_next(pusher, step):
-                return self._ask(pusher)
+            repeated = self._gate.repeat(pusher, step, due)
+            if repeated is not None:
+                return self._carry_out(repeated)
             weight = 0.0
         if rule.screens:
             if weight > 0 and not self._screen.passes(pusher, gradient):
@@ -377,6 +382,18 @@ class ServerSession:
         self._count(applied)
         given = applied.answers
         return [self._answer(pusher, source) if given is None else self._give(pusher, given[pusher])]
+
+    def _fetch(self, pusher: int, message: Message) -> list[Reply]:
+        admit_bare(message)
+        if not self._rule.ready:
+            raise RefusedMessage(Reason.ORDER, "parameters were fetched before there were any")
+        if message.stop:
+            self._note_stop()
+        return self._carry_out(self._gate.fetch(pusher))
+
+    def _note_stop(self) -> None:
+        self.stop = True
+        self._gate.stop()
 
     def _check_may_push(self, pusher: int, source: int) -> None:
         """Refuse a push to a round by a pusher that has left, or not come in: its gradient would count twice."""

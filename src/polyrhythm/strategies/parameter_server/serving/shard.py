@@ -27,7 +27,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, 
 from polyrhythm.strategies.parameter_server.rules.merge_rule import MergeRule
 from polyrhythm.strategies.parameter_server.serving.admission import admitted_initial, admitted_plan
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
-from polyrhythm.strategies.parameter_server.serving.gate import Consistency
+from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Gate
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
@@ -375,3 +375,36 @@ class OptimizedShard:
     def load_state(self, state: State) -> None:
         """Takes back what `state` gave, before `initialise`."""
         self._resumed = state
+
+
+class OptimizedRule(Rule):
+    """The base of rules of their own that step with the optimiser of worker 0's plan."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(gate)
+        self._shard = OptimizedShard()
+
+    def configure(self, message: Message) -> None:
+        """Take the plan of the optimiser."""
+        self._shard.configure(message)
+
+    def begin(self, values: Tensor) -> None:
+        """Begin with worker 0's parameters, or go on with those of a resumed run."""
+        self._shard.initialise(values)
+        self.values, self.ready = self._shard.values, True
+
+    def step(self, gradient: Tensor, rate: float) -> None:
+        """Update the values."""
+        self._shard.step(gradient, rate)
+
+    def answer(self, pusher: int, version: int) -> Tensor:
+        """Return a copy of the values, one for all who are given this version."""
+        return self._shard.shown()
+
+    def state(self) -> State:
+        """Return parameters and optimiser."""
+        return self._shard.state()
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned, before `begin`."""
+        self._shard.load_state(state)

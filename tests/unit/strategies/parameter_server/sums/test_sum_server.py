@@ -5,7 +5,7 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.downpour import SumServer
+from polyrhythm.strategies.parameter_server.downpour import sum_session
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -16,7 +16,7 @@ PLAIN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)
 
 
 def server(warm_start_steps=0, plan=PLAIN):
-    made = SumServer(WORKERS, warm_start_steps)
+    made = sum_session(WORKERS, warm_start_steps)
     begin(made, plan)
     return made
 
@@ -96,7 +96,7 @@ class TestWarmStart:
 
 
 def test_who_asks_before_there_are_parameters_is_answered_when_there_are():
-    made = SumServer(WORKERS, 0)
+    made = sum_session(WORKERS, 0)
     assert made.on_message(5, Message(Kind.PULL)) == []
     [(to, reply)] = begin(made)
     assert to == 5
@@ -127,7 +127,7 @@ def test_the_final_parameters_wait_for_all_and_the_second_leave_ends_it():
 def test_state_survives_the_wire_with_the_optimisers():
     made = server(plan=MOMENTUM)
     made.on_message(2, push([2.0, 0.0, -2.0], step=0))
-    copy = SumServer(WORKERS, 0)
+    copy = sum_session(WORKERS, 0)
     copy.load_state(unpack_tensors(pack_tensors(*made.state())))
     begin(copy, MOMENTUM)
     for each in (made, copy):
@@ -146,7 +146,7 @@ def test_what_no_worker_sends_is_named():
 
 def test_a_warm_start_is_no_longer_than_the_run():
     """Worker 0 takes two steps in all; the others have their first parameters when it has taken them."""
-    made = SumServer(WORKERS, 50)
+    made = sum_session(WORKERS, 50)
     made.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAIN.to_json()), step=2))
     made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
     assert made.on_message(2, Message(Kind.PULL)) == []
