@@ -83,6 +83,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
 
 def _near(given: str, names: list[str]) -> list[str]:
     """Return at most 3 names: those that start with `given`, or else the most similar ones, best first."""
+    # A prefix is most likely an abbreviation, so completions come before names that are merely similar.
     longer = [name for name in names if name.startswith(given)] if len(given) >= _WORTH_COMPLETING else []
     if longer:
         return sorted(longer, key=len)[:_OFFERED]

@@ -188,6 +188,7 @@ def validated(where: str, kind: type[_Model], values: dict[str, Any]) -> _Model:
         if key not in kind.model_fields:
             keys = kind.model_fields
             raise unknown(f"key of {where}", key, keys) if keys else RequestError(f"{where} takes no keys")
+    # Before pydantic, whose conversion of True to 1 or of 2.0 to 2 would hide a mistake.
     for key, value in values.items():
         _check_number(f"{where}: {key}", kind.model_fields[key].annotation, value)
     try:

@@ -102,6 +102,7 @@ def _copied(model: nn.Module) -> State:
 
 def _filled(model: nn.Module, state: State, dataset: Dataset) -> nn.Module:
     model.load_state_dict(state)
+    # Statistics of averaged weights are not the average of statistics: Izmailov et al., SWA, UAI 2018.
     recompute_batch_norms(model, _training_batches(model, dataset))
     return model
 
@@ -109,6 +110,7 @@ def _filled(model: nn.Module, state: State, dataset: Dataset) -> nn.Module:
 def _training_batches(model: nn.Module, dataset: Dataset) -> Iterator[Tensor]:
     device = next(model.parameters()).device
     order = torch.randperm(len(dataset.train), generator=generator_for("batch norms"))[:BATCH_NORM_IMAGES]
+    # Only full batches: a ragged last one would count as much as the others in the mean of statistics.
     whole = len(order) // _BATCH * _BATCH or len(order)
     for indices in order[:whole].split(_BATCH):
         yield dataset.train.images(indices).to(device)

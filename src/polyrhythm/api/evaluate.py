@@ -131,6 +131,7 @@ def _one(tested: _Tested) -> dict[str, Any]:
 def _several(tested: _Tested, greedy: bool) -> dict[str, Any]:
     labels, classes = tested.labels, tested.trained[0].dataset.classes
     everything = torch.stack([_all(each, len(labels), tested.batch_size) for each in tested.classifiers])
+    # Greedy selection has seen the even images, so only the odd ones are an unbiased test.
     counted = torch.arange(1 if greedy else 0, len(labels), 2 if greedy else 1)
     selected = list(range(len(everything)))
     if greedy:

@@ -152,6 +152,7 @@ class ObservedRun:
         Raises:
             Superseded: a later start has claimed the folder.
         """
+        # Checked once a second at most: it is a system call, and a run may lie on a network file system.
         if isinstance(event, WorkerProgress) and time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._checked_s = time.monotonic()
             self.claim.check()

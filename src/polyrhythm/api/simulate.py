@@ -198,6 +198,7 @@ def _played(
 ) -> None:
     """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
+    # The cluster is written first, so that a run that fails can be repeated from its folder.
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
         play(ClusterFigures(layout, known, timeline, observed.on_event).on_event, stop, timeline)

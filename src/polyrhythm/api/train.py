@@ -83,6 +83,7 @@ def train(
         RunError: the run failed.
     """
     _check_importable()
+    # Under torchrun every rank checks the request; only the leader prints what is wrong with it.
     with leader_speaks():
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
@@ -178,6 +179,7 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
                 entrance=entrance,
             )
 
+        # A restart needs a checkpoint; and guests would lose their places with the ranks that they are connected to.
         restarts = config.restarts if config.keep_checkpoints and entrance is None else 0
         preempted = run_restarting(observed.claimed(job), play, observed.on_event, restarts)
         observed.skips_report = preempted

@@ -36,6 +36,7 @@ class Draws:
     def of(self, samples: slice) -> Draws:
         """Return the draws of some samples, starting at the first number; the numbers are computed once and shared."""
         part = copy(self)
+        # Starting over at number 0 keeps a sample's numbers independent of how its batch is divided.
         part._samples, part._given = samples, 0
         return part
 

@@ -146,6 +146,7 @@ def _status(arguments: list[str] | None) -> int:
 def _said(error: Exception) -> int:
     """Print what went wrong, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
+    # Under torchrun the leader has printed the error. torchrun reports the first rank to fail, so this one waits.
     if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):
         linger()
         return REQUEST_WRONG

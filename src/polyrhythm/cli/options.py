@@ -33,6 +33,7 @@ def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = (
         fixed = {name: given.pop(name) for name in names}
         verb(**fixed, **{key: value for key, value in given.items() if value is not None})
 
+    # typer reads the signature of what it is given, so the wrapper has to look like a function with these options.
     hints = typing.get_type_hints(verb, include_extras=True)
     annotated = [
         parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own

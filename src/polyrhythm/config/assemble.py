@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
 BATCH_SCHEDULES = "polyrhythm.training.batch_schedules"
+# Batches that a thread prepares in advance. Enough to bridge a slow image, and little memory.
 _AHEAD = 4
 
 _log = logging.getLogger(__name__)
@@ -121,8 +122,10 @@ def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
         numbers=numbers,
     )
     check_network_use(strategy, config.workers, precision.dtype, job.learning)
+    # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
     how.schedule.factor(0, job.length)
     job.learning.execution.check(make_model, dataset.image_shape, device)
+    # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
     return job
@@ -273,6 +276,7 @@ def with_caches(dataset: Dataset, config: RunConfig, device: torch.device) -> Da
         return dataset
     decoding = _inmost(dataset.train)
     needless = _needless(decoding, device)
+    # `auto` is silent where a cache is of no use; a size that was asked for is an error there.
     if needless and limit.size_bytes is None:
         return dataset
     if needless or not isinstance(decoding, Decoding):
@@ -357,6 +361,7 @@ def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teache
             raise RequestError(
                 f"{path} learned from pixels normalised otherwise: give the --pixels of its config.yaml"
             )
+    # Constructing networks draws weights; the random numbers of the run must not depend on whether there is a teacher.
     with torch.random.fork_rng(devices=[]):
         trained = [load_trained(path, dataset=dataset) for path in paths]
     return Teachers(

@@ -118,6 +118,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehea
             "--steps of full batches"
         )
     epochs = config.epochs or dataset.default_epochs
+    # Without `steps`, epoch_images make the last step of every epoch ragged, as in training.
     rehearsal = Rehearsal(
         strategy=strategy,
         workers=config.workers,

@@ -46,6 +46,7 @@ def configure(*layers: Mapping[str, object]) -> RunConfig:
         RequestError: unknown key, or a value out of range.
     """
     merged: dict[str, Any] = {key: value for layer in layers for key, value in layer.items()}
+    # Pretrained weights are useless with pixels normalised otherwise, so they decide unless the user does.
     if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
         merged["pixels"] = wanted
     return validated("the run", RunConfig, merged)

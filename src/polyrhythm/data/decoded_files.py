@@ -154,6 +154,7 @@ def _decode_into(found: Path, split: ImageFileSplit) -> None:
 
 def _write(part: Path, split: ImageFileSplit) -> None:
     a_file = _images_a_file(split.image_size)
+    # Threads suffice: Pillow releases the interpreter lock while it decodes.
     checksums = []
     with ThreadPoolExecutor(_cores()) as threads:
         for number, start in enumerate(range(0, len(split), a_file)):

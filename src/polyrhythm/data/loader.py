@@ -205,6 +205,7 @@ class Loader:
 def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:
     # One thread makes the batches in order; while the caller holds k, k+1 … k+ahead are made or waiting.
     with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
+        # A single thread, so that batches are made in order; a split decodes files with threads of its own.
         waiting = deque(thread.submit(make, step) for step in steps[:ahead])
         following = iter(steps[ahead:])
         try:

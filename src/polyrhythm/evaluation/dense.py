@@ -70,6 +70,7 @@ def _check(model: nn.Module, dense: DenseNetwork, probe: Tensor) -> None:
     expected, found = model(probe), dense(probe)
     if found.shape != expected.shape:
         raise NotConvertible(f"it gives {tuple(found.shape)} where the network gives {tuple(expected.shape)}")
+    # Relative to the largest logit, since convolutions add in another order than matrix products.
     scale = float(expected.abs().max()) + 1.0
     if float((found - expected).abs().max()) > _TOLERANCE * scale:
         raise NotConvertible("what came out gives other scores at training size")

@@ -48,6 +48,7 @@ def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> l
         The members' numbers in the order of their choice; a repeated one has the weight of its repetitions.
     """
     chosen: list[int] = []
+    # The sum stands for the mean: argmax and normalised likelihood do not depend on the number of members.
     total = torch.zeros_like(probabilities[0])
     best = (-1.0, float("-inf"))
     while len(chosen) < most:

@@ -117,6 +117,7 @@ def _strengthened(kind: type[Config], factor: float) -> Config:
     strength: Any = info.default * factor
     for limit in info.metadata:
         strength = min(strength, getattr(limit, "le", strength))
+        # An exclusive limit: stay just below it.
         if hasattr(limit, "lt"):
             strength = min(strength, 0.99 * limit.lt)
     values = {"strength": round(strength) if isinstance(info.default, int) else strength, "probability": 1.0}

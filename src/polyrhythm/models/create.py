@@ -92,6 +92,7 @@ def _from_library(library: str, spec: Spec, classes: int, channels: int) -> nn.M
 
 
 _SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 240, 256, 288, 299, 320, 384, 448, 512)
+# Two samples: a network that squeezes its output would lose the batch dimension of one.
 _BATCH = 2
 
 

@@ -128,6 +128,7 @@ class HybridPass:
             mine = self._place(features, number)
             examples = [self._examples(features, number, source) for source in range(self._activations.size)]
             value += self._round(examples, mine, gradients, (loss, weight))
+            # Only now: the sends of this round overlap with its computation.
             self._activations.finish(under_way)
         if features.requires_grad:
             features.backward(gradients)

@@ -67,6 +67,7 @@ def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> M
     """
     for _ in range(_WARM_UP):
         _trip_s(network, to, None)
+    # Both directions are symmetric for empty messages, so half a round trip is the latency.
     empty_s = statistics.median(_trip_s(network, to, None) for _ in range(_EMPTY_TRIPS))
     payload = torch.ones(nbytes, dtype=torch.uint8)
     _trip_s(network, to, payload)  # the first one finds buffers still to be made
