@@ -45,7 +45,7 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
 
 def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
     import polyrhythm
-    from polyrhythm.launch.script import Place, Places
+    from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
     from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
     make_optimizers_quickly()
@@ -77,7 +77,7 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
                 seen.append(indices.tolist())
             scheduler.step()
             while word and (group.rank, epoch) == (1, 1) and not (folder / word).exists():
-                if word == "waiting" and Places(store, WORKERS).of(victim) is Place.WAITING:
+                if word == "waiting" and WorkerStatuses(store, WORKERS).of(victim) is WorkerStatus.WAITING:
                     break
                 time.sleep(0.01)
             mean = group.average(group.rank)

@@ -17,7 +17,7 @@ Under `polyrhythm run` the number of servers is not known before a script has sa
 workers are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1 of WORLD_SIZE = N+S.
 
 The store carries what ranks and launcher tell each other. A `FaultPolicy` says which losses the ranks
-survive, as their strategy says: worker 0 tells the launcher, which knows no strategy. `Places` says which
+survive, as their strategy says: worker 0 tells the launcher, which knows no strategy. `WorkerStatuses` says which
 workers are there, since the launcher knows first who is gone:
 
 launcher    HERE ─────▶ GONE, or COMING if it starts a successor
@@ -224,8 +224,8 @@ def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
     return {"policy": policy.to_json(), "why_not": why_not}
 
 
-class Place(StrEnum):
-    """What has become of a worker's place."""
+class WorkerStatus(StrEnum):
+    """What has become of a worker."""
 
     HERE = "here"
     GONE = "gone"
@@ -234,8 +234,8 @@ class Place(StrEnum):
     BEHIND = "behind"  # a successor takes part, steps behind the others, who must not wait for it
 
 
-class Places:
-    """Those of all workers.
+class WorkerStatuses:
+    """What has become of each worker, in the store.
 
     Args:
         store: where the ranks meet.
@@ -253,21 +253,24 @@ class Places:
     def begin(self) -> None:
         """Set that all are there, or about to be; only a launcher does."""
         for worker in range(len(self._keys)):
-            self.set(worker, Place.HERE)
+            self.set(worker, WorkerStatus.HERE)
 
-    def set(self, worker: int, place: Place) -> None:
+    def set(self, worker: int, status: WorkerStatus) -> None:
         """Set what has become of a worker."""
-        self._store.set(self._keys[worker], place.value)
+        self._store.set(self._keys[worker], status.value)
 
-    def of(self, worker: int) -> Place:
+    def of(self, worker: int) -> WorkerStatus:
         """Return what has become of a worker."""
         return self.read()[worker]
 
-    def read(self) -> list[Place]:
+    def read(self) -> list[WorkerStatus]:
         """Return what has become of each worker."""
         if not self._store.check(self._keys):  # torchrun's
-            return [Place.GONE if self._is_lost(worker) else Place.HERE for worker in range(len(self._keys))]
-        return [Place(bytes(value).decode()) for value in self._store.multi_get(self._keys)]
+            return [
+                WorkerStatus.GONE if self._is_lost(worker) else WorkerStatus.HERE
+                for worker in range(len(self._keys))
+            ]
+        return [WorkerStatus(bytes(value).decode()) for value in self._store.multi_get(self._keys)]
 
 
 LAST_WORDS_S = 3.0
@@ -326,8 +329,8 @@ class ScriptRanks:
         shared = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
         self._threads = shared if threads is None else str(threads)
         self._running: list[ScriptRank] = []
-        self._places = Places(store, workers)
-        self._places.begin()
+        self._statuses = WorkerStatuses(store, workers)
+        self._statuses.begin()
         self._policy_known = self._over_told = False
         self._whole: set[Peer] = set()
 
@@ -380,7 +383,7 @@ class ScriptRanks:
                     rank.process.wait()
                     self._running.remove(rank)
             case Vacate(rank=worker, coming=coming):
-                self._places.set(worker, Place.COMING if coming else Place.GONE)
+                self._statuses.set(worker, WorkerStatus.COMING if coming else WorkerStatus.GONE)
 
     def end(self) -> None:
         """End those that are left: by asking, then by killing."""
@@ -407,13 +410,13 @@ class ScriptRanks:
             facts.append(Admits(self._read(ADMITS_KEY)))
         if self._store.check([FAILED_KEY]):
             facts.append(Blamed(int(self._read(FAILED_KEY))))
-        places = self._places.read()
+        statuses = self._statuses.read()
         for rank in [rank.peer.rank for rank in self._running if rank.peer.incarnation]:
             if rank >= self._workers:
                 continue
-            if places[rank] in (Place.HERE, Place.BEHIND):
+            if statuses[rank] in (WorkerStatus.HERE, WorkerStatus.BEHIND):
                 facts.append(Joined(rank))
-            elif places[rank] is Place.WAITING:
+            elif statuses[rank] is WorkerStatus.WAITING:
                 facts.append(Waiting(rank))
         return facts
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.launch.script import Place, Places, policy_of
+from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, policy_of
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.role_assignment import cast_in_order
 
@@ -43,12 +43,12 @@ def test_neighbouring_servers_cannot_both_be_spared() -> None:
 
 def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> None:
     store = dist.HashStore()
-    places = Places(store, 3, lambda worker: worker == 1)
-    assert places.read() == [Place.HERE, Place.GONE, Place.HERE]
-    Places(store, 3).begin()
-    places.set(2, Place.WAITING)
-    assert places.read() == [Place.HERE, Place.HERE, Place.WAITING]
-    assert places.of(2) is Place.WAITING
+    statuses = WorkerStatuses(store, 3, lambda worker: worker == 1)
+    assert statuses.read() == [WorkerStatus.HERE, WorkerStatus.GONE, WorkerStatus.HERE]
+    WorkerStatuses(store, 3).begin()
+    statuses.set(2, WorkerStatus.WAITING)
+    assert statuses.read() == [WorkerStatus.HERE, WorkerStatus.HERE, WorkerStatus.WAITING]
+    assert statuses.of(2) is WorkerStatus.WAITING
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from polyrhythm.api.loop.store_board import Bulletin, Means
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
-from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, Place, Places
+from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.replica import Replica
@@ -78,7 +78,7 @@ class Coordination:
         self._worker = ranks.index(world.network.rank)
         self.workers = len(ranks)
         self._replica: Replica | None = None
-        self._places = Places(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
+        self._statuses = WorkerStatuses(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
         self._leader = self._lead(home.rendezvous.met) if world.leads else None
         self.coordinator: LoopCoordinator = self._leader or LoopMember(
             world, strategy, reports_batches=not meets_every_step(strategy, len(ranks))
@@ -88,9 +88,11 @@ class Coordination:
         awaited = faults.regroups and world.goes_on_without(LEADER, faults)
         self._logbook = Logbook(self.bulletin) if awaited else None
         self._progress = Progress(self.course, self._logbook)
-        self.entry = LoopEntry(world, strategy, self.bulletin, self._places, self._progress, self.coordinator)
+        self.entry = LoopEntry(
+            world, strategy, self.bulletin, self._statuses, self._progress, self.coordinator
+        )
         self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
-        self.means = Means(self._worker, self.bulletin, self._places, self._awaited)
+        self.means = Means(self._worker, self.bulletin, self._statuses, self._awaited)
         self._trainer: Trainer | None = None
 
     @property
@@ -162,9 +164,9 @@ class Coordination:
         """
         if self._leader is None:
             return
-        places = self._places.read()
+        statuses = self._statuses.read()
         for worker, left, of in self._leader.unseen:
-            never = not self._leader.is_there(worker) if final else places[worker] is Place.GONE
+            never = not self._leader.is_there(worker) if final else statuses[worker] is WorkerStatus.GONE
             if self.entry.waits or never:
                 many = "the last" if self._leader.knows else "at most"
                 _say(
@@ -196,8 +198,8 @@ class Coordination:
         if self._world.rejoins:
             here = [
                 worker
-                for worker, place in enumerate(self._places.read())
-                if place in (Place.HERE, Place.BEHIND)
+                for worker, status in enumerate(self._statuses.read())
+                if status in (WorkerStatus.HERE, WorkerStatus.BEHIND)
             ]
             losses = {worker: met.get(rank, 0) for worker, rank in enumerate(ranks)}
             losses[self._worker] = self._world.incarnation

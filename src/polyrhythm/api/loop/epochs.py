@@ -26,7 +26,7 @@ from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMem
 from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Position, find_position
 from polyrhythm.api.loop.store_board import Bulletin
 from polyrhythm.errors import PeerLost, RunError
-from polyrhythm.launch.script import Place, Places, begun_key
+from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, begun_key
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.trainer import Trainer
 from polyrhythm.roles.welcome import join, share_untrained
@@ -256,7 +256,7 @@ class LoopEntry:
         world: where this rank is.
         strategy: says which losses the run survives.
         bulletin: where workers leave word.
-        places: of the workers.
+        statuses: of the workers.
         progress: how far this worker has come in its loop.
         coordinator: the leader, or its stand-in here.
 
@@ -270,7 +270,7 @@ class LoopEntry:
         world: World,
         strategy: Strategy,
         bulletin: Bulletin,
-        places: Places,
+        statuses: WorkerStatuses,
         progress: Progress,
         coordinator: LoopCoordinator,
     ) -> None:
@@ -281,7 +281,7 @@ class LoopEntry:
         self._stays_behind = self._faults.rejoin is Rejoin.BEHIND
         self._world = world
         self._bulletin = bulletin
-        self._places = places
+        self._statuses = statuses
         self._progress = progress
         self._course = progress.course
         self._coordinator = coordinator
@@ -317,7 +317,7 @@ class LoopEntry:
             return
         for worker in entering:
             self._bulletin.post(_entered_key(worker), begun.to_text())
-        if self._leader.admit(entering, lambda worker: self._places.of(worker) is not Place.WAITING):
+        if self._leader.admit(entering, lambda worker: self._statuses.of(worker) is not WorkerStatus.WAITING):
             self._coordinator.reform()
 
     def present(self) -> tuple[list[int], list[int]]:
@@ -326,9 +326,13 @@ class LoopEntry:
         Those who go in step know who does, and worker 0 always does again; but where they meet seldom, the launcher may
         know earlier that one of them is lost. Others hear of losses from it alone, some earlier than others.
         """
-        places = self._places.read()
-        waiting = [worker for worker, place in enumerate(places) if place is Place.WAITING]
-        there = {worker for worker, place in enumerate(places) if place in (Place.HERE, Place.BEHIND)}
+        statuses = self._statuses.read()
+        waiting = [worker for worker, status in enumerate(statuses) if status is WorkerStatus.WAITING]
+        there = {
+            worker
+            for worker, status in enumerate(statuses)
+            if status in (WorkerStatus.HERE, WorkerStatus.BEHIND)
+        }
         members = None if self._trainer is None else self._trainer.members
         if members is not None:
             there = {worker for worker in members if worker in there or worker == LEADER}
@@ -342,7 +346,7 @@ class LoopEntry:
         )
         if self.waits and not waited:
             begun = self._come_to_position(begun)
-        self._places.set(self._worker, Place.BEHIND if self._stays_behind else Place.HERE)
+        self._statuses.set(self._worker, WorkerStatus.BEHIND if self._stays_behind else WorkerStatus.HERE)
         return begun
 
     def go_on(self, begun: Begun) -> None:
@@ -383,7 +387,7 @@ class LoopEntry:
             return trainer.open(step)
         assert isinstance(self._coordinator, LoopMember), "only one leads"
         if self.waits:
-            self._places.set(self._worker, Place.WAITING)
+            self._statuses.set(self._worker, WorkerStatus.WAITING)
         try:
             join(self._world, replica, self._coordinator.channel)
             self._coordinator.introduce(replica)

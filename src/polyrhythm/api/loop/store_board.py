@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.launch.patience import speaking_up
-from polyrhythm.launch.script import Place, Places
+from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
 
 Found = TypeVar("Found")
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
@@ -122,16 +122,20 @@ class Means:
     Args:
         worker: its index.
         bulletin: where parts and sums are left.
-        places: of the workers; who is lost, or behind the others, is not waited for.
+        statuses: of the workers; who is lost, or behind the others, is not waited for.
         awaited: gives the workers that have a share of what is under way.
     """
 
     def __init__(
-        self, worker: int, bulletin: Bulletin, places: Places, awaited: Callable[[], Collection[int]]
+        self,
+        worker: int,
+        bulletin: Bulletin,
+        statuses: WorkerStatuses,
+        awaited: Callable[[], Collection[int]],
     ) -> None:
         self._worker = worker
         self._bulletin = bulletin
-        self._places = places
+        self._statuses = statuses
         self._awaited = awaited
 
     def mean(self, number: int, value: float, weight: float) -> float:
@@ -152,7 +156,7 @@ class Means:
         key = f"script/mean/{number}"
         if (told := self._bulletin.read(key)) is not None:
             return told
-        here = {worker for worker, place in enumerate(self._places.read()) if place is Place.HERE}
+        here = {worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
         parts = self._bulletin.read_all([_part_key(number, worker) for worker in awaited])
         if parts is None:

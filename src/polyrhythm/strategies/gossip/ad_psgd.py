@@ -32,7 +32,7 @@ from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import remark
 from polyrhythm.strategies.gossip.pairing.keeper import ANSWER, Keeper, Reply, place_of
-from polyrhythm.strategies.gossip.pairing.membership import KINDS, Heir, Host, Member, Membership
+from polyrhythm.strategies.gossip.pairing.membership import KINDS, Host, KeeperSuccessor, Member, Membership
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
@@ -114,7 +114,9 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
         self._member: Member | None = None
         self._succeeds = setting.succeeds
         self._membership: Membership = (
-            Heir(self._keeper, setting.flat) if setting.succeeds else Host(self._keeper, setting.flat)
+            KeeperSuccessor(self._keeper, setting.flat)
+            if setting.succeeds
+            else Host(self._keeper, setting.flat)
         )
         self._serving: Handle | None = None
         self._resumed = self._training = self._stays = False

@@ -18,7 +18,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RunError
-from polyrhythm.launch.script import Place, Places, begun_key
+from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, begun_key
 from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -44,14 +44,14 @@ class Heir:
         coordinator = LoopLeader(world, strategy, lambda: Welcome({}, 0.0), lambda event: None)
         coordinator.regroup = SimpleNamespace(step=STEPS, leader=1)  # type: ignore[assignment]
         coordinator.admit = self._admit  # type: ignore[method-assign]
-        self.places = Places(store, WORKERS)
-        self.places.begin()
+        self.statuses = WorkerStatuses(store, WORKERS)
+        self.statuses.begin()
         bulletin = Bulletin(store, lambda: None)
         self.course = Course()
         optimizer: Any = SimpleNamespace(steps=STEPS, param_groups=[{"lr": 0.1}])
         self.course.optimizer = optimizer
         self.progress = Progress(self.course, Logbook(bulletin))
-        self.entry = LoopEntry(world, strategy, bulletin, self.places, self.progress, coordinator)
+        self.entry = LoopEntry(world, strategy, bulletin, self.statuses, self.progress, coordinator)
         bulletin.post(begun_key(0), Begun(0, 1, 4).to_text())
         others = Logbook(bulletin)
         others.note(Position(0, 1, STEPS, taken, at_end=False, averages=7, rates=(0.05,), kept=()))
@@ -75,7 +75,7 @@ def test_it_comes_to_where_the_others_are_with_what_they_have() -> None:
     assert heir.course.averages == 7
     assert heir.course.optimizer is not None
     assert heir.course.optimizer.param_groups[0]["lr"] == 0.05
-    assert heir.places.of(0) is Place.HERE
+    assert heir.statuses.of(0) is WorkerStatus.HERE
 
 
 @pytest.mark.parametrize(("taken", "first"), [(0, [[2]]), (2, [])], ids=["beginning", "middle"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from polyrhythm.api.loop.store_board import Bulletin, Means
-from polyrhythm.launch.script import Place, Places
+from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
 
 WORKERS = 3
 
@@ -18,12 +18,12 @@ class Hall:
 
     def __init__(self) -> None:
         self.store = dist.HashStore()
-        self.places = Places(self.store, WORKERS)
-        self.places.begin()
+        self.statuses = WorkerStatuses(self.store, WORKERS)
+        self.statuses.begin()
         self.found: dict[int, float] = {}
 
     def means(self, worker: int, attend: Callable[[], None] = lambda: None) -> Means:
-        return Means(worker, Bulletin(self.store, attend), self.places, lambda: range(WORKERS))
+        return Means(worker, Bulletin(self.store, attend), self.statuses, lambda: range(WORKERS))
 
     def start(self, worker: int, value: float, weight: float = 1.0) -> threading.Thread:
         """Has a worker come to mean 0 on a thread of its own; returns when it waits there, or has it."""
@@ -51,10 +51,10 @@ def test_a_mean_is_the_same_on_all_to_the_bit() -> None:
 
 
 def test_nobody_waits_for_who_is_lost_or_behind_and_what_they_bring_late_counts_no_more() -> None:
-    for place in (Place.GONE, Place.COMING, Place.WAITING, Place.BEHIND):
+    for status in (WorkerStatus.GONE, WorkerStatus.COMING, WorkerStatus.WAITING, WorkerStatus.BEHIND):
         hall = Hall()
         thread = hall.start(0, 4.0)
-        hall.places.set(1, place)
+        hall.statuses.set(1, status)
         hall.start(2, 8.0).join(60)
         thread.join(60)
         assert hall.found == {0: 6.0, 2: 6.0}
@@ -63,5 +63,5 @@ def test_nobody_waits_for_who_is_lost_or_behind_and_what_they_bring_late_counts_
 
 def test_who_has_no_share_of_the_epoch_is_not_waited_for() -> None:
     hall = Hall()
-    means = Means(1, Bulletin(hall.store, lambda: None), hall.places, lambda: (1,))
+    means = Means(1, Bulletin(hall.store, lambda: None), hall.statuses, lambda: (1,))
     assert means.mean(3, 5.0, 2.0) == 5.0

@@ -1,6 +1,6 @@
 """Membership of workers that go at their own pace: how they start together, come back, and end together.
 
-Worker 0 (`Host`) coordinates it; every other worker is a `Member`, and `Heir` is worker 0's successor, which
+Worker 0 (`Host`) coordinates it; every other worker is a `Member`, and `KeeperSuccessor` is worker 0's successor, which
 asks all others until it knows enough to be the host of the run under way.
 
     worker                     worker 0                    its partners
@@ -383,7 +383,7 @@ class Member:
         return [model, self._keeper.answer()]
 
 
-class Heir:
+class KeeperSuccessor:
     """Asks all who live, begins with the mean of its partners' parameters, and is the host from then on.
 
     It waits for everyone's word, since whoever it does not know of would be let out by nobody. What others say to their

@@ -8,7 +8,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper
-from polyrhythm.strategies.gossip.pairing.membership import Heir, Member, Standing
+from polyrhythm.strategies.gossip.pairing.membership import KeeperSuccessor, Member, Standing
 from polyrhythm.training.flat_parameters import FlatParameters
 from unit.strategies.gossip.pairing.keepers import asked, keeper
 
@@ -27,11 +27,11 @@ def here(standing: Standing, step: int = 0, *, stop: bool = False) -> Message:
     return Message(Kind.LEAD, version=standing, step=step, stop=stop)
 
 
-def called() -> tuple[Heir, Keeper, FlatParameters]:
+def called() -> tuple[KeeperSuccessor, Keeper, FlatParameters]:
     """Gives the successor of worker 0 of four in a ring, which has asked all; its partners are 1 and 3."""
     made, flat = keeper(0, [4.0], 4)
     made.ready = False
-    membership = Heir(made, flat)
+    membership = KeeperSuccessor(made, flat)
     assert told(membership.on_message(0, Message(Kind.JOIN))) == [(rank, Kind.LEAD) for rank in (1, 2, 3)]
     return membership, made, flat
 
