@@ -96,7 +96,7 @@ def run(benchmark: Benchmark) -> str:
 
 
 def page(outcomes: list[tuple[Benchmark, str]], load_before: float | None) -> str:
-    """Gives the Markdown page.
+    """Return the Markdown page.
 
     Args:
         outcomes: what each has printed.

@@ -61,7 +61,7 @@ class Marks:
 
 
 def steps_per_s(times: Sequence[Sequence[float]], windows: int = WINDOWS) -> float:
-    """Gives the steps a second of all workers together: the median over windows, between steps interpolated.
+    """Return the steps a second of all workers together: the median over windows, between steps interpolated.
 
     Args:
         times: of the beginnings of each worker's steps.

@@ -60,7 +60,7 @@ A combination that cannot be right is refused, with the reason.
 
 
 def table() -> str:
-    """Gives the table of strategies as Markdown."""
+    """Return the table of strategies as Markdown."""
     lines = ["| strategy | what it does | bytes a step | staleness | paper |", "|---|---|---|---|---|"]
     for entry in strategies():
         cells = (
@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def faults_table() -> str:
-    """Gives the table of faults and their outcomes as Markdown, with marks for what real processes have shown."""
+    """Return the table of faults and their outcomes as Markdown, with marks for what real processes have shown."""
     seen = seen_outcomes()
     lines = [f"| strategy | {' | '.join(Fault)} |", "|---" * (1 + len(Fault)) + "|"]
     for spec in (*(entry["name"] for entry in strategies()), *VARIATIONS):
@@ -89,7 +89,7 @@ def faults_table() -> str:
 
 
 def seen_outcomes() -> dict[tuple[str, str], str]:
-    """Gives the declarations that `benchmarks/fault-table` has found true, by strategy and fault."""
+    """Return the declarations that `benchmarks/fault-table` has found true, by strategy and fault."""
     rows = json.loads(SHOWN.read_text(encoding="utf-8"))["rows"]
     return {(row["strategy"], row["fault"]): row["declared"] for row in rows if row["fits"]}
 
@@ -111,21 +111,21 @@ def run_options() -> str:
 
 
 def _marks(spec: str, fault: Fault, outcome: Outcome, seen: dict[tuple[str, str], str]) -> str:
-    """Marks a cell that the suite tests, and one that was seen while the declaration was what it is now."""
+    """Return the marks of a cell: tested by the suite, and seen with the current declaration."""
     if outcome is Outcome.NONE:
         return ""
     return "†" * is_tested(spec, fault) + "‡" * (seen.get((spec, fault)) == outcome)
 
 
 def between(begin: str, end: str, table: str, text: str) -> str:
-    """Puts a table between its marks."""
+    """Return the text with a table between its marks."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}{table}{end}{after}"
 
 
 def pages() -> str:
-    """Gives the text of `docs/strategies.md`."""
+    """Return the text of `docs/strategies.md`."""
     sections = [OPENING]
     for family, entries in groupby(strategies(), key=lambda entry: entry["family"]):
         [package] = [name for name in FAMILIES if name.endswith(f".{family}")]
@@ -158,7 +158,7 @@ def _text_of(module: str) -> str:
 
 
 def _body(text: str) -> str:
-    """Writes a module's text as Markdown: what is indented becomes a block, the rest stays as it is."""
+    """Return a module's text as Markdown: indented lines become a block, the rest is unchanged."""
     return "\n\n".join(_paragraphs(text)) + "\n"
 
 
@@ -173,12 +173,12 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _without_emphasis(text: str) -> str:
-    """Escapes asterisks, but for those in code spans, where a backslash would be seen."""
+    """Escape asterisks, except in code spans, where a backslash would be visible."""
     return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", text)
 
 
 def main() -> None:
-    """Writes, or with `--check` compares."""
+    """Write, or with `--check` compare."""
     wanted = {
         README: between(BEGIN, END, table(), README.read_text(encoding="utf-8")),
         FAULTS: between(FAULTS_BEGIN, FAULTS_END, faults_table(), FAULTS.read_text(encoding="utf-8")),

@@ -72,7 +72,7 @@ REMEDIES = {
 
 
 def cases(nodes: list[int], remedied: list[int]) -> list[Case]:
-    """Gives the rows in order: modes by nodes, then what is done about staleness."""
+    """Return the rows in order: modes by nodes, then what is done about staleness."""
     rows = [
         Case(name=name, strategy=spec, nodes=count)
         for count in nodes

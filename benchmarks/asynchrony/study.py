@@ -88,7 +88,7 @@ def run(job: Job, cluster: Cluster, target: float = 0.0) -> Outcome | None:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Gives mean ± deviation."""
+    """Return mean ± deviation."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 

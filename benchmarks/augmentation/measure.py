@@ -22,7 +22,7 @@ CHAIN = "colour_casting; rotation(strength=15); stretching(strength=0.2); flip"
 
 
 def theirs() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Gives torchvision's chain for one picture (C, H, W), uint8: bilinear, as ours is."""
+    """Return torchvision's chain for one picture (C, H, W), uint8: bilinear, as ours is."""
     define_missing_operators()
     from torchvision.transforms import v2
 

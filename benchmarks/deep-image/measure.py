@@ -83,7 +83,7 @@ class Bench:
             self._train(f"{seed}-{STUDENT}", seed, augment=AUGMENT, teacher=teachers)
 
     def members(self, seed: int) -> list[Path]:
-        """Gives the run folders of an ensemble."""
+        """Return the run folders of an ensemble."""
         return [self.folder / f"member{number}" for number in self._numbers(seed)]
 
     def _numbers(self, seed: int) -> list[int]:
@@ -110,14 +110,14 @@ class Bench:
         print(name, round(time.monotonic() - started_s), "s", flush=True)
 
     def error(self, runs: Path | list[Path], **options: Any) -> float:
-        """Gives the test error in percent."""
+        """Return the test error in percent."""
         return _error(self._tested(runs, **options))
 
     def _tested(self, runs: Path | list[Path], **options: Any) -> dict[str, Any]:
         return polyrhythm.evaluate(runs, data=(self.learned, self.tested), model=MODEL, **options)
 
     def test(self, seed: int) -> dict[str, float]:
-        """Gives the errors of all steps for one seed."""
+        """Return the errors of all steps for one seed."""
         members, student = self.members(seed), self.folder / f"{seed}-{STUDENT}"
         views = {"dense": True, "flip": True, "scales": list(self.size.scales)}
         together = self._tested(members, **views)
@@ -139,7 +139,7 @@ class Bench:
         return found
 
     def _lost(self, run: Path) -> float:
-        """Gives the mean points of accuracy that augmentations of the middle strength cost."""
+        """Return the mean points of accuracy that augmentations of the middle strength cost."""
         data = (self.learned, self.tested)
         (found,) = polyrhythm.robustness(
             run, data=data, model=MODEL, images=self.size.test_images, kinds=HARMED_BY
@@ -152,7 +152,7 @@ def _error(tested: dict[str, Any]) -> float:
 
 
 def summary(each: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """Gives mean and deviation over seeds of every figure, and the figures themselves."""
+    """Return mean and deviation over seeds of every figure, and the figures themselves."""
     found = {}
     for name in dict.fromkeys(name for one in each for name in one):
         values = [one[name] for one in each if name in one]

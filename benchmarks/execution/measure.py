@@ -68,7 +68,7 @@ class Steps:
         return loss
 
     def seconds(self, count: int) -> float:
-        """Gives the processor's seconds of a step, over so many."""
+        """Return the processor's seconds of a step, over so many."""
         began = time.thread_time()
         for _ in range(count):
             self.take()

@@ -74,7 +74,7 @@ def strategy_of(spec: str) -> Strategy:
 
 
 def trial_of(strategy: Strategy) -> Trial:
-    """Gives what is tried: a model of 400 kB takes a third of a mean step on the wire."""
+    """Return what is tried: a model of 400 kB takes a third of a mean step on the wire."""
     nic = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1.2e8}
     kind = {"name": "host", "count": WORKERS + 4, "cores": 8}
     if strategy.traits(WORKERS).one_host:
@@ -147,7 +147,7 @@ def row_of(name: str, seeds: int) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Gives the rows as Markdown."""
+    """Return the rows as Markdown."""
     head = "strategy | seeds | kill | slow | delay | cut | lost | joined | a needed rank killed, and named | violations"
     lines = [f"| {head} |", "|---" * 10 + "|"]
     for row in rows:

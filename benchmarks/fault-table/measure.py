@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def cells(specs: list[str], faults: list[Fault]) -> Iterator[tuple[str, Fault, Outcome]]:
-    """Gives the cells that there are, with what is declared."""
+    """Return the cells that there are, with what is declared."""
     for spec in specs:
         declared = outcomes(strategy(spec))
         for fault in faults:
@@ -100,7 +100,7 @@ def brought_up_to_date(rows: list[Row], row: Row) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Gives how many cells were seen as declared, and how soon the others went on, as Markdown."""
+    """Return how many cells were seen as declared, and how soon the others went on, as Markdown."""
     lines = ["| fault | cells | as declared | others | seconds a cell, median |", "|---|---|---|---|---|"]
     for fault in Fault:
         found = [row for row in rows if row["fault"] == fault]

@@ -52,7 +52,7 @@ class Row:
 
 
 def resident_bytes() -> int:
-    """Gives what this process has in memory."""
+    """Return what this process has in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 

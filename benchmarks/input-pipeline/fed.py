@@ -77,7 +77,7 @@ def waiting(data: Path, cache: str, chosen: argparse.Namespace) -> dict[str, Any
 
 
 def costs(data: Path, model: str, images: int) -> dict[str, float]:
-    """Gives the processor milliseconds that a picture costs the loader, decoded and from memory, and the network."""
+    """Return the processor milliseconds that a picture costs the loader, decoded and from memory, and the network."""
     job = assemble(
         configure(
             {

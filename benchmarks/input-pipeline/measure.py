@@ -79,7 +79,7 @@ def ratio(pairs: list[tuple[float, float]]) -> str:
 
 
 def epochs(workload: ModelWorkload) -> Iterator[Batch]:
-    """Gives batch after batch, epoch after epoch."""
+    """Yield batch after batch, epoch after epoch."""
     epoch = 0
     while True:
         yield from workload.batches(epoch, 0)

@@ -131,7 +131,7 @@ def lost_s(kills: list[Kill], times: dict[int, list[float]], until_s: float) -> 
 
 
 def going_on_s(kill: Kill, times: dict[int, list[float]]) -> float:
-    """Gives the seconds from a death until all others have begun a second step after it: one has been finished.
+    """Return the seconds from a death until all others have begun a second step after it: one has been finished.
 
     Who had not begun to take steps then, as another one's successor, is not counted.
     """
@@ -145,7 +145,7 @@ def going_on_s(kill: Kill, times: dict[int, list[float]]) -> float:
 
 
 def accuracy(run: Path) -> float:
-    """Gives the mean test accuracy of the last epochs, in percent."""
+    """Return the mean test accuracy of the last epochs, in percent."""
     tested = [event.test_top1 for event in read_events(run / "events.jsonl") if isinstance(event, Evaluated)]
     return 100 * statistics.mean(tested[-LAST_EPOCHS:])
 

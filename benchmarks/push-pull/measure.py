@@ -70,7 +70,7 @@ class Links:
         assert self._pipe.recv() == "ready"
 
     def time(self, what: str) -> float:
-        """Gives the seconds of one round trip, the mean of a few."""
+        """Return the seconds of one round trip, the mean of a few."""
         self._pipe.send(what)
         return float(self._pipe.recv())
 

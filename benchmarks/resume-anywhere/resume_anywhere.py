@@ -87,7 +87,7 @@ def kill_at(attempt: Attempt, moment_s: float, draw: random.Random, names: list[
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
-    """Gives the figures that a run ended with, if it did."""
+    """Return the figures that a run ended with, if it did."""
     log = folder / "events.jsonl"
     events = read_events(log) if log.exists() else []
     ended = isinstance(events[-1], RunEnded) if events else False
@@ -156,7 +156,7 @@ def row_of(strategy: str, moments: int, folder: Path) -> Row:
 
 
 def line(row: Row) -> str:
-    """Gives a row as Markdown."""
+    """Return a row as Markdown."""
     kills = ", ".join(f"{count} {victim}" for victim, count in sorted(row.kills.items()))
     exact = f"{row.same_bits} of {row.moments - row.went_on}" if row.in_step else "–"
     cells = (

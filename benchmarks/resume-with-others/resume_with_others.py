@@ -90,7 +90,7 @@ def break_off(attempt: Attempt, folder: Path, ranks: int, kill: bool, moment_s: 
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """Gives the figures of a run that has come to its end."""
+    """Return the figures of a run that has come to its end."""
     log = folder / "events.jsonl"
     last = (read_events(log) if log.exists() else [])[-1:]
     ended = [event for event in last if isinstance(event, RunEnded) and event.outcome == "done"]
@@ -98,7 +98,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def left_out(folder: Path) -> int:
-    """Gives how many images of what was left at its beginning the last session did not look at; negative: again."""
+    """Return how many images of what was left at its beginning the last session did not look at; negative: again."""
     events = read_events(folder / "events.jsonl")
     start = max(number for number, event in enumerate(events) if isinstance(event, RunStarted))
     started = events[start]
@@ -151,7 +151,7 @@ def row_of(strategy: str, trials: int, folder: Path) -> Row:
 
 
 def line(row: Row) -> str:
-    """Gives a row as Markdown."""
+    """Return a row as Markdown."""
     mean = f"{100 * statistics.mean(row.top1):.1f}" if row.top1 else "–"
     worst = f"{100 * min(row.top1):.1f}" if row.top1 else "–"
     workers = "; ".join(", ".join(map(str, each)) for each in row.changes)

@@ -114,15 +114,15 @@ class Cell:
         )
 
     def simulated(self, calibration: Calibration) -> float:
-        """Gives the steps a second of all workers together, in simulation."""
+        """Return the steps a second of all workers together, in simulation."""
         return statistics.mean(cell._simulated_once(calibration) for cell in self._seeded(SIMULATED_SEEDS))
 
     def measured(self, hosts: Sequence[Host]) -> float:
-        """Gives the steps a second of all workers together, on real ranks."""
+        """Return the steps a second of all workers together, on real ranks."""
         return statistics.mean(steps_per_s(cell.times(hosts)) for cell in self._seeded(MEASURED_SEEDS))
 
     def _seeded(self, seeds: int) -> list[Cell]:
-        """Gives this cell with several seeds, or by itself where workers go in step."""
+        """Return this cell with several seeds, or by itself where workers go in step."""
         if self._strategy.traits(self.hosts * self.workers_per_host).lockstep:
             return [self]
         return [replace(self, seed=self.seed + number) for number in range(seeds)]

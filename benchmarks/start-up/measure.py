@@ -49,7 +49,7 @@ def first_step_s(words: list[str], folder: Path) -> float:
 
 
 def slowest_imports() -> list[tuple[float, str]]:
-    """Gives the modules outside torch whose own code takes longest to import, with their milliseconds."""
+    """Return the modules outside torch whose own code takes longest to import, with their milliseconds."""
     command = [
         sys.executable,
         "-X",

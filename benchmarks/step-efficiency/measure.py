@@ -247,7 +247,7 @@ def _timed(network: Communicator, meeting: Rendezvous, task: _Task) -> Timings:
 
 
 def _apart(meeting: Rendezvous) -> Rendezvous:
-    """Gives a meeting place of one's own at the same store."""
+    """Return a meeting place of one's own at the same store."""
     store: Any = dist.PrefixStore(f"alone/{meeting.rank}", meeting.store)
     return Rendezvous(store, 0, 1, meeting.address)
 
@@ -316,7 +316,7 @@ def _time(ways: _Ways, rounds: int, network: Communicator, first_of_peer: int) -
 
 
 def _seconds(step: Callable[[], None], count: int) -> float:
-    """Gives the seconds of one step, the mean of so many."""
+    """Return the seconds of one step, the mean of so many."""
     began = time.perf_counter()
     for _ in range(count):
         step()

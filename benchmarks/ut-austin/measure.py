@@ -108,7 +108,7 @@ def measured(strategy: str, workers: int, chosen: argparse.Namespace) -> dict[st
 
 
 def _epoch_s(result: dict[str, Any], made: Job, steps: int) -> float:
-    """Gives the seconds of `steps` steps of every worker, without start-up and tests."""
+    """Return the seconds of `steps` steps of every worker, without start-up and tests."""
     images = IMAGES * made.learning.epochs
     return float(images / result["images_per_s"] * steps / result["steps"])
 
