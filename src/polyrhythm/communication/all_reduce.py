@@ -31,7 +31,6 @@ class InTurn:
             start: runs it in the background.
             work: what to do.
         """
-        # In a list, which `run` empties: a work that held its predecessor would hold all that ever were.
         before = [self._last] if self._last is not None and not self._last.done() else []
 
         def run() -> Any:
