@@ -42,7 +42,7 @@ stays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -55,11 +55,14 @@ from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
-from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, admit_push, payload
+from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
-from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry, Rounds
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.membership import Rounds
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
-from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
+from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Deferred
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
+from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import STEPS, Resharding, State, StateField, steps_of_servers
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
@@ -124,7 +127,7 @@ class Sandblaster(WithServers):
     def server(self, setting: ServerSetting) -> ServerPart:
         """Makes the part of one server."""
         search = Search(memory=self.memory, trials=self.trials, tolerance=self.tolerance)
-        return BatchServer(setting, search)
+        return batch_session(setting, search)
 
 
 _MOST = torch.finfo(torch.float32).max
@@ -239,244 +242,173 @@ def _numbers(step: Step, learning_rate: float) -> list[float]:
     return [step.number, learning_rate]
 
 
-Reply = tuple[int, Message]
-
-
-class BatchServer:
-    """One server; see `ServerPart`.
+def batch_session(setting: ServerSetting, search: Search) -> ServerSession:
+    """Make one server.
 
     Args:
         setting: which of all servers it is, and whose gradients come.
         search: how steps are made of gradients.
+    """
+    return ServerSession(setting.cast.workers, BatchRule(setting, search))
 
-    Attributes:
-        version: batches so far that have changed the parameters.
-        staleness: how many gradients were applied at which staleness.
+
+class BatchRule(OptimizedRule):
+    """L-BFGS on a shard; the scalar products of a batch are of all servers.
+
+    Args:
+        setting: which of all servers it is, and whose gradients come.
+        search: how steps are made of gradients.
     """
 
+    defers = True
+    admit = staticmethod(admit_push_of_any_step)  # a batch may end at any step
+
     def __init__(self, setting: ServerSetting, search: Search) -> None:
-        self.version = 0
-        self.staleness: Counter[int] = Counter()
-        self._shard = OptimizedShard()
+        workers = len(setting.cast.workers)
+        super().__init__(BatchGate(workers))
+        self._workers = workers
         self._curvature = Curvature(self._shard, search)
-        self._presence = PusherRegistry(setting.cast.workers)
-        self._parts = DistanceExchange(setting.cast.servers, setting.index)
-        self._steps = [0] * len(setting.cast.workers)
-        self._rounds = Rounds(len(setting.cast.workers))
-        self._held: dict[int, Message] = {}
-        self._batch: dict[int, Message] = {}
-        """What is multiplied, by worker, in their order."""
-        self._owed: set[int] = set()
-        """Workers who wait for that."""
-        self._void = 0
-        """Batches of which others may have something, and this server has nothing."""
-        self._stop = False
+        self._exchange = DistanceExchange(setting.cast.servers, setting.index)
+        self._agreed: Sequence[Contribution] | None = None
+        """What all servers have of the batch under way, once they have said so."""
 
-    @property
-    def done(self) -> bool:
-        """Whether all workers have left, and worker 0 has let the servers go."""
-        return self._presence.done
+    def apply(self, batch: Sequence[Contribution], version: int) -> Deferred:
+        """Tell the others this shard's part of all products; or, if a worker is missing, first who is not."""
+        whole = len(batch) == self._workers and _weighs(batch)
+        return Deferred(self._exchange.offer(self._products(batch) if whole else _names(batch)))
 
-    @property
-    def steps(self) -> dict[int, int]:
-        """How many gradients of each worker are in batches that are over."""
-        return dict(zip(self._presence.pushers, self._steps, strict=True))
+    def on_peer(self, peer: int, message: Message) -> None:
+        """Take another server's part of the products, or the names of those whose gradients it has."""
+        if message.kind is not Kind.VECTOR or not self._exchange.knows(peer):
+            super().on_peer(peer, message)
+        else:
+            self._exchange.on_message(peer, message)
 
-    def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a rank and gives the replies.
-
-        Raises:
-            RefusedMessage: a message that no worker or server of ours sends now.
-        """
-        if self._parts.knows(source) and message.kind is Kind.VECTOR:
-            self._parts.on_message(source, message)
-            return self._decide()
-        number = self._presence.number(source, message.kind)
-        if message.kind is Kind.PUSH:
-            return self._push(number, message)
-        if message.kind is Kind.PULL:
-            admit_bare(message)
-            return self._pull(source, final=message.stop)
-        if message.kind is Kind.LEAVE:
-            admit_bare(message)
-            return self._go_on_without(number) if self._presence.leave(source) else []
-        if message.kind is Kind.JOIN:
-            admit_bare(message._replace(step=0))
-            self._rounds.accept(number, message.step)
-            return self._gather()
-        return self._begin(source, message)
-
-    def on_loss(self, rank: int) -> list[Reply]:
-        """Waits for a worker no longer; what it has pushed still counts."""
-        if rank not in self._presence.numbers or not self._presence.lose(rank):
-            return []
-        return self._go_on_without(self._presence.numbers[rank])
+    def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
+        """Step, once all servers' products are there; of a batch that is empty here nobody makes anything."""
+        parts = self._exchange.all()
+        if parts is None:
+            return None
+        if not batch:
+            return Applied(batch, 0, {})
+        common = batch if self._agreed is None else self._agreed
+        if all(part.dim() == 2 for part in parts):
+            self._agreed = None
+            return self._step_along(common, summed(parts), version)
+        named = [part.tolist() for part in parts if part.dim() == 1]
+        # Of a lost worker's gradients, those that not all servers have come again.
+        common = [entry for entry in common if all(entry.pusher in names for names in named)]
+        if not _weighs(common):
+            return Applied(common, 0, {})
+        self._agreed = common
+        return Deferred(self._exchange.offer(self._products(common)))
 
     def state(self) -> State:
-        """Gives all that a resumed server needs, parameters included."""
+        """Return parameters, optimiser and curvature."""
         tensors, facts = self._shard.state()
         curvature, curvature_facts = self._curvature.state()
-        return tensors | curvature, {
-            "version": self.version,
-            "steps": list(self._steps),
-            "staleness": {str(key): count for key, count in self.staleness.items()},
-            "curvature": curvature_facts,
-            **facts,
-        }
+        return tensors | curvature, {"curvature": curvature_facts, **facts}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; worker 0's initial parameters are then not needed."""
+        """Restore what `state` returned, before `begin`."""
         tensors, facts = state
-        self.version = facts["version"]
-        self._steps = list(facts["steps"])
-        self.staleness = Counter({int(key): count for key, count in facts["staleness"].items()})
         self._curvature.load_state((tensors, facts["curvature"]))
         self._shard.load_state(state)
 
-    def _begin(self, source: int, message: Message) -> list[Reply]:
-        if message.kind is Kind.CONFIGURE:
-            self._shard.configure(message)
-            return []
-        if message.kind is Kind.PARAMETERS:
-            self._shard.initialise(payload(message))
-            asking, self._presence.asking = self._presence.asking, []
-            return [self._answer(rank) for rank in asking]
-        raise RefusedMessage(
-            Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
-        )
-
-    def _pull(self, source: int, *, final: bool) -> list[Reply]:
-        if final:
-            if source != self._presence.pushers[0]:
-                raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
-            self._presence.final = source
-            return self._answer_final()
-        number = self._presence.numbers[source]
-        succeeds = not self._presence.is_there(source)
-        if not self._presence.enter(source):
-            return [(source, Message(Kind.LEAVE))]
-        if succeeds:
-            self._rounds.invite(number, later=number in self._held)
-            return [(source, Message(Kind.JOIN, step=self._rounds.invitation(number) or 0))]
-        return self._answer_if_begun([number])
-
-    def _go_on_without(self, worker: int) -> list[Reply]:
-        self._rounds.forget(worker)
-        self._owed.discard(worker)
-        return self._gather() + self._answer_final()
-
-    def _push(self, worker: int, message: Message) -> list[Reply]:
-        if not self._shard.ready:
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
-        if worker in self._held or worker in self._owed:
-            raise RefusedMessage(Reason.ORDER, "a gradient came although its batch is not over")
-        admit_push(message, self._shard.values, self.version, message.step)  # a batch may end at any step
-        self._stop |= message.stop
-        if message.step < self._steps[worker]:
-            return self._answer_if_begun([worker])
-        self._held[worker] = message
-        return self._gather()
-
-    def _gather(self) -> list[Reply]:
-        """Begins to multiply once all who are there have pushed; lets in who comes at the next batch."""
-        if self._batch or self._rounds.held_up:
-            return []
-        replies = self._answer_if_begun(self._rounds.let_in(alone=False))
-        there = self._there()
-        if not there:
-            return replies + self._skip()
-        if self._held.keys() >= there:
-            self._rounds.number += 1
-            self._batch, self._owed, self._held = dict(sorted(self._held.items())), there, {}
-            return replies + self._multiply()
-        return replies
-
-    def _there(self) -> set[int]:
-        """Gives the workers who take part in the batch under way."""
-        numbers, rounds = self._presence.numbers, self._rounds
-        return {
-            n for rank, n in numbers.items() if self._presence.is_there(rank) and not rounds.is_outside(n)
-        }
-
-    def _skip(self) -> list[Reply]:
-        """Goes on to the batch of a successor, since nobody else is there; others may have had the ones before."""
-        self._held.clear()
-        number = self._rounds.number
-        entered = self._rounds.let_in(alone=True)
-        skipped = self._rounds.number - number
-        self._void += skipped
-        told = [reply for _ in range(skipped) for reply in self._parts.offer(_names(()))]
-        return told + self._answer_if_begun(entered) + self._decide()
-
-    def _multiply(self) -> list[Reply]:
-        """Tells the others this shard's part of all products; or, if a worker is missing, first who is not."""
-        whole = len(self._batch) == len(self._steps) and self._weighs
-        return self._parts.offer(self._products() if whole else _names(self._batch)) + self._decide()
-
-    @property
-    def _weighs(self) -> bool:
-        return any(message.weight > 0 for message in self._batch.values())
-
-    def _products(self) -> Tensor:
-        """Makes the batch's gradient, and this shard's part of all products."""
-        weights = [message.weight for message in self._batch.values()]
-        gradient = mean([payload(message) for message in self._batch.values()], weights)
+    def _products(self, batch: Sequence[Contribution]) -> Tensor:
+        """Make the batch's gradient, and this shard's part of all products."""
+        gradient = mean([entry.gradient for entry in batch], [entry.weight for entry in batch])
         return self._curvature.products(gradient)
 
-    def _decide(self) -> list[Reply]:
-        """Steps, once all servers' products are there."""
-        while self._void or self._batch:
-            parts = self._parts.all()
-            if parts is None:
-                return []
-            if self._void:  # nobody makes anything of it
-                self._void -= 1
-            elif all(part.dim() == 2 for part in parts):
-                return self._step(summed(parts))
-            else:
-                return self._agree([part.tolist() for part in parts if part.dim() == 1])
-        return []
-
-    def _agree(self, named: list[list[int]]) -> list[Reply]:
-        """Takes the gradients that all servers have; of a lost worker's, others come again."""
-        self._batch = {n: held for n, held in self._batch.items() if all(n in names for names in named)}
-        if not self._weighs:
-            return self._end_batch()
-        return self._parts.offer(self._products()) + self._decide()
-
-    def _step(self, gram: Tensor) -> list[Reply]:
-        self._curvature.advance(gram, max(message.learning_rate for message in self._batch.values()))
-        for number, message in self._batch.items():
-            if message.weight > 0:
-                self.staleness[self.version - message.version] += message.step + 1 - self._steps[number]
-        self.version += 1
-        return self._end_batch()
-
-    def _end_batch(self) -> list[Reply]:
-        batch, self._batch = self._batch, {}
-        for number, message in batch.items():
-            self._steps[number] = message.step + 1
-        owed, self._owed = sorted(self._owed), set()
-        return self._answer_if_begun(owed) + self._gather() + self._answer_final()
-
-    def _answer_if_begun(self, workers: list[int]) -> list[Reply]:
-        """Answers with the parameters; as soon as there are some."""
-        sources = [self._presence.pushers[worker] for worker in workers]
-        if not self._shard.ready:
-            self._presence.asking += sources
-            return []
-        return [self._answer(source) for source in sources]
-
-    def _answer_final(self) -> list[Reply]:
-        final = self._presence.ready_to_end
-        due = final is not None and self._shard.ready and not self._batch
-        return [self._answer(final)] if due and final is not None else []
-
-    def _answer(self, source: int) -> Reply:
-        step = self._steps[self._presence.numbers[source]]
-        values = self._shard.shown()
-        return source, Message(Kind.PARAMETERS, values, version=self.version, step=step, stop=self._stop)
+    def _step_along(self, batch: Sequence[Contribution], gram: Tensor, version: int) -> Applied:
+        self._curvature.advance(gram, max(entry.rate for entry in batch))
+        staleness: Counter[int] = Counter()
+        for entry in batch:
+            if entry.weight > 0:
+                staleness[version - entry.read_version] += entry.fresh
+        return Applied(batch, 1, staleness)
 
 
-def _names(workers: Iterable[int]) -> Tensor:
-    return torch.tensor(list(workers), dtype=torch.int64)
+class BatchGate(Gate):
+    """Holds gradients until there is one of everybody who is there, and no batch is under way.
+
+    Args:
+        workers: how many there are.
+    """
+
+    rounds: Rounds
+
+    def __init__(self, workers: int) -> None:
+        self.rounds = Rounds(workers)
+        self._present = set(range(workers))
+        self._held: set[int] = set()
+        self._owed: set[int] = set()
+        """Workers who wait for the batch under way."""
+        self._busy = False
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        """Answer, also while a batch is under way."""
+        return Decision(answer=(pusher,), at_once=True)
+
+    def repeat(self, pusher: int, step: int, due: int) -> Decision:
+        """Answer: the batch is over."""
+        return self.ask(pusher, due)
+
+    def check_turn(self, pusher: int) -> None:
+        """Refuse a second gradient for one batch."""
+        if pusher in self._held or pusher in self._owed:
+            raise RefusedMessage(Reason.ORDER, "a gradient came although its batch is not over")
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        """Hold the gradient, or begin a batch if it was the last."""
+        self._held.add(pusher)
+        return self._decide()
+
+    def leave(self, pusher: int) -> Decision:
+        """Wait for a worker no longer; what it has pushed still counts."""
+        self.rounds.forget(pusher)
+        self._present.discard(pusher)
+        self._owed.discard(pusher)
+        return self._decide()
+
+    def join(self, pusher: int) -> None:
+        """Begin no batch until this worker has said at which it comes in."""
+        self.rounds.invite(pusher, later=pusher in self._held)
+
+    def enter(self, pusher: int, number: int) -> Decision:
+        """Let a worker in at that batch, and answer it then."""
+        self.rounds.accept(pusher, number)
+        return self._decide()
+
+    def applied(self) -> Decision:
+        """Begin the next batch, if all have pushed meanwhile."""
+        self._busy, self._owed = False, set()
+        return self._decide()
+
+    def _decide(self) -> Decision:
+        if self._busy or self.rounds.held_up:
+            return Decision(at_once=True)
+        entered = self._let_in(alone=False)
+        if not self._present:  # others may have had the batches before that of a successor
+            forget, self._held = tuple(self._held), set()
+            entered += self._let_in(alone=True)
+            return Decision(answer=tuple(entered), forget=forget, at_once=True)
+        if not self._held >= self._present:
+            return Decision(answer=tuple(entered), at_once=True)
+        self.rounds.number += 1
+        apply, self._held = tuple(sorted(self._held)), set()
+        self._busy, self._owed = True, set(self._present)
+        return Decision(apply=apply, answer=tuple(sorted(self._present)))
+
+    def _let_in(self, *, alone: bool) -> list[int]:
+        entered = self.rounds.let_in(alone=alone)
+        self._present.update(entered)
+        return entered
+
+
+def _weighs(batch: Sequence[Contribution]) -> bool:
+    return any(entry.weight > 0 for entry in batch)
+
+
+def _names(batch: Sequence[Contribution]) -> Tensor:
+    return torch.tensor([entry.pusher for entry in batch], dtype=torch.int64)

@@ -25,6 +25,8 @@ class Decision(NamedTuple):
         acknowledge: pushers who may go on with the copy that they have.
         drop: pushers of whom a held gradient is forgotten, before anything is applied.
         step: that everyone who is answered goes on with; None: each with the one after what it has done.
+        forget: pushers of whom nothing is held any more, since it comes again.
+        at_once: whether answers do not wait for batches that are deferred.
     """
 
     apply: tuple[int, ...] = ()
@@ -32,6 +34,8 @@ class Decision(NamedTuple):
     acknowledge: tuple[int, ...] = ()
     drop: tuple[int, ...] = ()
     step: int | None = None
+    forget: tuple[int, ...] = ()
+    at_once: bool = False
 
 
 @cache
@@ -75,6 +79,10 @@ class Gate:
 
     def know(self, steps: Sequence[int]) -> None:
         """Take note of how many steps of each pusher are known when a run is resumed."""
+
+    def applied(self) -> Decision | None:
+        """Decide what follows when a batch is over that was deferred."""
+        return None
 
     def check_turn(self, pusher: int) -> None:
         """Let a pusher contribute; called only where there are `rounds`.

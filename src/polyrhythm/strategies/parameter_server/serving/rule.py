@@ -173,8 +173,12 @@ class Rule:
             Reason.SENDER, f"a server heard {message.kind.name} from rank {peer}, which pushes nothing here"
         )
 
-    def resume(self, batch: Sequence[Contribution], version: int) -> Applied | None:
-        """Go on with the oldest batch that was deferred; return None as long as servers have still to be heard."""
+    def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
+        """Go on with the oldest batch that was deferred.
+
+        Returns:
+            None as long as servers have still to be heard; `Deferred` where they are to be told more first.
+        """
         raise NotImplementedError
 
     def answer(self, pusher: int, version: int) -> Tensor:

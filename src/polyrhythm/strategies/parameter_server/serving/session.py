@@ -450,6 +450,8 @@ class ServerSession:
         for pusher in decision.drop:
             held.take(pusher)
             self.dropped += 1
+        for pusher in decision.forget:
+            held.discard(pusher)
         batch = [held.take(pusher) for pusher in decision.apply]
         if rule.defers:
             return self._defer(batch, decision) + self._resume_deferred()
@@ -470,6 +472,8 @@ class ServerSession:
                 told += self._propose([], Decision())
         if counts:
             return told + self._propose(batch, decision)
+        if decision.at_once:
+            return told + self._settle(decision, ())
         self._deferred.append((None, decision))
         return told
 
@@ -485,16 +489,24 @@ class ServerSession:
         replies: list[Reply] = []
         while self._deferred:
             batch, decision = self._deferred[0]
-            applied = None if batch is None else self._rule.resume(batch, self.version)
-            if batch is not None and applied is None:
-                break
-            self._deferred.popleft()
-            if applied is None:
+            if batch is None:
+                self._deferred.popleft()
                 replies += self._settle(decision, ())
                 continue
-            replies += self._settle(decision, applied.batch, applied)
-            if applied.batch:
-                replies += self._answer_final()
+            result = self._rule.resume(batch, self.version)
+            if result is None:
+                break
+            if isinstance(result, Deferred):
+                replies += result.tell
+                continue
+            self._deferred.popleft()
+            replies += self._settle(decision, result.batch, result)
+            if not batch:
+                continue
+            follows = self._gate.applied()
+            if follows is not None:
+                replies += self._carry_out(follows)
+            replies += self._answer_final()
         return replies
 
     def _settle(

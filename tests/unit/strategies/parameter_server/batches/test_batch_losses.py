@@ -6,7 +6,8 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
-from polyrhythm.strategies.parameter_server.sandblaster import BatchServer
+from polyrhythm.strategies.parameter_server.sandblaster import batch_session
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
@@ -17,17 +18,17 @@ PLAN = OptimizerPlan("SGD", (Span(0, 1, {"lr": 1.0}),), 1.0)
 Replies = list[tuple[int, Message]]
 
 
-def servers(count: int) -> dict[int, BatchServer]:
+def servers(count: int) -> dict[int, ServerSession]:
     made = {}
     for index, rank in enumerate(SERVERS[:count]):
         setting = ServerSetting(index, RoleAssignment(WORKERS, SERVERS[:count]))
-        made[rank] = BatchServer(setting, Search(memory=0, trials=0, tolerance=0.0))
+        made[rank] = batch_session(setting, Search(memory=0, trials=0, tolerance=0.0))
         made[rank].on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
         made[rank].on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
     return made
 
 
-def told(made: dict[int, BatchServer], rank: int, replies: Replies) -> dict[int, Replies]:
+def told(made: dict[int, ServerSession], rank: int, replies: Replies) -> dict[int, Replies]:
     """Passes on what servers tell each other; gives what each has for workers."""
     found: dict[int, Replies] = {server: [] for server in made}
     due = [(rank, *reply) for reply in replies]

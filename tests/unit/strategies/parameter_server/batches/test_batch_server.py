@@ -12,7 +12,7 @@ from polyrhythm.communication.message import (
     unpack_tensors,
 )
 from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
-from polyrhythm.strategies.parameter_server.sandblaster import BatchServer
+from polyrhythm.strategies.parameter_server.sandblaster import batch_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
@@ -25,7 +25,7 @@ SEARCH = Search(memory=3, trials=0, tolerance=0.0)
 
 
 def server(servers=(1,), index=0, search=SEARCH):
-    made = BatchServer(ServerSetting(index, RoleAssignment(WORKERS, servers)), search)
+    made = batch_session(ServerSetting(index, RoleAssignment(WORKERS, servers)), search)
     made.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
     made.on_message(0, Message(Kind.PARAMETERS, START.clone()))
     return made
@@ -79,7 +79,7 @@ def test_servers_tell_each_other_scalars_and_wait_for_all():
 
 
 def test_state_survives_the_wire():
-    made, copy = server(), BatchServer(ServerSetting(0, RoleAssignment(WORKERS, (1,))), SEARCH)
+    made, copy = server(), batch_session(ServerSetting(0, RoleAssignment(WORKERS, (1,))), SEARCH)
     for rank in WORKERS:
         made.on_message(rank, push([2.0, 1.0]))
     made.on_message(0, push([9.0, 9.0], step=2, version=1))  # its sender repeats it when resumed
