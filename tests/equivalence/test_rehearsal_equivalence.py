@@ -33,7 +33,7 @@ from polyrhythm.training.optimizer import OptimizerConfig
 
 IMAGES, SHAPE = 53, (1, 4, 4)
 SLOW = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e6)
-APART = (Kind.EVENT, Kind.STATE, Kind.REPORT)
+APART = (Kind.EVENT, Kind.RECORD, Kind.ACCOUNT, Kind.REPORT)
 """What is said of a run beside the strategy: it weighs nothing here, since a rehearsal has less to say."""
 Sent = list[tuple[float, str, int, int, int]]
 

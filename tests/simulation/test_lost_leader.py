@@ -22,9 +22,10 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
+from polyrhythm.roles import member
 from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.leading import leader
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.welcome import Welcome
 from simulation import lost_leaders
 from simulation.lost_leaders import LENGTH, WORKERS, events_of, of
 
@@ -179,12 +180,12 @@ def test_a_new_leader_has_the_statistics_of_another_worker() -> None:
     """Its own would be those of an untrained model, with which worker 0's last epoch of four steps is too short."""
     told: list[torch.Tensor] = []
 
-    def give(welcome: Welcome, replica: Replica) -> None:
-        told.append(welcome.untrained["1.running_mean"].clone())
-        original(welcome, replica)
+    def load(replica: Replica, untrained: dict[str, torch.Tensor]) -> None:
+        told.append(untrained["1.running_mean"].clone())
+        original(replica, untrained)
 
-    original = Welcome.give
-    with mock.patch.object(Welcome, "give", give):
+    original = member.load_untrained
+    with mock.patch.object(member, "load_untrained", load), mock.patch.object(leader, "load_untrained", load):
         events_of(
             job_of("parameter_server", model=with_batch_norm), "kill(rank=0, at_s=14.5, restart_after_s=0)"
         )

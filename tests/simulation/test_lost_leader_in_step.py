@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from conformance.jobs import result_of, with_batch_norm
+from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import (
     CheckpointSaved,
@@ -21,10 +22,9 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
+from polyrhythm.roles.control_messages import ControlMessage, Welcome
 from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.leading.checkpoint_collector import Curator
-from polyrhythm.roles.leading.leader import Leader
-from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.leading.checkpoint_collector import CheckpointCollector
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import try_seeds
 from simulation import lost_leaders
@@ -116,16 +116,19 @@ def test_every_epoch_is_tested_once_whatever_workers_exchange(spec: str, tmp_pat
 )
 def test_worker_0_dies_while_it_tests(spec: str, tmp_path: Path) -> None:
     """The others have handed in what they held, and may have gone on; what is saved then can be gone on from."""
-    inner = Curator.evaluate
+    inner = CheckpointCollector.evaluate
 
-    def slowly(curator: Curator, *epoch_and_model: Any) -> None:
-        curator._world.clock.sleep(0.5)
-        inner(curator, *epoch_and_model)
+    def slowly(collector: CheckpointCollector, *epoch_and_model: Any) -> None:
+        collector._world.clock.sleep(0.5)
+        inner(collector, *epoch_and_model)
 
     ends = [f"kill(rank={rank}, at_s=8.2, restart_after_s=0.1)" for rank in range(WORKERS)]
     job = job_of(spec, tmp_path)
     events: list[Event] = []
-    with mock.patch.object(Curator, "evaluate", slowly), pytest.raises(RunError, match="parameters are lost"):
+    with (
+        mock.patch.object(CheckpointCollector, "evaluate", slowly),
+        pytest.raises(RunError, match="parameters are lost"),
+    ):
         events_of(job, "kill(rank=0, at_s=4.3, restart_after_s=0.1)", *ends, heard=events)
     assert [event.epoch for event in of(Evaluated, events)] == [1]
     assert [event.epoch for event in of(CheckpointSaved, events)] == [1]
@@ -149,16 +152,16 @@ def test_what_nobody_trains_comes_from_a_worker(tmp_path: Path) -> None:
 
 def test_a_newcomer_is_let_in_when_its_leader_knows_what_nobody_trains() -> None:
     """Both have come at once, and only worker 2 has seen pictures."""
-    inner, given = Leader._welcome, []
+    given = []
 
-    def noted(leader: Leader) -> Welcome:
-        welcome = inner(leader)
-        given.extend(
-            value.clone() for name, value in welcome.untrained.items() if name.endswith("running_mean")
-        )
-        return welcome
+    def noted(welcome: Welcome) -> Message:
+        if welcome.time_s:  # else it is given to all at the start
+            given.extend(
+                value.clone() for name, value in welcome.untrained.items() if name.endswith("running_mean")
+            )
+        return ControlMessage.message(welcome)
 
-    with mock.patch.object(Leader, "_welcome", noted):
+    with mock.patch.object(Welcome, "message", noted):
         dead = [f"kill(rank={rank}, at_s=6.5, restart_after_s=0)" for rank in (0, 1)]
         result = result_of(events_of(job_of("synchronous", None, with_batch_norm), *dead))
     assert (result["workers_lost"], result["workers_joined"], result["steps"]) == (2, 2, STEPS)

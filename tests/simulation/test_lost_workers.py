@@ -27,8 +27,8 @@ from polyrhythm.events import (
     WorkerLost,
     WorkerProgress,
 )
+from polyrhythm.roles import member
 from polyrhythm.roles.job import FaultTolerance
-from polyrhythm.roles.welcome import Welcome
 from polyrhythm.simulation.run import _piece, simulate
 from polyrhythm.simulation.stage import plain_stage
 from polyrhythm.strategies.role_assignment import cast_in_order
@@ -123,12 +123,12 @@ def test_a_successor_takes_the_leaders_batch_norm_statistics():
         models.append(job.make_model())
         return models[-1]
 
-    def note(welcome, replica):
-        give(welcome, replica)
-        given.append((welcome.untrained["1.num_batches_tracked"], models[-1][1].running_mean.clone()))
+    def note(replica, untrained):
+        load(replica, untrained)
+        given.append((untrained["1.num_batches_tracked"], models[-1][1].running_mean.clone()))
 
-    give = Welcome.give
-    with mock.patch.object(Welcome, "give", note):
+    load = member.load_untrained
+    with mock.patch.object(member, "load_untrained", note):
         events = events_of(replace(job, make_model=make), [(0.05, 1)], [(0.08, 1)])
     assert [count.item() for count, _ in given[:2]] == [0, 0]  # all workers are given worker 0's at the start
     count, mean = given[2]

@@ -177,11 +177,11 @@ class Group:
         trainer = coordination.take(replica)
         steps = StepRetry(trainer)
         replica.run_hook = steps.guard
-        coordination.coordinator.reform = steps.regroup
+        coordination.reform = coordination.entry.reform = steps.regroup
         made = DistributedOptimizer(
             optimizer,
             steps,
-            LazyStart(replica, lambda step: coordination.entry.begin(replica, trainer, step)),
+            LazyStart(replica, lambda step: coordination.entry.begin(trainer, step)),
             self._weight,
             str(self._strategy),
             coordination.server_states,
@@ -236,7 +236,7 @@ class Group:
         """
         number = self._coordination.course.next_shard
         workers = len(self._world.cast.workers)
-        posted = Posted(self._coordination.bulletin, f"script/shard/{number}", self.rank, workers)
+        posted = Posted(self._coordination.board, f"script/shard/{number}", self.rank, workers)
         made = Shard(batches_of(loader, posted), self._weight, self._coordination, number)
         self._coordination.course.add(made)
         return made

@@ -51,20 +51,29 @@ class Kind(IntEnum):
     PUSH = 4  # a worker's gradient
     DIFFERENCE = 5  # an elastic difference
     LEAVE = 6  # a worker is done
-    STATE = 7  # a rank's part of a checkpoint
+    STATE = 7  # the state of a server's shard
     CHECKPOINT = 8  # a server is asked for its part
-    REPORT = 9  # what a rank has to say at the end
+    REPORT = 9  # a server's final report
     EVENT = 10  # a fact for the run's log
     CLOSE = 11  # nothing more will come over this link
-    JOIN = 12  # a successor of a lost worker is there
+    JOIN = 12  # a successor of a lost worker asks to take part
     BROKEN = 13  # a worker has broken a step off, and waits to be regrouped
-    REGROUP = 14  # who goes in step from now on
+    REGROUP = 14  # the next membership view
     REVOKE = 15  # nobody may use this communicator any more
     FETCH = 16  # a worker asks for parameters while it goes on
     ANNOUNCE = 17  # a site to others: a large packet is about to come
     RELAY = 18  # what comes next from this rank is for a shard that is kept for another
-    LEAD = 19  # a successor of worker 0 leads from now on; to it: what a worker has that a leader needs
+    LEAD = 19  # a successor of worker 0 leads from now on
     TAKEN = 20  # in a loop of a user's own: how many batches of its share a worker has taken
+    RECORD = 21  # a worker's account and state, to the leader or, where a run is resumed, from it
+    ACCOUNT = 22  # the last message of a dry run's worker
+    WELCOME = 23  # to a successor of a lost worker: what no server holds
+    INTRODUCTION = 24  # to a new leader: what a worker has that a leader needs
+    READY = 25  # the successor of a lost server has all of its shards
+    CALL = 26  # the leader regroups: whoever waits for it elsewhere must come
+    REGROUP_AT = 27  # all must regroup before a step to come
+    FINAL_MODEL = 28  # in a loop of a user's own: the model with which a worker may leave
+    HANDOVER = 29  # the newest member of a view to those who are behind: parameters and state
 
 
 class Reason(StrEnum):

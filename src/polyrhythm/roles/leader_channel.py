@@ -3,7 +3,7 @@
 rank                              leader (rank 0)
   events, states ───────────────▶   dies
   keeps what it would have sent     ┆
-  ◀──────────────────────── LEAD ── its successor
+  ◀───────────────── EnterLeader ── its successor
   introduction, then what it kept ─▶
 """
 
@@ -15,17 +15,15 @@ from contextlib import contextmanager
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
+from polyrhythm.roles.control_messages import LEADER_TAG, EnterLeader, RegroupAt
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
-
-TAG = 3
-"""Tag of the leader's messages about who leads: LEAD, REGROUP and LEAVE."""
 
 
 class LeaderChannel:
     """One rank's end of the channel.
 
-    Its receives are from any source, so that it gets each `PeerLost` once, and none after a successor's LEAD.
+    Its receives are from any source, so that it gets each `PeerLost` once, and none after a successor's `EnterLeader`.
 
     Args:
         world: where the rank is.
@@ -34,10 +32,10 @@ class LeaderChannel:
     Attributes:
         control: the communicator for states, reports and events, apart from training.
         leader_lost: whether the leader is known to be lost, and no successor has announced itself.
-        leader: incarnation of the leader that announced itself last; 0 for the first.
+        leader: generation of the leader that announced itself last; 0 for the first.
         survives_leader: whether the run goes on when the leader is lost.
-        introduction: gives the messages that a new leader must get first.
-        call: round and step before which the leader wants all to regroup; None: no such request.
+        introduction: returns the messages that a new leader must get first.
+        call: the leader's request to regroup before a step; None: no such request.
     """
 
     def __init__(self, world: World, strategy: Strategy) -> None:
@@ -46,11 +44,11 @@ class LeaderChannel:
         self.leader = 0
         self.survives_leader = world.goes_on_without(LEADER, strategy.faults(len(world.cast.workers)))
         self.introduction: Callable[[], list[Message]] = list
-        self.call: tuple[int, int] | None = None
+        self.call: RegroupAt | None = None
         self._unsent: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Sends a message, or keeps it for the next leader.
+        """Send a message, or keep it for the next leader.
 
         Raises:
             PeerLost: the leader is gone, and the run cannot go on without it.
@@ -60,7 +58,7 @@ class LeaderChannel:
             self._send_unsent()
 
     def answer(self, message: Message) -> None:
-        """Sends what the leader has asked for; dropped where it is lost, since its successor asks again.
+        """Send what the leader has asked for; drop it where the leader is lost, since its successor asks again.
 
         Raises:
             PeerLost: the leader is gone, and the run cannot go on without it.
@@ -70,12 +68,12 @@ class LeaderChannel:
                 self.control.send(LEADER, message)
 
     def check(self) -> None:
-        """Takes in, without waiting, a new leader's LEAD or a request to regroup; cheap enough for every step."""
-        while self.survives_leader and (word := self.poll(TAG)) is not None:
+        """Handle, without waiting, a new leader or a request to regroup; cheap enough for every step."""
+        while self.survives_leader and (word := self.poll(LEADER_TAG)) is not None:
             self._handle(word)
 
     def poll(self, tag: int) -> Message | None:
-        """Gives the next message of the leader, or None if none has arrived.
+        """Return the next message of the leader, or None if none has arrived.
 
         Args:
             tag: of the message; nobody else sends any with it.
@@ -94,7 +92,7 @@ class LeaderChannel:
             return None if found is None else found[1]
 
     def receive(self, tag: int) -> Message:
-        """Waits for a message of the leader.
+        """Wait for a message of the leader and return it.
 
         Args:
             tag: of the message; nobody else sends any with it.
@@ -111,32 +109,23 @@ class LeaderChannel:
                     raise
 
     def await_leader(self) -> None:
-        """Waits until a successor of a lost leader has announced itself."""
+        """Wait until a successor of a lost leader has announced itself."""
         while self.leader_lost:
             self._receive_word()
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Waits for a new leader, if the lost rank led and the run survives that; gives whether it does."""
+        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
         if not self.survives_leader or loss.rank != LEADER:
             return False
         self.check()
         self.await_leader()
         return True
 
-    def await_leave(self, on_lead: Callable[[], None] = lambda: None) -> None:
-        """Waits until the leader lets this rank leave; returns at once where no successor could need it.
+    def await_last_word(self, on_leader: Callable[[], None] = lambda: None) -> Message:
+        """Wait for `MayLeave` or `FinalModel` and return it.
 
         Args:
-            on_lead: called whenever a new leader has announced itself.
-        """
-        if self.survives_leader:
-            self.await_last_word(on_lead)
-
-    def await_last_word(self, on_lead: Callable[[], None] = lambda: None) -> Message:
-        """Waits for the leader's LEAVE and gives it.
-
-        Args:
-            on_lead: called whenever a new leader has announced itself.
+            on_leader: called whenever a new leader has announced itself.
 
         Raises:
             PeerLost: the leader is gone, and the run cannot go on without it.
@@ -145,22 +134,22 @@ class LeaderChannel:
             word = self._receive_word()
             if word is None:
                 continue
-            if word.kind is Kind.LEAVE:
+            if word.kind in (Kind.LEAVE, Kind.FINAL_MODEL):
                 return word
             if word.kind is Kind.LEAD:
-                on_lead()
+                on_leader()
 
     def note_loss(self, loss: PeerLost) -> None:
-        """Checks the leader after a loss was reported on another communicator, where it may be old news here."""
+        """Check the leader after a loss was reported on another communicator, where it may be old news here."""
         if loss.rank == LEADER:
             self.check()
 
     def mark_leader_lost(self) -> None:
-        """Keeps messages from now on, until a successor announces itself."""
+        """Keep messages from now on, until a successor announces itself."""
         self.leader_lost = True
 
     def check_if_leader_lost(self) -> None:
-        """Does `check`, if the leader is known to be lost."""
+        """Call `check` if the leader is known to be lost."""
         if self.leader_lost:
             self.check()
 
@@ -168,9 +157,9 @@ class LeaderChannel:
         self.leader_lost |= loss.rank == LEADER
 
     def _receive_word(self) -> Message | None:
-        """Waits for a message tagged `TAG`, acts on it and gives it; None where the leader is lost meanwhile."""
+        """Wait for a message tagged `LEADER_TAG`, act on it and return it; None where the leader is lost meanwhile."""
         try:
-            word = self.receive(TAG)
+            word = self.receive(LEADER_TAG)
         except PeerLost:
             if not self.survives_leader:
                 raise
@@ -179,10 +168,10 @@ class LeaderChannel:
         return word
 
     def _handle(self, word: Message) -> None:
-        if word.kind is Kind.REGROUP:
-            self.call = word.version, word.step
+        if word.kind is Kind.REGROUP_AT:
+            self.call = RegroupAt.from_message(word)
         if word.kind is Kind.LEAD:
-            self.leader_lost, self.leader, self.call = False, word.version, None
+            self.leader_lost, self.leader, self.call = False, EnterLeader.from_message(word).generation, None
             self._unsent[:0] = self.introduction()
             self._send_unsent()
 

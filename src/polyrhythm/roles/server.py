@@ -24,15 +24,13 @@ from polyrhythm.communication.message import (
     Reason,
     RefusedMessage,
     pack_json,
-    pack_tensors,
-    unpack_tensors,
 )
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
+from polyrhythm.roles.control_messages import EventReport, ServerReady, ShardState, ShardStateRequest
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, HandleLoss, HandleMessage, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
@@ -205,10 +203,10 @@ class States:
         """
         for shard in shards:
             _, message = self._channel.control.receive(LEADER)
-            self._load(shard, message)
+            self._load(shard, ShardState.from_message(message))
 
     def on_message(self, source: int, message: Message) -> None:
-        """Gives the leader the state of a shard, or takes it back before there is one.
+        """Send the leader the state of a shard, or load one before there is any.
 
         Raises:
             RefusedMessage: somebody else asks, for what is not here, or what comes is too late or no state.
@@ -216,16 +214,15 @@ class States:
         if source != LEADER:
             raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
         if message.kind is Kind.CHECKPOINT:
-            self._hand_in(message.step)
+            self._hand_in(ShardStateRequest.from_message(message).shard)
             return
         if self._has_begun():
-            raise RefusedMessage(
-                Reason.ORDER, f"the state of shard {message.step} came although training has begun"
-            )
-        self._load(message.step, message)
+            raise RefusedMessage(Reason.ORDER, "the state of a shard came although training has begun")
+        state = ShardState.from_message(message)
+        self._load(state.shard, state)
 
-    def _load(self, shard: int, message: Message) -> None:
-        state = unpack_tensors(payload(message))
+    def _load(self, shard: int, message: ShardState) -> None:
+        state = message.tensors, message.facts
         if shard == self._own:
             self._part.load_state(state)
         elif isinstance(self._part, KeepingPart):
@@ -248,7 +245,7 @@ class States:
             raise RefusedMessage(
                 Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here"
             )
-        self._channel.answer(Message(Kind.STATE, pack_tensors(*state), step=shard))
+        self._channel.answer(ShardState(shard, *state).message())
 
 
 class Entry:
@@ -268,14 +265,14 @@ class Entry:
         if world.rejoins and isinstance(part, KeepingPart):
             self.due = True
             self._part = part
-            self._incarnation = world.incarnation
+            self._generation = world.incarnation
             outbox.send(part.rejoin(world.incarnation))
 
     def tell(self, channel: LeaderChannel) -> None:
         """Tells the leader, once this server has all of its shards."""
         if self._part.whole:
             self.due = False
-            channel.send(Message(Kind.JOIN, version=self._incarnation))
+            channel.send(ServerReady(self._generation).message())
 
 
 class Refusals:
@@ -314,7 +311,7 @@ class Refusals:
         self._told.add((source, refusal.reason))
         text = f"server {self._index} refused a message from rank {source} ({refusal.reason}): {refusal}"
         notice = Notice(time_s=self._clock.now() - self._started_at, text=text)
-        self._channel.send(Message(Kind.EVENT, pack_json(notice.to_json())))
+        self._channel.send(EventReport(notice).message())
 
 
 REPORT_EVERY_S = 0.5
@@ -367,7 +364,7 @@ class Reporter:
 
     def tell(self, channel: LeaderChannel) -> None:
         """Tells the leader."""
-        channel.send(Message(Kind.EVENT, pack_json(self._event().to_json())))
+        channel.send(EventReport(self._event()).message())
 
     def tell_the_rest(self, channel: LeaderChannel) -> None:
         """Tells the leader, if there is something left to be said."""

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import CacheUsed, WorkerProgress, WorkerTimings
+from polyrhythm.events import CacheUsed
+from polyrhythm.roles.control_plane import Boundary, ControlPlane
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
-from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Member, Regroup
+from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import LEADER, World
@@ -135,54 +136,6 @@ class ComputedWorkload(Workload, Protocol):
         """Return what a cache of images did since the last call; None where there is none."""
 
 
-class RegroupCoordinator(Protocol):
-    """What regrouping asks of the leader, or of its stand-in on other workers."""
-
-    @property
-    def formations(self) -> FormationSource:
-        """How this worker gets the next membership view."""
-
-    def wait_with(self, regroup: Regroup) -> None:
-        """Set what regroups all workers while this worker waits there for others."""
-
-    def recovers_from(self, loss: PeerLost) -> bool:
-        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
-
-
-class Coordinator(RegroupCoordinator, Protocol):
-    """What a worker asks of the leader and reports to it, while `Trainer.run` takes its steps.
-
-    Rank 0 has the leader itself, every other worker a stand-in that talks to it.
-    """
-
-    def begin(self, epoch: int) -> None:
-        """Called when all replicas are equal and training starts, in this epoch."""
-
-    def entered(self, state: WorkerState) -> None:
-        """Called after `begin` by a successor that leads or was let in, and where a checkpoint is of the run's end."""
-
-    def step_done(self) -> None:
-        """Called after a step; must not wait."""
-
-    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
-        """Pass a report of the latest steps on."""
-
-    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
-        """Called after an epoch.
-
-        Args:
-            epoch: its number.
-            state: of this worker.
-            presented: `(size,)`, the model to be tested, where it is not this worker's own.
-        """
-
-    def interrupted(self, state: WorkerState) -> None:
-        """Called when this worker stops early because a rank was asked to."""
-
-    def end(self, state: WorkerState) -> None:
-        """Called last, when this worker has left the others."""
-
-
 class Trainer:
     """Keeps one worker among the others, whoever of them is lost or joins.
 
@@ -190,35 +143,32 @@ class Trainer:
         world: where this rank is.
         strategy: says whether workers regroup, all together or each group apart.
         workload: what is trained.
-        coordinator: of this worker.
+        control: this worker's control plane.
 
     Attributes:
         replica: the workload's.
         worker: this worker's index.
         regroup: where all workers regroup together: what does it; else None.
-        apart: where groups regroup apart: what regroups this worker's group; else None.
-        regrouping: whichever of both there is.
+        regrouping: the same, or what regroups this worker's group, where groups regroup apart.
     """
 
-    def __init__(
-        self, world: World, strategy: Strategy, workload: Workload, coordinator: RegroupCoordinator
-    ) -> None:
+    def __init__(self, world: World, strategy: Strategy, workload: Workload, control: RegroupControl) -> None:
         self.replica = workload.replica
         self.worker = self.replica.workers.rank
         self.regroup: Regroup | None = None
-        self.apart: GroupRegroup | None = None
+        self.regrouping: Regroup | GroupRegroup | None = None
         self._world = world
         self._part = self.replica.part
-        self._coordinator = coordinator
+        self._control = control
         workers, flat = self.replica.workers, self.replica.flat
-        member = Member(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
+        member = Participant(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
         faults = strategy.faults(workers.size)
         if faults.regroups:
-            self.regroup = Regroup(world, coordinator.formations, member, workers)
-            coordinator.wait_with(self.regroup)
+            self.regrouping = self.regroup = Regroup(world, control, member, workers)
         elif faults.regroups_apart:
-            self.apart = GroupRegroup(world, faults, member)
-        self.regrouping = self.regroup or self.apart
+            self.regrouping = GroupRegroup(world, faults, member)
+        if self.regrouping is not None:
+            control.wait_with(self.regrouping)
 
     @property
     def members(self) -> tuple[int, ...] | None:
@@ -310,7 +260,7 @@ class Trainer:
             try:
                 return act()
             except PeerLost as loss:
-                if not self._coordinator.recovers_from(loss):
+                if not self._control.await_leader(loss):
                     raise
 
 
@@ -320,7 +270,7 @@ class TrainingRun:
     Args:
         trainer: of this worker.
         workload: what it trains.
-        coordinator: of this worker.
+        control: this worker's control plane.
         world: where this rank is.
         in_step: whether workers take their steps together; for reports.
     """
@@ -329,14 +279,14 @@ class TrainingRun:
         self,
         trainer: Trainer,
         workload: ComputedWorkload,
-        coordinator: Coordinator,
+        control: ControlPlane,
         world: World,
         *,
         in_step: bool,
     ) -> None:
         self._trainer = trainer
         self._workload = workload
-        self._coordinator = coordinator
+        self._control = control
         self._world = world
         self._in_step = in_step
         self._calendar = workload.calendar
@@ -357,9 +307,9 @@ class TrainingRun:
         step, stopped = self._train(start, elapsed_s)
         if stopped:
             self._trainer.stop()
-            self._coordinator.interrupted(self._record(step, stopped=True))
+            self._control.boundary(Boundary.STOP, self._record(step, stopped=True))
         self._trainer.close()
-        self._coordinator.end(self._record(step, stopped=stopped, final=True))
+        self._control.leave(self._record(step, stopped=stopped, final=True))
         self._replica.part.close()
 
     def _train(self, start: int, elapsed_s: float) -> tuple[int, bool]:
@@ -369,10 +319,10 @@ class TrainingRun:
         if trainer.over and not takes_over:  # it was let in when the others had stopped
             return start, start < calendar.total_steps
         first = calendar.epoch_of(start)
-        self._coordinator.begin(first)
+        self._control.begin(first)
         through = first == calendar.epochs  # when the others were saved
         if trainer.let_in or takes_over or through:
-            self._coordinator.entered(self._record(start))
+            self._control.boundary(Boundary.ENTERED, self._record(start))
         if trainer.stops:
             return start, start < calendar.total_steps
         self._tally.begin(elapsed_s)
@@ -389,7 +339,7 @@ class TrainingRun:
             if stopped and not (last and done >= end):
                 return done, True
             presented = None if last else trainer.guard(part.present)
-            self._coordinator.epoch_done(epoch, self._record(done), presented)
+            self._control.boundary(Boundary.EPOCH, self._record(done), epoch + 1, presented)
             if not last:
                 trainer.guard(part.catch_up)
                 if trainer.regrouping is not None:
@@ -467,7 +417,7 @@ class TrainingRun:
         if regrouping is not None:
             regrouping.step = done
         self._activity.step_done(done)
-        self._coordinator.step_done()
+        self._control.after_step()
         if ends:
             self._replica.settle()
         if timer is not None:
@@ -490,13 +440,11 @@ class TrainingRun:
 
     def _report(self, epoch: int, step: int) -> None:
         progress = self._tally.say(epoch, step, self._rate)
-        self._coordinator.progress(progress)
+        self._control.report(progress)
         if cached := self._workload.cache_use():
-            self._coordinator.progress(
-                CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached))
-            )
+            self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
         if self._timer is not None:
-            self._coordinator.progress(self._timer.say(progress, in_step=self._in_step))
+            self._control.report(self._timer.say(progress, in_step=self._in_step))
 
     def _record(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
         tally, arrivals = self._tally, self._world.arrivals

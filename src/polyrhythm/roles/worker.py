@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.leading.leader import Leader
+from polyrhythm.roles.leading.training_duties import training_leader
+from polyrhythm.roles.member import Member
 from polyrhythm.roles.model_workload import ModelWorkload
-from polyrhythm.roles.remote_leader import RemoteLeader
 from polyrhythm.roles.step_metrics import finish_work
 from polyrhythm.roles.trainer import Trainer, TrainingRun
-from polyrhythm.roles.welcome import share_untrained
 from polyrhythm.roles.world import World
 
 
@@ -25,23 +25,17 @@ def work(job: Job, world: World) -> None:
         world = world.timed(partial(finish_work, job.device))
     workload = ModelWorkload(job, world)
     replica = workload.replica
-    coordinator = (Leader if world.leads else RemoteLeader)(job, world, replica)
-    start, elapsed_s = 0, 0.0
-    if world.rejoins:
-        elapsed_s = coordinator.rejoin()
-    else:
-        if job.faults.goes_on:
-            share_untrained(world, replica)
-        else:
-            replica.share_untrained()
-        if (restored := coordinator.restore()) is not None:
-            restored.give_back(replica)
-            workload.loss_scale = restored.loss_scale
-            start = restored.account.step
-    workload.continue_with(coordinator.job)
-    trainer = Trainer(world, job.strategy, workload, coordinator)
-    if trainer.apart is not None:
-        coordinator.wait_among(trainer.apart)
-    in_step = job.traits.lockstep
-    run = TrainingRun(trainer, workload, coordinator, world, in_step=in_step)
-    run.run(trainer.open(start), elapsed_s)
+    control: ControlPlane = (
+        training_leader(job, world, replica)
+        if world.leads
+        else Member(world, job.strategy, replica, resumes=job.keeping.resume)
+    )
+    entry, start = control.enter(), 0
+    if (restored := entry.restored) is not None:
+        restored.give_back(replica)
+        workload.loss_scale = restored.loss_scale
+        start = restored.account.step
+    workload.continue_with(job.going_on(entry.begun))
+    trainer = Trainer(world, job.strategy, workload, control)
+    run = TrainingRun(trainer, workload, control, world, in_step=job.traits.lockstep)
+    run.run(trainer.open(start), entry.elapsed_s)

@@ -12,7 +12,8 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.leader_channel import TAG, LeaderChannel
+from polyrhythm.roles.control_messages import LEADER_TAG, EnterLeader, MayLeave
+from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
@@ -56,7 +57,7 @@ def event(number: int) -> Message:
 
 
 def lead(incarnation: int) -> Message:
-    return Message(Kind.LEAD, version=incarnation, tag=TAG)
+    return EnterLeader(incarnation).message()
 
 
 def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
@@ -81,7 +82,7 @@ def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
         assert not channel.leader_lost
         channel.note_loss(PeerLost(LEADER, "receiving on another communicator, where that is news only now"))
         channel.send(event(7))
-        assert channel.control.poll(None, TAG) is None
+        assert channel.control.poll(None, LEADER_TAG) is None
 
     stage.work(work)
     stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
@@ -108,14 +109,14 @@ def test_who_has_said_everything_waits_and_says_it_again_to_another_leader() -> 
     def work(channel: LeaderChannel) -> None:
         channel.introduction = lambda: [event(9)]
         channel.send(event(9))
-        channel.await_leave()
+        channel.await_last_word()
         assert stage.time.now() == pytest.approx(2.002, abs=1e-4)
 
     stage.work(work)
     stage.time.at(0.5, lambda: stage.cluster.kill(LEADER))
     stage.time.at(1.0, lambda: stage.cluster.replace(LEADER))
     stage.time.at(1.0, lambda: stage.lead(lead(1), hears=1))
-    stage.time.at(2.001, lambda: stage.lead(Message(Kind.LEAVE, tag=TAG)))
+    stage.time.at(2.001, lambda: stage.lead(MayLeave().message()))
     stage.time.run()
     assert stage.heard == [(0, 9), (1, 9)]
 
@@ -126,7 +127,6 @@ def test_where_the_leader_has_no_successor_its_loss_is_raised_and_nobody_waits_t
 
     def work(channel: LeaderChannel) -> None:
         assert not channel.survives_leader
-        channel.await_leave()
         stage.time.sleep(1)
         with pytest.raises(PeerLost):
             channel.send(event(1))

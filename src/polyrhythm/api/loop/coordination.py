@@ -6,26 +6,31 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
-from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMember, meets_every_step
 from polyrhythm.api.loop.distributed_optimizer import ServerStates
 from polyrhythm.api.loop.epochs import Epochs, LoopEntry, Progress
+from polyrhythm.api.loop.loop_duties import LoopDuties, load_final_model, meets_every_step
 from polyrhythm.api.loop.position import Course, Logbook
 from polyrhythm.api.loop.shard import Seat
-from polyrhythm.api.loop.store_board import Bulletin, Means
+from polyrhythm.api.loop.store_board import Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
+from polyrhythm.roles.control_messages import TakenBatches
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Attendance, Ledger
+from polyrhythm.roles.member import Member
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.trainer import Trainer
-from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
+
+_REPORT_EVERY_S = 0.5
 
 
 class UserWorkload:
@@ -60,9 +65,10 @@ class Coordination:
         home: this rank's connections.
 
     Attributes:
-        bulletin: a board in the store by which workers agree.
+        board: in the store, by which workers agree.
         course: how far this worker's loop has come.
-        coordinator: the leader, or its stand-in here.
+        control: this worker's control plane.
+        reform: regroups with whoever is there, between two steps; set once something is distributed.
         entry: how this worker joins the others.
         epochs: of its loop.
         means: over the workers.
@@ -79,34 +85,39 @@ class Coordination:
         self.workers = len(ranks)
         self._replica: Replica | None = None
         self._statuses = WorkerStatuses(self._store, len(ranks), lambda worker: home.is_lost(ranks[worker]))
-        self._leader = self._lead(home.rendezvous.met) if world.leads else None
-        self.coordinator: LoopCoordinator = self._leader or LoopMember(
-            world, strategy, reports_batches=not meets_every_step(strategy, len(ranks))
+        self.reform: Callable[[], None] = lambda: None
+        self._reported_at_s = -_REPORT_EVERY_S
+        self._duties = LoopDuties(world, strategy, self._tell) if world.leads else None
+        self.control: Leader | Member = (
+            Member(world, strategy, awaits_model=True)
+            if self._duties is None
+            else self._lead(self._duties, home.rendezvous.met)
         )
-        self.bulletin = Bulletin(self._store, self.coordinator.attend)
+        self._reports_batches = not world.leads and not meets_every_step(strategy, len(ranks))
+        self.board = StoreBoard(self._store, self._attend)
         faults = strategy.faults(len(ranks))
         awaited = faults.regroups and world.goes_on_without(LEADER, faults)
-        self._logbook = Logbook(self.bulletin) if awaited else None
+        self._logbook = Logbook(self.board) if awaited else None
         self._progress = Progress(self.course, self._logbook)
-        self.entry = LoopEntry(
-            world, strategy, self.bulletin, self._statuses, self._progress, self.coordinator
-        )
-        self.epochs = Epochs(self._worker, self.bulletin, self.course, self.entry)
-        self.means = Means(self._worker, self.bulletin, self._statuses, self._awaited)
+        self.entry = LoopEntry(world, strategy, self.board, self._statuses, self._progress, self.control)
+        self.entry.duties = self._duties
+        self.epochs = Epochs(self._worker, self.board, self.course, self.entry)
+        self.means = Means(self._worker, self.board, self._statuses, self._awaited)
         self._trainer: Trainer | None = None
 
     @property
     def server_states(self) -> ServerStates | None:
         """The servers' side of saved states, on the worker that leads."""
-        if self._leader is None or not self._world.cast.servers:
+        if self._duties is None or not self._world.cast.servers:
             return None
-        return ServerStates(self._world, self._strategy.faults(self.workers), self._leader.ask_servers)
+        return ServerStates(self._world, self._strategy.faults(self.workers), self._duties.ask_servers)
 
     def take(self, replica: Replica) -> Trainer:
         """Take the replica among those of the others; return what keeps it there."""
         self._replica = replica
         workload = UserWorkload(replica, self._formed)
-        self._trainer = Trainer(self._world, self._strategy, workload, self.coordinator)
+        self._trainer = Trainer(self._world, self._strategy, workload, self.control)
+        self.control.replica = replica
         return self._trainer
 
     def seat(self, shard: int, epoch: int) -> Seat:
@@ -121,7 +132,7 @@ class Coordination:
         present: tuple[int, ...] | None = self.epochs.present
         if present is None:
             here = json.dumps(self.entry.present()[0])
-            present = tuple(json.loads(self.bulletin.post_if_absent(f"script/deal/{shard}/{epoch}", here)))
+            present = tuple(json.loads(self.board.post_if_absent(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
             raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
         self.workers = len(present)
@@ -134,12 +145,12 @@ class Coordination:
     def took(self, taken: int, of: int) -> None:
         """One more batch of an epoch is taken, for training, after so many."""
         self._progress.took()
-        self.coordinator.took(taken, of)
+        self._report_batches(taken, of)
 
     def through(self, of: int, *, broken_off: bool) -> None:
         """Nothing more of a share is taken, for training."""
         if not broken_off:
-            self.coordinator.took(of, of)
+            self._report_batches(of, of)
         self._progress.through(broken_off=broken_off)
 
     def step_begins(self) -> None:
@@ -149,12 +160,12 @@ class Coordination:
     def step_done(self) -> None:
         """A step has been taken."""
         self._progress.step_done()
-        self.coordinator.read()
+        self.control.after_step()
 
     def say_who_may_come(self) -> None:
         """Tells the launcher whether a successor of a lost worker would find its way into the loop, and worker 0's."""
-        if self._leader is not None:
-            self.bulletin.post(ADMITS_KEY, self._why_nobody())
+        if self._duties is not None:
+            self.board.post(ADMITS_KEY, self._why_nobody())
 
     def tell_unseen(self, *, final: bool = False) -> None:
         """Says what lost workers have not taken of their shares, unless successors take it.
@@ -162,17 +173,17 @@ class Coordination:
         Args:
             final: whether nobody comes any more.
         """
-        if self._leader is None:
+        if self._duties is None:
             return
         statuses = self._statuses.read()
-        for worker, left, of in self._leader.unseen:
-            never = not self._leader.is_there(worker) if final else statuses[worker] is WorkerStatus.GONE
+        for worker, left, of in self._duties.unseen:
+            never = not self._duties.is_there(worker) if final else statuses[worker] is WorkerStatus.GONE
             if self.entry.waits or never:
-                many = "the last" if self._leader.knows else "at most"
+                many = "the last" if self._duties.knows else "at most"
                 _say(
                     f"of worker {worker}, which is lost, {many} {left} of its {of} batches of an epoch are not seen"
                 )
-        self._leader.unseen.clear()
+        self._duties.unseen.clear()
 
     def leave(self, replica: Replica, steps: int) -> Counter[int]:
         """Leaves with all others; the replica then holds the run's final model.
@@ -185,16 +196,19 @@ class Coordination:
         self._trainer.close()
         account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
         staleness = Counter(replica.part.staleness)
-        staleness.update(
-            self.coordinator.leave(WorkerState.of(replica, account, {}, to_resume=False), replica)
-        )
+        model = self.control.leave(WorkerState.of(replica, account, {}, to_resume=False))
+        assert model is not None, "the leader of a loop hands the final model out"
+        load_final_model(replica, model)
+        if self._duties is not None:
+            staleness.update(self._duties.staleness)
         replica.part.close()
         self.tell_unseen(final=True)
         return staleness
 
-    def _lead(self, met: Mapping[int, int]) -> LoopLeader:
-        """Makes the coordinator of the leader, which learns from the store who is there if it comes after another."""
-        ranks, ledger = self._world.cast.workers, None
+    def _lead(self, duties: LoopDuties, met: Mapping[int, int]) -> Leader:
+        """Return the leader, which learns from the store who is there if it comes after another."""
+        ranks = self._world.cast.workers
+        ledger = Ledger.of(len(ranks))
         if self._world.rejoins:
             here = [
                 worker
@@ -208,17 +222,30 @@ class Coordination:
                 "losses": losses,
             }
             ledger = Ledger(Attendance.from_json(attendance))
-        coordinator = LoopLeader(self._world, self._strategy, self._welcome, self._tell, ledger)
-        coordinator.over = lambda: self.bulletin.post(OVER_KEY, "")
-        coordinator.whole = lambda rank, incarnation: self.bulletin.post(
-            f"{WHOLE_KEY}/{rank}/{incarnation}", ""
+        duties.over = lambda: self.board.post(OVER_KEY, "")
+        duties.ready = lambda rank, generation: self.board.post(f"{WHOLE_KEY}/{rank}/{generation}", "")
+        return Leader(replace(self._world, emit=self._tell), self._strategy, duties, ledger)
+
+    def _attend(self) -> None:
+        """Regroup while this worker waits for others, where that is asked for."""
+        while self.control.attend():
+            self.reform()
+
+    def _report_batches(self, taken: int, of: int) -> None:
+        """Report now and then, and at an epoch's beginning and end; the leader knows of itself at once."""
+        now_s = self._world.clock.now()
+        seldom = self._reports_batches and (
+            taken in (0, of) or now_s - self._reported_at_s >= _REPORT_EVERY_S
         )
-        return coordinator
+        if seldom or self._duties is not None:
+            self._reported_at_s = now_s
+            self.control.report(TakenBatches(taken, of))
 
     def _formed(self) -> None:
         """Note that workers go on in another membership view: a new leader of it asks where."""
-        if self._logbook is not None and self.coordinator.regroup is not None:
-            self._logbook.formed(self.coordinator.regroup.leader, self.coordinator.regroup.step)
+        regroup = None if self._trainer is None else self._trainer.regroup
+        if self._logbook is not None and regroup is not None:
+            self._logbook.formed(regroup.leader, regroup.step)
 
     def _why_nobody(self) -> str:
         assert self.course.optimizer is not None, "a loop has something to train"
@@ -232,10 +259,6 @@ class Coordination:
 
     def _awaited(self) -> tuple[int, ...]:
         return self.epochs.present or tuple(range(len(self._world.cast.workers)))
-
-    def _welcome(self) -> Welcome:
-        assert self._replica is not None, "a successor comes when training has begun"
-        return Welcome(self._replica.untrained, 0.0)
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks

@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from polyrhythm.api.loop.shard import StepWeight
-from polyrhythm.communication.message import Kind, Message, pack_tensors
 from polyrhythm.errors import RequestError
+from polyrhythm.roles.control_messages import ShardState
 from polyrhythm.roles.replica import FlatReplica, Replica
 from polyrhythm.roles.trainer import StepRetry
 from polyrhythm.roles.world import World
@@ -96,8 +96,8 @@ class ServerStates:
         """Gives every server the states of the shards that it holds; before training begins."""
         for server, rank in enumerate(self._world.cast.servers):
             for shard in self._faults.shards_of(server):
-                packed = pack_tensors(states[shard]["tensors"], states[shard]["facts"])
-                self._world.network.send(rank, Message(Kind.STATE, packed, step=shard))
+                state = ShardState(shard, states[shard]["tensors"], states[shard]["facts"])
+                self._world.network.send(rank, state.message())
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polyrhythm.api.loop.coordinator import LoopCoordinator, LoopLeader, LoopMember
+from polyrhythm.api.loop.loop_duties import LoopDuties
 from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Position, find_position
-from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, begun_key
-from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.trainer import Trainer
-from polyrhythm.roles.welcome import join, share_untrained
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import Rejoin
 from polyrhythm.strategies.strategy import Strategy
@@ -91,7 +90,7 @@ class Epochs:
 
     Args:
         worker: its index.
-        bulletin: where marks are left.
+        board: where marks are left.
         course: how far its loop has come.
         entry: how it comes among the others.
 
@@ -99,10 +98,10 @@ class Epochs:
         present: the workers that have a share of the epoch under way; None outside of epochs.
     """
 
-    def __init__(self, worker: int, bulletin: Bulletin, course: Course, entry: Entry) -> None:
+    def __init__(self, worker: int, board: StoreBoard, course: Course, entry: Entry) -> None:
         self.present: tuple[int, ...] | None = None
         self._worker = worker
-        self._bulletin = bulletin
+        self._board = board
         self._course = course
         self._entry = entry
         self._loops = 0
@@ -155,27 +154,25 @@ class Epochs:
         if entered is not None:
             self._entry.go_on(entered)
         else:
-            self._bulletin.post(begun_key(self._worker), own.to_text())
+            self._board.post(begun_key(self._worker), own.to_text())
         self._entry.let_in(begun, mark.entering)
 
     def _mark(self, loop: int, epoch: int, *, away: bool) -> Mark | None:
         key, end = f"script/epochs/{loop}/{epoch}", _end_key(loop)
         if away:
-            self._bulletin.await_one([key, end], "the others to begin the next epoch")
-            text = self._bulletin.read(key)
+            self._board.await_one([key, end], "the others to begin the next epoch")
+            text = self._board.read(key)
             return None if text is None else Mark.from_text(text)
         present, entering = self._entry.present()
-        return Mark.from_text(
-            self._bulletin.post_if_absent(key, self._course.mark(present, entering).to_text())
-        )
+        return Mark.from_text(self._board.post_if_absent(key, self._course.mark(present, entering).to_text()))
 
     def _end(self, loop: int, *, away: bool) -> None:
         self.present = None
         if away:
-            text = self._bulletin.await_one([_end_key(loop)], "the others to end the loop")
+            text = self._board.await_one([_end_key(loop)], "the others to end the loop")
             self._course.go_to(Mark.from_text(text))
         else:
-            self._bulletin.post_if_absent(_end_key(loop), self._course.mark((), ()).to_text())
+            self._board.post_if_absent(_end_key(loop), self._course.mark((), ()).to_text())
 
 
 def _end_key(loop: int) -> str:
@@ -255,57 +252,57 @@ class LoopEntry:
     Args:
         world: where this rank is.
         strategy: says which losses the run survives.
-        bulletin: where workers leave word.
+        board: where workers leave word.
         statuses: of the workers.
         progress: how far this worker has come in its loop.
-        coordinator: the leader, or its stand-in here.
+        control: this worker's control plane.
 
     Attributes:
         rejoins: whether this worker is a successor, and the others are under way.
         waits: whether successors wait for the beginning of an epoch; one of worker 0 does not.
+        reform: regroups with whoever is there, between two steps; set once something is distributed.
+        duties: of the leader; None on other workers.
+        trainer: of the worker; None until it begins.
     """
 
     def __init__(
         self,
         world: World,
         strategy: Strategy,
-        bulletin: Bulletin,
+        board: StoreBoard,
         statuses: WorkerStatuses,
         progress: Progress,
-        coordinator: LoopCoordinator,
+        control: ControlPlane,
     ) -> None:
         workers = len(world.cast.workers)
         self.rejoins = world.rejoins
-        self._faults = strategy.faults(workers)
-        self.waits = self._faults.regroups
-        self._stays_behind = self._faults.rejoin is Rejoin.BEHIND
+        faults = strategy.faults(workers)
+        self.waits = faults.regroups
+        self._stays_behind = faults.rejoin is Rejoin.BEHIND
         self._world = world
-        self._bulletin = bulletin
+        self._board = board
         self._statuses = statuses
         self._progress = progress
         self._course = progress.course
-        self._coordinator = coordinator
-        self._leader = coordinator if isinstance(coordinator, LoopLeader) else None
+        self._control = control
+        self.duties: LoopDuties | None = None
+        self.reform: Callable[[], None] = lambda: None
         self._position: Position | None = None
         self._worker = world.cast.workers.index(world.network.rank)
-        self._trainer: Trainer | None = None
+        self.trainer: Trainer | None = None
 
-    def begin(self, replica: Replica, trainer: Trainer, step: int) -> int:
+    def begin(self, trainer: Trainer, step: int) -> int:
         """Starts a replica with all others, or among them; gives the step to begin with.
 
         Args:
-            replica: this worker's.
             trainer: of the worker.
             step: where it would start.
         """
-        self._trainer = trainer
+        self.trainer = trainer
         if self.rejoins:
-            return self._rejoin(replica, trainer, step)
-        if self._faults.goes_on:
-            share_untrained(self._world, replica)
-        else:
-            replica.share_untrained()
-        self._coordinator.introduce(replica)
+            return self._rejoin(trainer, step)
+        self._control.enter()
+        self._control.begin(0)
         return trainer.open(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
@@ -313,12 +310,12 @@ class LoopEntry:
         position, self._position = self._position, None
         # In the middle of an epoch whoever led before has let others into it.
         inside = position is not None and position.taken > 0
-        if self._leader is None or not entering or inside:
+        if self.duties is None or not entering or inside:
             return
         for worker in entering:
-            self._bulletin.post(_entered_key(worker), begun.to_text())
-        if self._leader.admit(entering, lambda worker: self._statuses.of(worker) is not WorkerStatus.WAITING):
-            self._coordinator.reform()
+            self._board.post(_entered_key(worker), begun.to_text())
+        if self.duties.admit(entering, lambda worker: self._statuses.of(worker) is not WorkerStatus.WAITING):
+            self.reform()
 
     def present(self) -> tuple[list[int], list[int]]:
         """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
@@ -333,16 +330,16 @@ class LoopEntry:
             for worker, status in enumerate(statuses)
             if status in (WorkerStatus.HERE, WorkerStatus.BEHIND)
         }
-        members = None if self._trainer is None else self._trainer.members
+        members = None if self.trainer is None else self.trainer.members
         if members is not None:
             there = {worker for worker in members if worker in there or worker == LEADER}
         return sorted({*there, *waiting}), waiting
 
     def entered(self) -> Begun:
         """Says that this worker, a successor, is there; gives the epoch with which it begins."""
-        waited = self.waits and self._leader is None
+        waited = self.waits and self.duties is None
         begun = Begun.from_text(
-            self._bulletin.read(_entered_key(self._worker) if waited else begun_key(self._worker))
+            self._board.read(_entered_key(self._worker) if waited else begun_key(self._worker))
         )
         if self.waits and not waited:
             begun = self._come_to_position(begun)
@@ -366,11 +363,12 @@ class LoopEntry:
 
     def _come_to_position(self, begun: Begun) -> Begun:
         """Waits until one of those who go in step has said at which batch they are; gives the epoch of that."""
-        regroup, incarnation = self._coordinator.regroup, self._world.incarnation
+        regroup = None if self.trainer is None else self.trainer.regroup
+        generation = self._world.incarnation
         assert regroup is not None, "who goes in step regroups"
         last = begun.loop, begun.epoch
-        found = self._bulletin.await_found(
-            lambda: find_position(self._bulletin, incarnation, regroup.step, last),
+        found = self._board.await_found(
+            lambda: find_position(self._board, generation, regroup.step, last),
             "another worker to say where the loops are",
         )
         if found.taken == UNKNOWN:
@@ -381,18 +379,16 @@ class LoopEntry:
         self._position = found
         return Begun(found.loop, found.epoch, found.steps)
 
-    def _rejoin(self, replica: Replica, trainer: Trainer, step: int) -> int:
-        if self._leader is not None:
-            self._leader.take_up(replica)
-            return trainer.open(step)
-        assert isinstance(self._coordinator, LoopMember), "only one leads"
-        if self.waits:
+    def _rejoin(self, trainer: Trainer, step: int) -> int:
+        if self.waits and self.duties is None:
             self._statuses.set(self._worker, WorkerStatus.WAITING)
         try:
-            join(self._world, replica, self._coordinator.channel)
-            self._coordinator.introduce(replica)
+            self._control.enter()
+            self._control.begin(0)
             return trainer.open(step)
         except PeerLost as loss:
+            if self.duties is not None:
+                raise
             print(f"polyrhythm: worker {self._worker} is not let in any more: {loss}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(0)

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
 from polyrhythm.api.loop.shard import Shard
-from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.api.loop.store_board import StoreBoard
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -160,11 +160,11 @@ class Logbook:
     """Notes one worker's positions, and leaves them where a new leader of its formation looks for them.
 
     Args:
-        bulletin: where.
+        board: where.
     """
 
-    def __init__(self, bulletin: Bulletin) -> None:
-        self._bulletin = bulletin
+    def __init__(self, board: StoreBoard) -> None:
+        self._board = board
         self._latest: list[Position] = []
         self._told_to = 0
         self._owed: int | None = None
@@ -191,19 +191,19 @@ class Logbook:
     def _tell(self) -> None:
         for position in self._latest:
             if position.steps == self._owed:
-                self._bulletin.post(_key(self._told_to, position.steps, position.at_end), position.to_text())
+                self._board.post(_key(self._told_to, position.steps, position.at_end), position.to_text())
 
 
-def find_position(bulletin: Bulletin, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
+def find_position(board: StoreBoard, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
     """Looks for what workers have left for a new leader; None as long as nobody has.
 
     Args:
-        bulletin: where.
+        board: where.
         leader: how many have led before it.
         steps: with which its formation goes on.
         epoch: loop and epoch that the last leader had begun; of two positions the one in there counts.
     """
-    texts = [bulletin.read(_key(leader, steps, at_end)) for at_end in (True, False)]
+    texts = [board.read(_key(leader, steps, at_end)) for at_end in (True, False)]
     found = [Position.from_text(text) for text in texts if text is not None]
     inside = [position for position in found if (position.loop, position.epoch) == epoch]
     return next(iter(inside or found), None)

@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
-class Bulletin:
+class StoreBoard:
     """One worker's access to the board.
 
     Args:
@@ -90,16 +90,16 @@ class Posted:
     """Numbers that worker 0 leaves for all others, be they there or still to come.
 
     Args:
-        bulletin: where.
+        board: where.
         name: tells them apart from others' numbers.
         rank: of this worker.
         size: how many workers there are.
     """
 
-    def __init__(self, bulletin: Bulletin, name: str, rank: int, size: int) -> None:
+    def __init__(self, board: StoreBoard, name: str, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._bulletin = bulletin
+        self._board = board
         self._name = name
         self._count = 0
 
@@ -110,9 +110,9 @@ class Posted:
             return
         if self.rank == 0:  # its successor takes what the first one has left
             own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
-            found = bytearray.fromhex(self._bulletin.post_if_absent(key, own))
+            found = bytearray.fromhex(self._board.post_if_absent(key, own))
         else:
-            found = bytearray.fromhex(self._bulletin.await_one([key], "worker 0 to come to group.shard"))
+            found = bytearray.fromhex(self._board.await_one([key], "worker 0 to come to group.shard"))
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
 
 
@@ -121,20 +121,16 @@ class Means:
 
     Args:
         worker: its index.
-        bulletin: where parts and sums are left.
+        board: where parts and sums are left.
         statuses: of the workers; who is lost, or behind the others, is not waited for.
         awaited: gives the workers that have a share of what is under way.
     """
 
     def __init__(
-        self,
-        worker: int,
-        bulletin: Bulletin,
-        statuses: WorkerStatuses,
-        awaited: Callable[[], Collection[int]],
+        self, worker: int, board: StoreBoard, statuses: WorkerStatuses, awaited: Callable[[], Collection[int]]
     ) -> None:
         self._worker = worker
-        self._bulletin = bulletin
+        self._board = board
         self._statuses = statuses
         self._awaited = awaited
 
@@ -147,22 +143,22 @@ class Means:
             weight: how much it counts.
         """
         own = json.dumps([value * weight, weight])  # doubles come back with all their bits
-        self._bulletin.post(_part_key(number, self._worker), own)
-        told = self._bulletin.await_found(lambda: self._sum(number), "the others to come to group.average")
+        self._board.post(_part_key(number, self._worker), own)
+        told = self._board.await_found(lambda: self._sum(number), "the others to come to group.average")
         total, weights = json.loads(told)
         return float(total / weights)
 
     def _sum(self, number: int) -> str | None:
         key = f"script/mean/{number}"
-        if (told := self._bulletin.read(key)) is not None:
+        if (told := self._board.read(key)) is not None:
             return told
         here = {worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
-        parts = self._bulletin.read_all([_part_key(number, worker) for worker in awaited])
+        parts = self._board.read_all([_part_key(number, worker) for worker in awaited])
         if parts is None:
             return None
         pairs = [json.loads(part) for part in parts]
-        return self._bulletin.post_if_absent(
+        return self._board.post_if_absent(
             key, json.dumps([sum(column) for column in zip(*pairs, strict=True)])
         )
 

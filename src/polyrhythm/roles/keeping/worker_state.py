@@ -8,46 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.communication.message import Kind
+from polyrhythm.roles.control_messages import Account as Account
+from polyrhythm.roles.control_messages import ControlMessage
 from polyrhythm.roles.replica import Replica
 
 _BUFFER, _PART = "buffer.", "part."
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a worker has done.
-
-    Attributes:
-        worker: its index.
-        step: steps done since the run began.
-        session_steps: of those, since this process started.
-        session_images: seen since this process started.
-        epoch_images: seen in the epoch under way.
-        epoch_loss: sum of the training loss over those.
-        bytes_sent: by the strategy on this worker, since this process started.
-        staleness: how many gradients were applied at which staleness since the run began, where the worker
-            knows it.
-        stopped: whether the worker was stopped early.
-        final: whether the worker has left.
-        arrivals: whom it has heard, as `Arrivals` writes it, once it has left; empty if nothing was noted.
-    """
-
-    worker: int
-    step: int
-    session_steps: int
-    session_images: int
-    epoch_images: int
-    epoch_loss: float
-    bytes_sent: int
-    staleness: dict[str, int]
-    stopped: bool = False
-    final: bool = False
-    arrivals: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(ControlMessage):
     """An account, and the tensors that a resumed worker needs.
 
     Attributes:
@@ -57,20 +27,23 @@ class WorkerState:
         part_facts: the rest of its strategy part.
         loss_scale: of float16; empty where nothing is scaled.
         begun: what others did of epochs, as `Begun` writes it; where the state is handed out.
+        behind: whether the worker has done fewer steps than the leader; likewise.
     """
 
+    KIND = Kind.RECORD
     account: Account
     buffers: dict[str, Tensor]
     part: dict[str, Tensor]
     part_facts: dict[str, Any]
     loss_scale: dict[str, Any] = field(default_factory=dict)
     begun: dict[str, Any] = field(default_factory=dict)
+    behind: bool = False
 
     @classmethod
     def of(
         cls, replica: Replica, account: Account, loss_scale: dict[str, Any], *, to_resume: bool = True
     ) -> WorkerState:
-        """Takes a replica's state; parts that are the same on all workers come from worker 0 only.
+        """Return a replica's state; parts that are the same on all workers come from worker 0 only.
 
         Args:
             replica: whose.
@@ -91,7 +64,7 @@ class WorkerState:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
-        """Rebuilds a state from `tensors` and `facts`."""
+        """Return the state with these `tensors` and `facts`."""
         chosen = {
             prefix: {
                 name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
@@ -107,27 +80,17 @@ class WorkerState:
             facts.get("begun", {}),
         )
 
-    @classmethod
-    def from_message(cls, message: Message) -> WorkerState:
-        """Reads what `message` wrote."""
-        assert message.tensor is not None
-        return cls.from_tensors(*unpack_tensors(message.tensor))
-
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Return all tensors by name, as a checkpoint holds them."""
         return {
             **{_BUFFER + name: value for name, value in self.buffers.items()},
             **{_PART + name: value for name, value in self.part.items()},
         }
 
     def facts(self) -> dict[str, Any]:
-        """All that is not a tensor, JSON-able."""
+        """Return all that is not a tensor, JSON-able, as a checkpoint holds it."""
         told = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
         return told | ({"begun": self.begun} if self.begun else {})
-
-    def message(self) -> Message:
-        """Packs the state to be sent."""
-        return Message(Kind.STATE, pack_tensors(self.tensors(), self.facts()))
 
     def give_back(self, replica: Replica) -> None:
         """Puts the state into a replica that has not started yet."""

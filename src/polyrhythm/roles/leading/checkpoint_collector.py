@@ -2,15 +2,14 @@
 
 The result of a test goes with the checkpoint that is saved after it, by which the best checkpoint is known.
 The model as it is tested and saved is not always the model as it is trained: `Presentation` puts averaged
-weights and the mean batch-norm statistics of all workers in its place. `Narrator` emits the leader's own
-events, with the time of the run in seconds since training started.
+weights and the mean batch-norm statistics of all workers in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.data.dataset import Split
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate
-from polyrhythm.events import Evaluated, Event
+from polyrhythm.events import Evaluated
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive, Archivist, Snapshot
 from polyrhythm.roles.keeping.worker_state import WorkerState, mean_buffers
-from polyrhythm.roles.leading.control_plane import Correspondence
+from polyrhythm.roles.leading.leader import EventEmitter, Leader
 from polyrhythm.roles.leading.taking_over import inherit_average, tested_before
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
@@ -32,15 +31,15 @@ from polyrhythm.roles.world import World
 from polyrhythm.training.weight_averaging import WeightAverage
 
 
-class Curator:
+class CheckpointCollector:
     """Tests and saves on behalf of the leader.
 
     Args:
         job: what is learned.
         world: where the leader is.
         replica: the leader's.
-        others: what it has been told.
-        narrator: says what was tested and saved.
+        leader: has the workers' states, and asks servers for theirs.
+        emitter: emits what was tested and saved.
         ledger: of the run so far.
 
     Attributes:
@@ -53,15 +52,15 @@ class Curator:
         job: Job,
         world: World,
         replica: Replica,
-        others: Correspondence,
-        narrator: Narrator,
+        leader: Leader,
+        emitter: EventEmitter,
         ledger: Ledger,
     ) -> None:
         self.job = job
         self._world = world
         self._replica = replica
-        self._others = others
-        self._narrator = narrator
+        self._leader = leader
+        self._emitter = emitter
         self._presentation = Presentation(job, replica)
         self._archive = Archive(job) if job.keeping.folder is not None else None
         self._archivist = self._employed()
@@ -83,7 +82,7 @@ class Curator:
         return [] if self._archive is None else self._archive.remarks
 
     def load(self) -> Snapshot:
-        """Reads the newest checkpoint, and goes on with its average."""
+        """Read the newest checkpoint, and go on with its average."""
         assert self._archive is not None, "a resumed run has a folder"
         snapshot = self._archive.load()
         if self._presentation.average is not None and snapshot.average:
@@ -111,9 +110,9 @@ class Curator:
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
         """
         with self._world.activity.doing("testing the model", takes_long=True):
-            found = self._presentation.evaluate(self._others.workers.in_order, presented)
+            found = self._presentation.evaluate(self._leader.workers.in_order, presented)
         self.found = found
-        self._narrator.say(
+        self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
 
@@ -133,10 +132,10 @@ class Curator:
         return Snapshot(
             epoch=epoch,
             step=step,
-            seconds=self._narrator.total_s,
+            seconds=self._emitter.total_s,
             parameters=self._replica.flat.vector.detach().to("cpu", copy=True),
-            workers=dict(self._others.workers.states),
-            servers=self._others.servers.ask(),
+            workers=dict(self._leader.workers.states),
+            servers=self._leader.servers.ask(),
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
             begun=self.job.begun,
@@ -157,7 +156,7 @@ class Curator:
         self.evaluate(self.job.learning.epochs)
         if self.job.keeping.folder is not None:
             path = self.job.keeping.folder / "model.safetensors"
-            self._presentation.save(path, self._others.workers.in_order, self.job.keeping.claim)
+            self._presentation.save(path, self._leader.workers.in_order, self.job.keeping.claim)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)
 
@@ -170,7 +169,7 @@ class Curator:
         if self._archive is None or not self.job.keeping.checkpoints:
             return None
         return Archivist(
-            self._archive, self._world.activity, self._narrator.say, beside=self._world.pace is None
+            self._archive, self._world.activity, self._emitter.say, beside=self._world.pace is None
         )
 
 
@@ -253,49 +252,3 @@ class Presentation:
             vector.copy_(trained)
             for name, value in own.items():
                 buffers[name].copy_(value)
-
-
-class Narrator:
-    """Says what happens in a run, and when: in seconds since training started.
-
-    Args:
-        world: where the leader is.
-        ledger: of the run so far.
-
-    Attributes:
-        earlier_s: seconds of training before this session.
-        paused_s: for how long the leader was away from training to test and save.
-    """
-
-    def __init__(self, world: World, ledger: Ledger) -> None:
-        self._world = world
-        self._started_at = world.clock.now()
-        self.earlier_s = ledger.earlier_s
-        self.paused_s = ledger.paused_s
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds of this session since training started."""
-        return self._world.clock.now() - self._started_at
-
-    @property
-    def total_s(self) -> float:
-        """The same, with those of the runs that it resumes."""
-        return self._world.clock.now() - self._started_at + self.earlier_s
-
-    @property
-    def trained_s(self) -> float:
-        """Seconds of this session without those in which the leader was away."""
-        return self._world.clock.now() - self._started_at - self.paused_s
-
-    def begin(self) -> None:
-        """Training starts now."""
-        self._started_at = self._world.clock.now()
-
-    def take_up(self, began_at_s: float) -> None:
-        """Training started then, on this rank's clock."""
-        self._started_at = began_at_s
-
-    def say(self, event: Event) -> None:
-        """Stamps and emits an event of the leader's own."""
-        self._world.emit(replace(event, time_s=self.elapsed_s))

@@ -1,447 +1,775 @@
-"""The leader: the worker that tests, saves and reports on behalf of the run. It trains like any other.
+"""The leader: the control plane of worker 0, which trains like any other worker and listens to all ranks.
 
-`RunFigures` makes the figures and the recording of a run that is over. `Inheritance` is what the lost leader
-has left undone, and how its successor finishes it:
+Events, states and final reports come in; losses, successors and permissions to leave go out. What it does for
+the run beside that (tests, checkpoints, figures) are its `Duties`. `WorkerStates` holds the workers' latest
+states, and announces losses and successors. `ServerReports` asks servers for the states of their shards and
+their final reports. `Neighbours` says who is in lockstep with whom where groups regroup apart, which a leader
+that waits must know of a loss. `EventEmitter` emits its own events.
+`Introductions` is the list of workers as a new leader hears it from themselves:
 
-where all hold the same            the parameters of now are tested and saved
-where each has a model of its own  what they handed in at the end of an epoch (`Stock`), before regrouping
+worker    ── Introduction, its latest state ─▶ new leader      has been there
+newcomer  ── EnterWorker ─▶ waits to be admitted, until some worker has told the leader what its admission must hold
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.communication.message import Kind, MalformedMessage, Message, unpack_json
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
-from polyrhythm.evaluation.evaluate import Evaluation
-from polyrhythm.events import CacheUsed, Event, Notice, RunEnded, RunStarted, WorkerProgress, WorkerTimings
-from polyrhythm.roles import result
-from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, recording_of
+from polyrhythm.events import (
+    Event,
+    ServerJoined,
+    ServerLost,
+    WorkerJoined,
+    WorkerLost,
+    WorkerProgress,
+)
+from polyrhythm.roles.control_messages import (
+    Account,
+    ControlMessage,
+    EnterLeader,
+    EnterWorker,
+    EventReport,
+    FinalModel,
+    Introduction,
+    MayLeave,
+    MembershipView,
+    ServerReady,
+    ShardState,
+    ShardStateRequest,
+    StepBroken,
+    TakenBatches,
+    Welcome,
+)
+from polyrhythm.roles.control_plane import Boundary, Entry
 from polyrhythm.roles.keeping.worker_state import WorkerState
-from polyrhythm.roles.leading.checkpoint_collector import Curator, Narrator
-from polyrhythm.roles.leading.control_plane import Correspondence
-from polyrhythm.roles.leading.taking_over import Unfinished, inherit_untrained, stock_of, unfinished
-from polyrhythm.roles.ledger import Ledger
-from polyrhythm.roles.regrouping.regroup import FormationSource, GroupRegroup, Regroup
+from polyrhythm.roles.leading.stragglers import Stragglers
+from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
+from polyrhythm.roles.member import load_untrained, share_untrained
+from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
+from polyrhythm.roles.regrouping.regroup_coordinator import RegroupCoordinator
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER, World
-from polyrhythm.strategies.strategy import RecutsServers, Remarks
+from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy, Traits
+
+
+class Duties:
+    """What worker 0 does for the run because it leads: training, a dry run and a user's own loop each have theirs.
+
+    Attributes:
+        leader: whose duties they are.
+        dry: whether this is a dry run: successors are given nothing, and hand in accounts in place of states.
+        begun: what other numbers of workers did of epochs that are not over.
+        elapsed_s: seconds since training started.
+        paused_s: for how long the leader was away from training to test and save.
+    """
+
+    leader: Leader
+    dry = False
+
+    def attach(self, leader: Leader) -> None:
+        """Take on the duties of a leader that has just been made."""
+        self.leader = leader
+
+    @property
+    def begun(self) -> Begun:
+        """What other numbers of workers did of epochs that are not over."""
+        return Begun()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since training started."""
+        return 0.0
+
+    @property
+    def paused_s(self) -> float:
+        """For how long the leader was away from training."""
+        return 0.0
+
+    def say(self, event: Event) -> None:
+        """Emit an event of the leader's own, whose time is not set: a loss, or a successor."""
+        raise NotImplementedError
+
+    def restore(self) -> WorkerState | None:
+        """Hand out the newest checkpoint, if the run goes on from one; return worker 0's part of it."""
+        return None
+
+    def take_up(self) -> None:
+        """This worker, a successor, is about to announce that it leads."""
+
+    def inherit(self) -> None:
+        """It has announced itself, and has what nobody trains."""
+
+    def begin(self, epoch: int) -> None:
+        """Training starts."""
+
+    def after_step(self) -> None:
+        """A step is over; must not wait."""
+
+    def boundary(self, why: Boundary, record: WorkerState, epochs: int, presented: Tensor | None) -> None:
+        """Test and save, where the duties are to do so; see `ControlPlane.boundary`."""
+
+    def end(self) -> FinalModel | None:
+        """All workers have handed in their last states: let the servers and then the workers go."""
+        raise NotImplementedError
+
+    def holds_back(self, rank: int, generation: int) -> bool:
+        """Whether the duties keep a successor waiting that asks to take part; see `Leader.admit`."""
+        return False
+
+    def regrouping(self, number: int) -> None:
+        """The leader is about to wait for all workers, since this view has broken."""
+
+    def took(self, worker: int, batches: TakenBatches) -> None:
+        """A worker has taken batches of its share."""
+
+    def server_ready(self, rank: int, generation: int) -> None:
+        """The successor of a lost server has all of its shards."""
 
 
 class Leader:
-    """The coordinator of rank 0; see `Coordinator`.
+    """The control plane of rank 0; see `ControlPlane`.
+
+    Where the run survives the loss of a worker, a lost one is not waited for, and its successor is let in.
 
     Args:
-        job: what is learned.
-        world: where this rank is.
-        replica: this worker's.
+        world: where the leader is.
+        strategy: says which losses the run survives.
+        duties: what the leader does beside.
+        ledger: of the run so far, which a leader's successor takes over.
+        replica: this worker's; None in a dry run, or where a user makes it later.
 
     Attributes:
-        job: what is learned; once a checkpoint has been read, with what others did of it.
-    """
-
-    def __init__(self, job: Job, world: World, replica: Replica) -> None:
-        self.job = job
-        self._world = world
-        self._replica = replica
-        self._in_step = job.traits.lockstep
-        self._goes_on = job.faults.goes_on
-        self._ledger = world.ledger or Ledger.of(job.workers)
-        self._others = Correspondence(world, job.strategy, self._say, self._welcome, self._ledger)
-        self._figures = RunFigures(job, world, replica, self._others)
-        self._narrator = Narrator(world, self._ledger)
-        self._curator = Curator(job, world, replica, self._others, self._narrator, self._ledger)
-        self._too_few: int | None = None
-        """How many workers were left when there were too few."""
-        if world.ledger is not None:
-            self._go_on(world.ledger.begun)
-
-    @property
-    def formations(self) -> FormationSource:
-        """It makes the formations."""
-        return self._others.assembly
-
-    def wait_with(self, regroup: Regroup) -> None:
-        """Sets what regroups while this worker waits for states."""
-        self._others.reform = regroup.reform
-
-    def wait_among(self, group: GroupRegroup) -> None:
-        """Sets what regroups worker 0's group while it waits for states."""
-        self._others.group = group
-
-    def recovers_from(self, loss: PeerLost) -> bool:
-        """Never: this is the leader."""
-        return False
-
-    def restore(self) -> WorkerState | None:
-        """Reads the newest checkpoint, hands every rank its part, and gives this worker's."""
-        if not self.job.keeping.resume:
-            return None
-        snapshot = self._curator.load()
-        self._go_on(snapshot.begun)
-        self._replica.flat.vector.copy_(snapshot.parameters)
-        replicated = self._replica.part.replicated
-        others = {worker: snapshot.worker(worker, replicated) for worker in range(1, self.job.workers)}
-        servers, strategy = snapshot.servers, self.job.strategy
-        if isinstance(strategy, RecutsServers):
-            servers = strategy.recut(servers, self._replica.plan)
-        self._others.hand_out(others, servers, snapshot.behind(self.job.workers))
-        self._narrator.earlier_s = snapshot.seconds
-        return snapshot.worker(0, replicated)
-
-    def rejoin(self) -> float:
-        """Takes up the lead of a run whose leader was lost; gives the seconds since training started."""
-        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
-        self._narrator.take_up(self._ledger.began_at_s)
-        self._inheritance.take_up()
-        return self._narrator.elapsed_s
-
-    def begin(self, epoch: int) -> None:
-        """Says that training starts, unless that has been said."""
-        if self._ledger.began:
-            return
-        folder = self.job.keeping.folder
-        if folder is not None:  # of what this run goes on from
-            self.job.keeping.claim.remove(folder / ARRIVALS_FILE)
-        self._narrator.begin()
-        self._narrator.say(self._figures.opening(epoch, self._narrator.earlier_s))
-        strategy, of_data = self.job.strategy, self.job.dataset.remark
-        of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
-        for remark in (of_strategy, of_data, *self._curator.remarks):
-            if remark:
-                self._narrator.say(Notice(time_s=0, text=remark))
-
-    def entered(self, state: WorkerState) -> None:
-        """Tests and saves what the lost leader did not come to, with the parameters of now."""
-        if self._world.rejoins:
-            self._others.workers.states[LEADER] = state
-            self._inheritance.finish(state.account.step)
-
-    def step_done(self) -> None:
-        """Keeps the weight average, for which the step must be over, and lets successors in."""
-        self._curator.step_done()
-        if self._goes_on:  # a successor waits for an answer
-            self._others.read()
-
-    def progress(self, event: WorkerProgress | WorkerTimings | CacheUsed) -> None:
-        """Passes on what this worker and others have done lately."""
-        self._world.emit(event)
-        if isinstance(event, WorkerProgress) and (
-            news := self._others.workers.stragglers.on_progress(event, self._narrator.paused_s)
-        ):
-            self._world.emit(news)
-        self._others.read()
-
-    def epoch_done(self, epoch: int, state: WorkerState, presented: Tensor | None) -> None:
-        """Evaluates and saves, with the other workers' states: all where they go in step, else the latest.
-
-        What the lost leader did is not done again, though its successor may have had to take steps again before it.
-        """
-        last = epoch + 1 == self.job.learning.epochs
-        self._others.workers.states[LEADER] = state
-        self._others.read()
-        if last:  # hears the slower ones while they train, and not only once the servers let go
-            self._others.wait_for_step(state.account.step)
-        paused_at = self._world.clock.now()
-        if self._in_step:
-            self._others.wait_for_step(state.account.step)
-        if not last and epoch >= self._ledger.tested_epochs:  # the final model is tested when all have left
-            self._curator.evaluate(epoch + 1, presented)
-        if epoch >= self._ledger.saved_epochs:
-            self._curator.save(
-                self._curator.snapshot(epoch + 1, state.account.step, presented), tested=not last
-            )
-        self._narrator.paused_s += self._world.clock.now() - paused_at
-
-    def interrupted(self, state: WorkerState) -> None:
-        """Saves, once every worker has stopped where it will stop."""
-        self._others.workers.states[LEADER] = state
-        if self._in_step:
-            self._others.wait_for_step(state.account.step)
-        else:
-            self._others.wait_for_stop(self.job.calendar.total_steps)
-        self._curator.save(
-            self._curator.snapshot(self.job.calendar.epoch_of(state.account.step), state.account.step)
-        )
-        self._curator.wait()
-
-    def end(self, state: WorkerState) -> None:
-        """Waits for everyone's last words, tests and saves the model, and says that the run is over."""
-        self._others.workers.states[LEADER] = state
-        self._others.wait_for_workers()
-        self._replica.part.let_go()
-        self._others.servers.wait()
-        stopped = self._figures.stopped
-        trained_s = self._narrator.trained_s
-        if not stopped:
-            self._curator.finish()
-        self._curator.wait()
-        if stopped and self._too_few is not None:
-            raise self.job.too_few(self._too_few)
-        outcome = "interrupted" if stopped else "done"
-        self._figures.keep_arrivals(outcome)
-        self._others.let_leave()
-        spent = Spent(self._narrator.total_s, trained_s)
-        figures = self._figures.result(spent, self._curator.found)
-        self._narrator.say(RunEnded(time_s=0, outcome=outcome, result=figures))
-
-    @property
-    def _inheritance(self) -> Inheritance:
-        return Inheritance(self.job, self._replica, self._others, self._curator, self._narrator, self._ledger)
-
-    def _go_on(self, begun: Begun) -> None:
-        """Takes up what others did of epochs that are not over."""
-        self.job = self._figures.job = self._curator.job = self.job.going_on(begun)
-
-    def _welcome(self) -> Welcome:
-        return Welcome(self._replica.untrained, self._narrator.elapsed_s, self.job.begun)
-
-    def _say(self, event: Event) -> None:
-        """Says that a worker is lost, or that a successor has come; stops the run where too few are left."""
-        self._narrator.say(event)
-        attendance, losses = self._others.attendance, self.job.losses
-        left = len(attendance.present)
-        if left < losses.min_workers and attendance.lost > losses.restarts:
-            self._too_few = left if self._too_few is None else min(left, self._too_few)
-            self._world.stop.request()
-
-
-class Inheritance:
-    """A new leader's.
-
-    Args:
-        job: what is learned, with what others did of it.
-        replica: the leader's.
-        others: who are under way.
-        curator: tests and saves.
-        narrator: says what is not as it would have been.
-        ledger: of the run so far.
+        replica: as given, or set before `enter`.
+        attendance: of the workers.
+        workers: the latest state of each.
+        servers: their reports and states.
+        views: makes the workers' views.
+        introductions: of the ranks to a new leader.
     """
 
     def __init__(
         self,
-        job: Job,
-        replica: Replica,
-        others: Correspondence,
-        curator: Curator,
-        narrator: Narrator,
+        world: World,
+        strategy: Strategy,
+        duties: Duties,
         ledger: Ledger,
+        replica: Replica | None = None,
     ) -> None:
-        self._job = job
-        self._replica = replica
-        self._others = others
-        self._curator = curator
-        self._narrator = narrator
-        self._ledger = ledger
-        self._agree = job.traits.identical
-        self._regroups = job.faults.regroups
+        workers = len(world.cast.workers)
+        self.replica = replica
+        self._world = world
+        traits, faults = strategy.traits(workers), strategy.faults(workers)
+        self._strategy = strategy
+        self._faults = faults
+        self._duties = duties
+        self._dry = duties.dry
+        self._control = world.control()
+        self.attendance = ledger.attendance
+        self.workers = WorkerStates(world.cast.workers, ledger.attendance, duties.say)
+        self.servers = ServerReports(world, faults, ledger.servers, duties.say, self.read_until)
+        self.views = RegroupCoordinator(world, strategy, self)
+        self.introductions = Introductions()
+        self._behind: set[int] = set()
+        self._regroups = faults.regroups
+        self._regroup: Regroup | None = None
+        self._group: GroupRegroup | None = None
+        self._neighbours = Neighbours(traits, faults)
+        self._meets = traits.lockstep
+        self._reads_each_step = faults.goes_on and not duties.dry
+        self._leaves_behind = faults.rejoin is Rejoin.BEHIND
+        self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
+        self._unheard: set[int] = set()
+        """Workers that may wait for this new leader in a round before they have heard that it leads."""
+        duties.attach(self)
 
-    def take_up(self) -> None:
-        """Says who leads from now on, and takes what the others hold."""
-        self._others.take_over()
-        inherit_untrained(self._others, self._replica)
-        if self._has_stock:
-            self._others.await_introductions()
-            self._finish_with_stock()
+    # What a worker asks of the control plane.
 
-    def finish(self, step: int) -> None:
-        """Tests and saves what the lost leader did not come to, with the parameters of now.
+    def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
+        """Set what regroups all workers, or worker 0's group, while this worker waits for states."""
+        if isinstance(regroup, Regroup):
+            self._regroup = regroup
+        else:
+            self._group = regroup
+
+    def await_leader(self, loss: PeerLost) -> bool:
+        """Return False: this is the leader."""
+        return False
+
+    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
+        """Whether somebody is let in before this step, or before the next."""
+        return self.views.call_due(number, step, wait=wait)
+
+    def next_view(self, word: StepBroken) -> MembershipView:
+        """Make the next view of all who are there, once they have broken their step off."""
+        self._duties.regrouping(word.number)
+        return self.views.next_view(word)
+
+    def enter(self) -> Entry:
+        """Hand out a checkpoint, or take over the lead of a run whose leader was lost."""
+        if self._world.rejoins:
+            self._duties.take_up()
+            self._take_over()
+            self._inherit_untrained()
+            self._duties.inherit()
+            return Entry(elapsed_s=self._duties.elapsed_s, begun=self._duties.begun)
+        if self.replica is not None:
+            share_untrained(self._world, self._strategy, self.replica)
+        restored = self._duties.restore()
+        return Entry(restored, begun=self._duties.begun)
+
+    def begin(self, epoch: int) -> None:
+        """Say that training starts, unless that has been said."""
+        self._duties.begin(epoch)
+
+    def after_step(self) -> None:
+        """Let successors in, who wait for an answer."""
+        self._duties.after_step()
+        if self._reads_each_step:
+            self.read()
+
+    def report(self, fact: Event | TakenBatches) -> None:
+        """Pass on what this worker has done lately, and what others have."""
+        if isinstance(fact, TakenBatches):
+            self._duties.took(LEADER, fact)
+            return
+        self._pass_on(fact, self._duties.paused_s)
+        self.read()
+
+    def boundary(
+        self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
+    ) -> None:
+        """Test and save, with the other workers' states."""
+        self.workers.take(record)
+        self._duties.boundary(why, record, epochs, presented)
+
+    def attend(self) -> bool:
+        """Handle messages that have arrived; return whether a worker waits for the next view."""
+        self.read()
+        return self._regroup is not None and self.views.pending.due
+
+    def leave(self, record: WorkerState) -> FinalModel | None:
+        """Wait for all workers' last states, and do what is left to be done for the run."""
+        self.workers.take(record)
+        self._wait_for_all_final()
+        return self._duties.end()
+
+    # What duties ask of the leader.
+
+    def hand_out(
+        self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
+    ) -> None:
+        """Send every other rank the state that it resumes from.
 
         Args:
-            step: steps that the leader has done, as far as they count.
+            workers: every other's state.
+            servers: the state of every shard.
+            behind: workers that have done fewer steps than the leader.
         """
-        self._curator.inherit()
-        if self._has_stock:
-            self._finish_with_stock()
-        missing = self._missing(step)
-        if not (missing.test or missing.save):
+        self._behind.update(behind)
+        for server, rank in enumerate(self._world.cast.servers):
+            for shard in self._faults.shards_of(server):
+                self._control.send(rank, ShardState(shard, *servers[shard]).message())
+        for worker, state in workers.items():
+            self._send(self._world.cast.workers[worker], state)
+
+    def admit(self, rank: int, generation: int) -> None:
+        """Let a successor of a lost worker in; where workers regroup, it waits for the next view."""
+        worker = self._world.cast.workers.index(rank)
+        self.workers.see(worker, generation)
+        self.workers.forget(worker)
+        if not self._dry:
+            duties, untrained = self._duties, {} if self.replica is None else self.replica.untrained
+            self._send(rank, Welcome(untrained, duties.elapsed_s, duties.begun.to_json()))
+        if self._regroups:
+            self.views.pending.enter(worker, generation)
+        else:
+            self._behind.add(worker)
+
+    def await_introductions(self) -> None:
+        """Wait until all workers have introduced themselves to this new leader, and sent their latest state again."""
+        self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
+
+    def let_leave(self) -> None:
+        """Let the workers leave that have sent their final state; until now they kept it for a new leader."""
+        if self._world.goes_on_without(LEADER, self._faults):
+            for worker in self.workers.states:
+                if worker != LEADER:
+                    self.tell_worker(worker, MayLeave())
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until every worker has sent its state of this step, or has stopped before it.
+
+        A successor that is behind, and so may wait for the leader, is not waited for.
+        """
+        self._wait_for_all(lambda account: account.step >= step or account.stopped)
+
+    def wait_for_stop(self, steps: int) -> None:
+        """Wait until every worker has stopped early, or taken all steps; it may not have left yet.
+
+        Args:
+            steps: that every worker takes.
+        """
+        self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
+
+    def tell_worker(self, worker: int, message: ControlMessage) -> None:
+        """Send a worker a message, unless it is lost."""
+        self._send_if_there(self._world.cast.workers[worker], message.message())
+
+    # Listening.
+
+    def read(self) -> None:
+        """Handle the messages that have arrived, without waiting."""
+        while self._hear(self._control.poll):
+            pass
+
+    def read_until(self, enough: Callable[[], bool]) -> None:
+        """Handle messages as they arrive, until `enough` returns true."""
+        while not enough():
+            self._hear(self._control.receive)
+
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has sent its final state."""
+        return self.workers.is_final(worker)
+
+    def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
+        """Wait until `done` holds for every present worker that cannot be waiting for the leader; regroup meanwhile."""
+        states = self.workers.states
+        while not all(
+            self._may_wait(worker) or (worker in states and done(states[worker].account))
+            for worker in self.attendance.present
+        ):
+            self._hear_or_regroup()
+
+    def _wait_for_all_final(self) -> None:
+        final, present = self.workers.final, self.attendance.present
+        # Thousands hand their last states in one by one: all are looked at only where their number is right.
+        while len(final) < len(present) or not present <= final:
+            self._hear_or_regroup()
+
+    def _hear_or_regroup(self) -> None:
+        if self._regroup is not None and self.views.pending.due:
+            self._regroup.reform()
+        elif self._group is not None and self._meets and self._group.due:
+            self._group.reform()
+        else:
+            self._hear(self._control.receive)
+
+    def _may_wait(self, worker: int) -> bool:
+        """Whether a worker may be waiting for the leader's next step, so that waiting for it would be a deadlock."""
+        return self._leaves_behind and (worker in self._behind or worker in self._unheard)
+
+    def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
+        """Handle one message or one loss; return whether there was either."""
+        try:
+            found = get()
+        except PeerLost as loss:
+            server = loss.rank in self._world.cast.servers
+            through = self.servers.reports if server else map(self._rank, self.workers.final)
+            if loss.rank not in through and not self._world.goes_on_without(loss.rank, self._faults):
+                raise
+            if server:
+                self.servers.lose(loss.rank)
+            else:
+                self._strike_off(loss.rank)
+            return True
+        if found is not None:
+            self._take(*found)
+        return found is not None
+
+    def _take(self, source: int, message: Message) -> None:
+        kind = message.kind
+        if kind is Kind.EVENT:
+            self._pass_on(EventReport.from_message(message).event)
+        elif kind is Kind.RECORD:
+            self._hand_in(WorkerState.from_message(message))
+        elif kind is Kind.ACCOUNT:
+            self._hand_in(WorkerState(Account.from_message(message), {}, {}, {}))
+        elif kind is Kind.REPORT or kind is Kind.STATE:
+            self.servers.on_message(source, message)
+        elif kind is Kind.READY:
+            self._duties.server_ready(source, ServerReady.from_message(message).generation)
+            self.servers.enter(source)
+        elif kind is Kind.JOIN:
+            self._ask_to_enter(source, EnterWorker.from_message(message).generation)
+        elif kind is Kind.INTRODUCTION:
+            self._meet(source, Introduction.from_message(message))
+        elif kind is Kind.BROKEN:
+            self.views.pending.on_message(self._worker(source), StepBroken.from_message(message))
+        elif kind is Kind.TAKEN:
+            self._duties.took(self._worker(source), TakenBatches.from_message(message))
+        else:
+            raise MalformedMessage(f"rank {source} sent the leader a {kind.name} message")
+
+    def _rank(self, worker: int) -> int:
+        return self._world.cast.workers[worker]
+
+    def _worker(self, rank: int) -> int:
+        return self._world.cast.workers.index(rank)
+
+    def _hand_in(self, state: WorkerState) -> None:
+        account = state.account
+        self.workers.take(state)
+        if self._dry:
+            self.workers.see(account.worker, 0)
+        elif self._regroups and account.stopped and account.final:
+            self._world.stop.request()  # after a step that the others may have to take again
+
+    def _pass_on(self, event: Event, paused_s: float = 0.0) -> None:
+        emit = self._world.emit
+        if not isinstance(event, WorkerProgress):
+            emit(event)
             return
-        presented = None if self._regroups else self._replica.part.present()
-        if missing.is_last or (self._regroups and missing.at_its_end):
-            self._others.wait_for_step(step)
-        if missing.test:
-            if not (missing.at_its_end and self._agree):
-                self._narrator.say(Notice(time_s=0, text=missing.text))
-            self._curator.evaluate(missing.epochs, presented)
-        if missing.save and (missing.at_its_end or not self._regroups):
-            # Otherwise they have states of several steps.
-            self._curator.save(self._curator.snapshot(missing.epochs, step, presented), tested=missing.test)
-        if not self._regroups:  # who go in step wait meanwhile
-            self._replica.part.catch_up()
+        if self._dry:  # a successor says by its first report that it is there
+            self.workers.see(event.worker, 0)
+        self.attendance.note(event)
+        emit(event)
+        if news := self.workers.stragglers.on_progress(event, paused_s):
+            emit(news)
 
-    @property
-    def _has_stock(self) -> bool:
-        """Whether the others have handed in models of their own."""
-        return self._regroups and not self._agree and not self._curator.averages
+    # Losses, and newcomers.
 
-    def _finish_with_stock(self) -> None:
-        """Tests and saves what the others held when an epoch was over, if that is left undone: they have gone on."""
-        reached = [
-            state.account.step for worker, state in self._others.workers.states.items() if worker != LEADER
-        ]
-        step = max(reached, default=0)
-        missing = self._missing(step)
-        stock = stock_of(self._others.workers.states, self._replica.part, step)
-        if stock is None or missing.is_last or not missing.at_its_end:
+    def _strike_off(self, rank: int) -> None:
+        worker = self._worker(rank)
+        self.introductions.lose(worker)
+        if worker in self.attendance.present and self.is_final(worker):
+            self.views.left.add(worker)
+        elif worker in self.attendance.present:
+            self.views.pending.lose(worker)
+            self.workers.lose(worker)
+            self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
+            if self._group is not None and self._neighbours.beside_leader(worker):
+                self._group.lose(worker)
+
+    def _ask_to_enter(self, rank: int, generation: int) -> None:
+        if self._duties.holds_back(rank, generation):
             return
-        mean = stock.mean.to(self._replica.flat.vector.device)
-        if missing.test:
-            self._curator.evaluate(missing.epochs, mean)
-            self._ledger.tested_epochs = missing.epochs
-        if missing.save and (snapshot := self._curator.snapshot(missing.epochs, step, mean)) is not None:
-            kept = replace(snapshot, parameters=stock.models[0], workers=stock.states)
-            self._curator.save(kept, tested=missing.test)
-            self._ledger.saved_epochs = missing.epochs
+        if self.introductions.on_newcomer(self._worker(rank), rank, generation):
+            self.admit(rank, generation)
 
-    def _missing(self, step: int) -> Unfinished:
-        return unfinished(self._ledger, self._job, step, saves=self._curator.saves)
+    def _meet(self, source: int, message: Introduction) -> None:
+        """Take a worker's introduction to this new leader."""
+        worker = self._worker(source)
+        self._unheard.discard(worker)
+        self.workers.see(worker, message.generation)
+        if message.generation or message.behind:
+            self._behind.update({worker, *self._neighbours.held_up_by(worker)})
+        self.introductions.on_message(worker, message)
+
+    def _take_over(self) -> None:
+        """Announce this rank, a successor of the leader, as the new one; all then send their latest state again."""
+        generation = self._world.incarnation
+        self.workers.see(LEADER, generation)
+        self._unheard = self.attendance.present - {LEADER} if self._meets_rarely else set()
+        for worker in range(len(self._world.cast.workers)):
+            if self.attendance.losses(worker):
+                self._behind.update(self._neighbours.held_up_by(worker))
+        word = EnterLeader(generation).message()
+        for rank in range(self._world.network.size):
+            if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
+                self._control.start(partial(self._send_if_there, rank, word))
+
+    def _inherit_untrained(self) -> None:
+        """Take what is not trained from the first worker that is heard; successors, who need it too, wait meanwhile."""
+        if self.replica is None or not self.replica.untrained:
+            return
+        known, present = self.introductions, self.attendance.present
+        known.hold_back()
+        self.read_until(lambda: known.untrained is not None or known.none_left(present))
+        if known.untrained is not None:
+            load_untrained(self.replica, known.untrained)
+        for rank, generation in known.held_back():
+            self.admit(rank, generation)
+
+    def _send_if_there(self, rank: int, message: Message) -> None:
+        with suppress(PeerLost):  # which a receive reports
+            self._control.send(rank, message)
+
+    def _send(self, rank: int, message: ControlMessage) -> None:
+        try:
+            self._control.send(rank, message.message())
+        except PeerLost:
+            if not self._world.goes_on_without(rank, self._faults):
+                raise
 
 
-@dataclass(frozen=True)
-class Spent:
-    """The time of a run.
-
-    Attributes:
-        seconds: in all, with those of the runs that it resumes.
-        trained_s: in this session, without what the leader was away to test.
-    """
-
-    seconds: float
-    trained_s: float
-
-
-class RunFigures:
-    """What the leader knows of a run.
+class WorkerStates:
+    """Records the workers' latest states, and announces losses and successors.
 
     Args:
-        job: what is learned.
-        world: where the leader is.
-        replica: the leader's.
-        others: what it has been told.
+        ranks: the workers', by their indices.
+        attendance: of the workers.
+        say: takes the leader's own events, whose times it sets.
 
     Attributes:
-        job: what is learned, with what others did of it.
+        states: the latest of every worker that is there.
+        final: the workers whose latest state is their last.
+        stragglers: among the workers.
     """
 
-    def __init__(self, job: Job, world: World, replica: Replica, others: Correspondence) -> None:
-        self.job = job
-        self._world = world
-        self._replica = replica
-        self._others = others
+    def __init__(self, ranks: tuple[int, ...], attendance: Attendance, say: Callable[[Event], None]) -> None:
+        self.states: dict[int, WorkerState] = {}
+        self.final: set[int] = set()
+        self.stragglers = Stragglers()
+        self._ranks = ranks
+        self._attendance = attendance
+        self._say = say
 
     @property
-    def states(self) -> list[WorkerState]:
-        """The latest of every worker that is there, in the workers' order."""
-        return self._others.workers.in_order
+    def in_order(self) -> list[WorkerState]:
+        """The latest states, in the workers' order."""
+        return [self.states[worker] for worker in sorted(self.states)]
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a worker was stopped early."""
-        return any(state.account.stopped for state in self.states)
+    def is_final(self, worker: int) -> bool:
+        """Whether a worker has handed in its last state."""
+        return worker in self.final
 
-    def opening(self, epoch: int, earlier_s: float) -> RunStarted:
-        """Gives what is said of a run when its training starts.
+    def take(self, state: WorkerState) -> None:
+        """Record a worker's latest state."""
+        account = state.account
+        self.states[account.worker] = state
+        (self.final.add if account.final else self.final.discard)(account.worker)
+
+    def forget(self, worker: int) -> None:
+        """Drop the state of a worker that is gone."""
+        self.states.pop(worker, None)
+        self.final.discard(worker)
+
+    def lose(self, worker: int) -> None:
+        """Strike a worker off, and say so."""
+        self.forget(worker)
+        step = self._attendance.lose(worker)
+        self._say(WorkerLost(time_s=0, worker=worker, rank=self._ranks[worker], step=step))
+
+    def see(self, worker: int, generation: int) -> None:
+        """Enter a worker that is there, and say so, unless it is known. Who came before it must be lost.
 
         Args:
-            epoch: that it starts in.
-            earlier_s: seconds of training before this session.
+            worker: its index.
+            generation: how many have had its rank before.
         """
-        job, cast = self.job, self._world.cast
-        return RunStarted(
-            time_s=0,
-            strategy=str(job.strategy),
-            data=job.dataset.name,
-            model=job.model_name,
-            workers=len(cast.workers),
-            servers=len(cast.servers),
-            epochs=job.learning.epochs,
-            steps_per_epoch=job.steps_per_epoch,
-            steps=job.calendar.total_steps,
-            start_step=job.calendar.start(epoch),
-            start_epoch=epoch,
-            earlier_s=earlier_s,
-            parameters=self._replica.flat.size,
-            free_running=not job.traits.waits_for_slower,
-            begun=job.begun.to_json(),
+        while self._attendance.losses(worker) < generation:
+            self.lose(worker)
+        if worker not in self._attendance.present:
+            self._attendance.join(worker)
+            self.stragglers.forget(worker)
+            self._say(WorkerJoined(time_s=0, worker=worker, rank=self._ranks[worker]))
+
+
+class ServerReports:
+    """Asks servers for what the leader needs, and collects it.
+
+    Args:
+        world: where it is.
+        faults: says which shards each server holds, and which losses the run survives.
+        losses: so far.
+        say: emits an event of the leader's, and sets its time.
+        read_until: handles messages until a condition holds.
+
+    Attributes:
+        attendance: of the servers.
+        reports: every server's final report, by its rank.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        faults: FaultPolicy,
+        losses: ServerLosses,
+        say: Callable[[Event], None],
+        read_until: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self.attendance = ServerAttendance(world.cast.servers, faults, losses)
+        self.reports: dict[int, dict[str, Any]] = {}
+        self._world = world
+        self._say = say
+        self._read_until = read_until
+        self._states: dict[int, State] | None = None
+
+    def wait(self) -> None:
+        """Waits for the final report of every server, sent once it has been let go."""
+        self._read_until(lambda: all(rank in self.reports for rank in self.attendance.present))
+
+    def ask(self) -> list[State]:
+        """Gives the state of every shard, asked of the servers that hold it now."""
+        shards = range(len(self._world.cast.servers))
+        found = self._states = {}
+        for shard in shards:
+            self._ask_for(shard)
+        self._read_until(lambda: len(found) == len(shards))
+        self._states = None
+        return [found[shard] for shard in shards]
+
+    def on_message(self, source: int, message: Message) -> None:
+        """Takes a server's final report, or a shard's state if one was asked for."""
+        assert message.tensor is not None, "both carry a payload"
+        if message.kind is Kind.REPORT:
+            self.reports[source] = unpack_json(message.tensor)
+        elif self._states is not None:
+            state = ShardState.from_message(message)
+            self._states[state.shard] = state.tensors, state.facts
+
+    def lose(self, rank: int) -> None:
+        """Notes that a server is lost, unless it had sent its final report; asks others for shards that it still owed.
+
+        Raises:
+            PeerLost: nobody has kept its shard.
+        """
+        if rank in self.reports or not self.attendance.lose(rank):
+            return
+        name = self.attendance.name(rank)
+        self._say(
+            ServerLost(time_s=0, text=f"{name} is lost; who has kept its shard goes on with it", rank=rank)
+        )
+        if self._states is not None:
+            for shard in self.attendance.shards_of(rank):
+                if shard not in self._states:
+                    self._ask_for(shard)
+
+    def enter(self, rank: int) -> None:
+        """Notes that a successor of a lost server has all of its shards."""
+        self.attendance.losses.join(rank)
+        text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbours"
+        self._say(ServerJoined(time_s=0, text=text, rank=rank))
+
+    def _ask_for(self, shard: int) -> None:
+        with suppress(PeerLost):  # as is heard on the other communicator as well, and then others are asked
+            self._world.network.send(self.attendance.holder(shard), ShardStateRequest(shard).message())
+
+
+class Introductions:
+    """One leader's list.
+
+    Attributes:
+        untrained: what the first has told that it holds and nobody trains, by name.
+    """
+
+    def __init__(self) -> None:
+        self.untrained: dict[str, Tensor] | None = None
+        self._newcomers: set[int] = set()
+        self._follows: dict[int, bool] = {}
+        self._asking: dict[int, tuple[int, int]] | None = None
+
+    def on_message(self, worker: int, message: Introduction) -> None:
+        """Take a worker's introduction, which says as well whether a state follows."""
+        self._follows[worker] = message.record_follows
+        self.untrained = self.untrained or message.untrained
+
+    def on_newcomer(self, worker: int, rank: int, generation: int) -> bool:
+        """Notes that a newcomer asks to be let in; gives whether that can be done now."""
+        self._newcomers.add(worker)
+        if self._asking is None:
+            return True
+        self._asking[worker] = rank, generation
+        return False
+
+    def lose(self, worker: int) -> None:
+        """Forgets a newcomer that is gone."""
+        if self._asking is not None:
+            self._asking.pop(worker, None)
+
+    def hold_back(self) -> None:
+        """Has newcomers wait from now on."""
+        self._asking = {}
+
+    def held_back(self) -> list[tuple[int, int]]:
+        """Gives those who wait, by rank and generation; from now on nobody need."""
+        asking, self._asking = self._asking or {}, None
+        return list(asking.values())
+
+    def none_left(self, present: Collection[int]) -> bool:
+        """Whether all others who are there are newcomers."""
+        return set(present) <= {LEADER} | self._newcomers
+
+    def complete(self, present: Collection[int], handed_in: Collection[int]) -> bool:
+        """Whether all who are there have introduced themselves, and their states have come.
+
+        Args:
+            present: who is there.
+            handed_in: whose states have come.
+        """
+        return all(
+            worker in self._newcomers or not self._follows.get(worker, True) or self._has(worker, handed_in)
+            for worker in present
+            if worker != LEADER
         )
 
-    def keep_arrivals(self, outcome: str) -> None:
-        """Writes down whom every rank has heard, so that the run can be replayed."""
-        folder = self.job.keeping.folder
-        if folder is None or self._world.arrivals is None:
-            return
-        cast = self._world.cast
-        told = {cast.workers[state.account.worker]: state.account.arrivals for state in self.states}
-        told |= {rank: report["arrivals"] for rank, report in self._others.servers.reports.items()}
-        # With what this one heard while others left.
-        told[self._world.network.rank] = self._world.arrivals.to_json()
-        ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
-        digest = result.digest(self._replica.flat.vector)
-        lost = self._others.attendance.lost
-        recording_of(
-            self.job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
-        ).write(folder, self.job.keeping.claim)
+    def _has(self, worker: int, handed_in: Collection[int]) -> bool:
+        return worker in self._follows and worker in handed_in
 
-    def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
-        """Gives the figures, as `train --json` prints them.
 
-        Args:
-            spent: the time of the run.
-            found: by the last test, if there was one.
-        """
-        job = self.job
-        accounts = [state.account for state in self.states]
-        reports = list(self._others.servers.reports.values())
-        attendance = self._others.attendance
-        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
-        return {
-            "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
-            "strategy": str(job.strategy),
-            "data": job.dataset.name,
-            "model": job.model_name,
-            "workers": job.workers,
-            "servers": len(self._world.cast.servers),
-            "steps": accounts[0].step,
-            "epochs": job.calendar.epochs_done(accounts[0].step),
-            "seconds": spent.seconds,
-            "images_per_s": images / spent.trained_s if spent.trained_s > 0 else 0.0,
-            "train_loss": result.train_loss(accounts),
-            **(result.test_figures(found) if found is not None else {}),
-            "workers_lost": attendance.lost,
-            "workers_joined": attendance.joined,
-            "servers_lost": self._others.servers.attendance.losses.lost,
-            "servers_joined": self._others.servers.attendance.losses.joined,
-            "images_not_seen": 0 if self.stopped else job.begun.left_out + self._images_not_seen(),
-            "bytes_sent_per_step": result.bytes_per_step(accounts, reports, attendance.steps_of_lost),
-            "staleness": result.staleness_figures(accounts, reports),
-            **result.defence_figures(reports),
-            "parameters_sha256": result.digest(self._replica.flat.vector),
-        }
+class Neighbours:
+    """The groups of a run.
 
-    def _images_not_seen(self) -> int:
-        if self.job.faults.regroups:
-            part, formation = self._replica.part, self._others.assembly.muster.formation
-            lost = 0
-            if not part.replicated:
-                # Workers that hold the same take a step that broke again, with all its images.
-                lost = result.images_of_broken_rounds(self.job, formation.missed, part.exchanges)
-            return lost + result.images_left_out(self.job, formation.absences)
-        reports = list(self._others.servers.reports.values())
-        not_applied = result.images_not_applied(self.job, self._world.cast, reports)
-        not_there = result.images_of_absent(self.job, self._world.cast, reports)
-        return result.images_not_seen(self.job, self._steps_done()) + not_applied + not_there
+    Args:
+        traits: of the run.
+        faults: of the run; where groups do not regroup apart, each worker is a group of its own.
+    """
 
-    def _steps_done(self) -> dict[int, int]:
-        """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
-        done = {state.account.worker: state.account.step for state in self.states}
-        for worker, rank in enumerate(self._world.cast.workers):
-            told = [report["steps"] for report in self._others.servers.reports.values()]
-            held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
-            done.setdefault(worker, min(held, default=self._others.attendance.last_step(worker)))
-        return done
+    def __init__(self, traits: Traits, faults: FaultPolicy) -> None:
+        groups = traits.groups if faults.regroups_apart else ()
+        self._group_of = {worker: group for group in groups for worker in group}
+
+    def beside_leader(self, worker: int) -> bool:
+        """Whether a worker, given by its index, is in worker 0's group, which regroups with it."""
+        return LEADER in self._group_of.get(worker, ())
+
+    def held_up_by(self, worker: int) -> tuple[int, ...]:
+        """Gives the workers that may fall behind worker 0 when one, given by its index, is lost."""
+        return () if self.beside_leader(worker) else self._group_of.get(worker, ())
+
+
+class EventEmitter:
+    """Emits the leader's own events, with their times in seconds since training started.
+
+    Args:
+        world: where the leader is.
+        ledger: of the run so far.
+
+    Attributes:
+        earlier_s: seconds of training before this session.
+        paused_s: for how long the leader was away from training to test and save.
+    """
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self._world = world
+        self._started_at = world.clock.now()
+        self.earlier_s = ledger.earlier_s
+        self.paused_s = ledger.paused_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of this session since training started."""
+        return self._world.clock.now() - self._started_at
+
+    @property
+    def total_s(self) -> float:
+        """The same, with those of the runs that it resumes."""
+        return self._world.clock.now() - self._started_at + self.earlier_s
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of this session without those in which the leader was away."""
+        return self._world.clock.now() - self._started_at - self.paused_s
+
+    def begin(self) -> None:
+        """Note that training starts now."""
+        self._started_at = self._world.clock.now()
+
+    def take_up(self, began_at_s: float) -> None:
+        """Note that training started at a time of this rank's clock."""
+        self._started_at = began_at_s
+
+    def say(self, event: Event) -> None:
+        """Emit an event of the leader's own, with its time set."""
+        self._world.emit(replace(event, time_s=self.elapsed_s))

@@ -17,10 +17,8 @@ from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.keeping.worker_state import WorkerState
-from polyrhythm.roles.leading.control_plane import Correspondence
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
-from polyrhythm.roles.welcome import Welcome
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.worker_part import WorkerCalls
 from polyrhythm.training.weight_averaging import WeightAverage
@@ -123,14 +121,6 @@ def tested_before(ledger: Ledger) -> Evaluation | None:
         per_class=(),
         confusion=torch.empty(0, 0),
     )
-
-
-def inherit_untrained(others: Correspondence, replica: Replica) -> None:
-    """Takes what is not trained (batch-norm statistics, frozen parameters) from the first worker that is heard."""
-    if replica.untrained:
-        if (told := others.await_untrained()) is not None:
-            Welcome(told, 0.0).give(replica)
-        others.welcome_all()
 
 
 def inherit_average(average: WeightAverage, archive: Archive | None, replica: Replica) -> None:

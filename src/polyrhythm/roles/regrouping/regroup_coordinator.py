@@ -1,8 +1,8 @@
 """How the leader makes the next membership view: it waits for all that are there, and says who goes on.
 
-    worker breaks a step off ─▶ BROKEN(round, steps done) ─┐
-    successor of a lost one  ─▶ JOIN ──────────────────────┼─▶ pending members: all have answered ─▶ view
-    worker is lost, or has left ───────────────────────────┘
+    worker breaks a step off ─▶ StepBroken(view, progress) ─┐
+    successor of a lost one  ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
+    worker is lost, or has left ────────────────────────────┘
 
 The leader does not wait for workers that have left or are about to. But a leader that has just come holds
 nothing, and at the very end there may be no other worker to have it from: those who only wait for permission
@@ -17,17 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.roles.leader_channel import TAG
+from polyrhythm.roles.control_messages import (
+    NOTHING,
+    ControlMessage,
+    EnterLeader,
+    MembershipView,
+    Progress,
+    RegroupAt,
+    StepBroken,
+)
 from polyrhythm.roles.ledger import Attendance
-from polyrhythm.roles.regrouping.regroup import NOTHING, Broken, Done, Formation
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 
 
 class LeaderMessages(Protocol):
-    """What making formations needs of the leader's messages.
+    """What making views needs of the leader's messages.
 
     Attributes:
         attendance: of the workers.
@@ -44,12 +50,12 @@ class LeaderMessages(Protocol):
     def is_final(self, worker: int) -> bool:
         """Whether a worker has sent its final state."""
 
-    def send_if_there(self, rank: int, message: Message) -> None:
-        """Sends a message, unless that rank is lost."""
+    def tell_worker(self, worker: int, message: ControlMessage) -> None:
+        """Send a worker a message, unless it is lost."""
 
 
-class Assembly:
-    """Makes formations on the leader, for all workers; see `FormationSource`.
+class RegroupCoordinator:
+    """Makes views on the leader, for all workers.
 
     Args:
         world: where it is.
@@ -57,75 +63,66 @@ class Assembly:
         messages: between the leader and the workers.
 
     Attributes:
-        muster: who waits.
+        pending: who waits for the next view.
         left: workers that have left in good order.
     """
 
     def __init__(self, world: World, strategy: Strategy, messages: LeaderMessages) -> None:
-        self._world = world
+        self._generation = world.incarnation
         self._calls = world.goes_on_without(LEADER, strategy.faults(len(world.cast.workers)))
         self._called: int | None = None
         self._messages = messages
-        self.muster = Muster(len(world.cast.workers), world.incarnation)
+        self.pending = PendingMembers(len(world.cast.workers), world.incarnation)
         self.left: set[int] = set()
 
-    def breaks_off(self, round_: int, step: int, *, wait: bool) -> bool:
+    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
         """Whether somebody is let in before this step, or before the next: all are called, so nobody loses one."""
         self._messages.read()
-        if self.muster.broken_off:
+        if self.pending.broken_off:
             return True
-        if self._called is None and self.muster.due:
+        if self._called is None and self.pending.due:
             self._called = step
             if wait and self._calls:
                 self._called += 1
-                self._call(Message(Kind.REGROUP, version=round_, step=self._called, tag=TAG))
+                for worker in self._staying() - {LEADER}:
+                    self._messages.tell_worker(worker, RegroupAt(number, self._called))
         return self._called is not None and step >= self._called
 
-    def first_formation(self) -> Formation:
-        """Makes the first one of a leader that has just come."""
-        return self.next_formation(Broken(round=0, done=NOTHING, incarnation=self._world.incarnation))
-
-    def next_formation(self, word: Broken) -> Formation:
-        """Waits until all who are there have broken their step off, come or left; tells them who goes on."""
+    def next_view(self, word: StepBroken) -> MembershipView:
+        """Wait until all who are there have broken their step off, come or left; tell them who goes on."""
         self._called = None
         awaited, called = self._staying, set[int]()
-        if word.done == NOTHING:
+        if word.progress == NOTHING:
             awaited = self._there
 
         def complete() -> bool:
-            if word.done == NOTHING and self.muster.called:
+            if word.progress == NOTHING and self.pending.called:
                 called.update(self._call_back(but=called))
-            return self.muster.complete(awaited())
+            return self.pending.complete(awaited())
 
         self._messages.read_until(complete)
-        formation = self.muster.form(word.done, awaited())
-        for worker in formation.workers[1:]:
-            self._messages.send_if_there(self._world.cast.workers[worker], formation.message())
-        return formation
-
-    def _call(self, word: Message) -> None:
-        for worker in self._staying() - {LEADER}:
-            self._messages.send_if_there(self._world.cast.workers[worker], word)
+        view = self.pending.form(word.progress, awaited())
+        for worker in view.workers[1:]:
+            self._messages.tell_worker(worker, view)
+        return view
 
     def _staying(self) -> set[int]:
-        """Gives the workers that are there, and have not said that they leave."""
+        """Workers that are there, and have not said that they leave."""
         present = self._messages.attendance.present
         return {worker for worker in present if not self._messages.is_final(worker)}
 
     def _there(self) -> set[int]:
-        """Gives the workers that are there."""
         return self._messages.attendance.present - self.left
 
     def _call_back(self, but: set[int]) -> set[int]:
-        """Calls those who were through with this leader's last formation, and only wait for leave to go."""
+        """Call those who were through with this leader's last view, and only wait for leave to go."""
         through = {
             worker
-            for worker in self.muster.formation.workers
-            if worker not in but and self._messages.is_final(worker) and not self.muster.waits(worker)
+            for worker in self.pending.view.workers
+            if worker not in but and self._messages.is_final(worker) and not self.pending.waits(worker)
         }
         for worker in through:
-            word = Message(Kind.LEAD, version=self._world.incarnation, tag=TAG)
-            self._messages.send_if_there(self._world.cast.workers[worker], word)
+            self._messages.tell_worker(worker, EnterLeader(self._generation))
         return through
 
 
@@ -137,24 +134,24 @@ class NobodyLeft(PeerLost):
         self.args = ("all workers that held the parameters are lost, with worker 0",)
 
 
-class Muster:
-    """Collects who waits for the next formation, and makes it.
+class PendingMembers:
+    """Collects who waits for the next view, and makes it.
 
     Args:
         workers: how many there are at first.
-        incarnation: how many have led before.
+        generation: how many have led before.
 
     Attributes:
-        formation: the present one.
+        view: the present one.
         called: whether it is this leader's.
     """
 
-    def __init__(self, workers: int, incarnation: int = 0) -> None:
-        self.formation = Formation(round=0, workers=tuple(range(workers)))
+    def __init__(self, workers: int, generation: int = 0) -> None:
+        self.view = MembershipView(number=0, workers=tuple(range(workers)))
         self.called = False
         self._everyone = frozenset(range(workers))
-        self._waiting: dict[int, Done] = {}
-        self._incarnations = {LEADER: incarnation}
+        self._waiting: dict[int, Progress] = {}
+        self._generations = {LEADER: generation}
 
     @property
     def due(self) -> bool:
@@ -166,20 +163,19 @@ class Muster:
         """Whether one of those waits who were taking steps."""
         return any(done != NOTHING for done in self._waiting.values())
 
-    def on_message(self, worker: int, message: Message) -> None:
-        """Notes that a worker has broken a step off; what it said of an earlier formation counts no more."""
-        word = Broken.of(message)
-        if word.formation is not None and word.round > self.formation.round:
-            self.formation = word.formation
-        elif word.round < self.formation.round and self.called and word.done != NOTHING:
+    def on_message(self, worker: int, word: StepBroken) -> None:
+        """Note that a worker has broken a step off; what it said of an earlier view counts no more."""
+        if word.view is not None and word.number > self.view.number:
+            self.view = word.view
+        elif word.number < self.view.number and self.called and word.progress != NOTHING:
             return
-        self._waiting[worker] = word.done
-        self._incarnations[worker] = word.incarnation
+        self._waiting[worker] = word.progress
+        self._generations[worker] = word.generation
 
-    def enter(self, worker: int, incarnation: int) -> None:
-        """Notes that a successor wants to take part."""
+    def enter(self, worker: int, generation: int) -> None:
+        """Note that a successor wants to take part."""
         self._waiting[worker] = NOTHING
-        self._incarnations[worker] = incarnation
+        self._generations[worker] = generation
 
     def lose(self, worker: int) -> None:
         """Strikes a worker off."""
@@ -193,8 +189,8 @@ class Muster:
         """Whether all of these wait; the leader need not say so to itself."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
-    def form(self, leader: Done, awaited: Collection[int]) -> Formation:
-        """Makes the next formation of the leader and of those who wait.
+    def form(self, leader: Progress, awaited: Collection[int]) -> MembershipView:
+        """Make the next view of the leader and of those who wait.
 
         Args:
             leader: how far it has come.
@@ -208,31 +204,31 @@ class Muster:
         if most == NOTHING:
             raise NobodyLeft
         workers = tuple(sorted(done))
-        self.formation = Formation(
-            round=self.formation.round + 1,
+        self.view = MembershipView(
+            number=self.view.number + 1,
             workers=workers,
-            incarnations=tuple(self._incarnations.get(worker, 0) for worker in workers),
+            generations=tuple(self._generations.get(worker, 0) for worker in workers),
             step=most.steps,
             newest=next(worker for worker in workers if done[worker] == most),
             behind=tuple(worker for worker in workers if _is_behind(done[worker], most)),
             over=most.over,
-            absences=(*self.formation.absences, (most.steps, tuple(sorted(self._everyone - set(workers))))),
-            missed=(*self.formation.missed, *((most.steps, worker) for worker in self._gone(workers))),
+            absences=(*self.view.absences, (most.steps, tuple(sorted(self._everyone - set(workers))))),
+            missed=(*self.view.missed, *((most.steps, worker) for worker in self._gone(workers))),
         )
         self.called = True
         self._waiting.clear()
-        return self.formation
+        return self.view
 
     def _gone(self, workers: Collection[int]) -> list[int]:
-        """Gives those of the formation before that are there no more, or others in their place."""
-        before = dict(zip(self.formation.workers, self.formation.incarnations, strict=False))
+        """Return those of the view before that are there no more, or others in their place."""
+        before = dict(zip(self.view.workers, self.view.generations, strict=False))
         return [
             worker
-            for worker in self.formation.workers
-            if worker not in workers or self._incarnations.get(worker, 0) != before.get(worker, 0)
+            for worker in self.view.workers
+            if worker not in workers or self._generations.get(worker, 0) != before.get(worker, 0)
         ]
 
 
-def _is_behind(done: Done, most: Done) -> bool:
+def _is_behind(done: Progress, most: Progress) -> bool:
     """Whether a worker has met the others less often than the newest, at the very end among others."""
     return (done.over, done.meetings) < (most.over, most.meetings)

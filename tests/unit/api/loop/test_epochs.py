@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from polyrhythm.api.loop.epochs import Begun, Epochs
 from polyrhythm.api.loop.position import Course
-from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.launch.script import begun_key
 
 
@@ -48,8 +48,8 @@ class Loop:
         self.course = Course()
         self.course.optimizer = SimpleNamespace(steps=0, param_groups=[{"lr": 0.1}])  # type: ignore[assignment]
         self.entry = entry
-        self.bulletin = Bulletin(store, lambda: None)
-        self.epochs = Epochs(worker, self.bulletin, self.course, entry)
+        self.board = StoreBoard(store, lambda: None)
+        self.epochs = Epochs(worker, self.board, self.course, entry)
 
     def through(self, count: int) -> Iterator[int]:
         """Takes four steps and an average an epoch."""
@@ -73,7 +73,7 @@ def test_who_comes_first_says_who_has_a_share() -> None:
     assert first.epochs.present == second.epochs.present == (0, 1)
     assert list(one) == list(other) == []
     assert first.epochs.present is None
-    assert first.bulletin.read(begun_key(0)) == Begun(0, 1, 4).to_text()
+    assert first.board.read(begun_key(0)) == Begun(0, 1, 4).to_text()
 
 
 def test_a_successor_begins_with_the_epoch_of_its_predecessor_and_misses_those_without_a_share() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.api.loop.coordinator import FinalModel
+from polyrhythm.api.loop.loop_duties import final_model, load_final_model
+from polyrhythm.roles.control_messages import FinalModel
 
 
 def test_parameters_and_counters_are_worker_0s_and_statistics_are_averaged() -> None:
@@ -21,12 +22,12 @@ def test_parameters_and_counters_are_worker_0s_and_statistics_are_averaged() -> 
         norm.num_batches_tracked.fill_(5 + worker)
         norm.register_buffer("constant", third.clone())
 
-    made = FinalModel.made_of(torch.zeros(4), [dict(norm.named_buffers()) for norm in norms])
-    travelled = FinalModel.of(made.message(tag=1))
+    made = final_model(torch.zeros(4), [dict(norm.named_buffers()) for norm in norms])
+    travelled = FinalModel.from_message(made.message())
     last: Any = SimpleNamespace(
         flat=SimpleNamespace(vector=torch.full((4,), 2.0)), buffers=dict(norms[2].named_buffers())
     )
-    travelled.give(last)
+    load_final_model(last, travelled)
     assert last.flat.vector.tolist() == [0.0] * 4
     assert norms[2].running_mean.tolist() == [1.0, 10.0]
     assert norms[2].num_batches_tracked.item() == 5

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from polyrhythm.api.loop.coordinator import LoopLeader
 from polyrhythm.api.loop.epochs import Begun, LoopEntry, Progress
+from polyrhythm.api.loop.loop_duties import LoopDuties
 from polyrhythm.api.loop.position import UNKNOWN, Course, Logbook, Position
-from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RunError
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, begun_key
-from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.leading.leader import Leader
+from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
@@ -41,19 +42,22 @@ class Heir:
         )
         strategy = strategy_from("synchronous")
         self.admitted: list[list[int]] = []
-        coordinator = LoopLeader(world, strategy, lambda: Welcome({}, 0.0), lambda event: None)
-        coordinator.regroup = SimpleNamespace(step=STEPS, leader=1)  # type: ignore[assignment]
-        coordinator.admit = self._admit  # type: ignore[method-assign]
+        duties = LoopDuties(world, strategy, lambda event: None)
+        duties.admit = self._admit  # type: ignore[method-assign]
+        leader = Leader(world, strategy, duties, Ledger.of(WORKERS))
+        trainer: Any = SimpleNamespace(regroup=SimpleNamespace(step=STEPS, leader=1))
         self.statuses = WorkerStatuses(store, WORKERS)
         self.statuses.begin()
-        bulletin = Bulletin(store, lambda: None)
+        board = StoreBoard(store, lambda: None)
         self.course = Course()
         optimizer: Any = SimpleNamespace(steps=STEPS, param_groups=[{"lr": 0.1}])
         self.course.optimizer = optimizer
-        self.progress = Progress(self.course, Logbook(bulletin))
-        self.entry = LoopEntry(world, strategy, bulletin, self.statuses, self.progress, coordinator)
-        bulletin.post(begun_key(0), Begun(0, 1, 4).to_text())
-        others = Logbook(bulletin)
+        self.progress = Progress(self.course, Logbook(board))
+        self.entry = LoopEntry(world, strategy, board, self.statuses, self.progress, leader)
+        self.entry.duties = duties
+        self.entry.trainer = trainer
+        board.post(begun_key(0), Begun(0, 1, 4).to_text())
+        others = Logbook(board)
         others.note(Position(0, 1, STEPS, taken, at_end=False, averages=7, rates=(0.05,), kept=()))
         others.formed(1, STEPS)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from polyrhythm.api.loop.store_board import Bulletin, Means
+from polyrhythm.api.loop.store_board import Means, StoreBoard
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
 
 WORKERS = 3
@@ -23,7 +23,7 @@ class Hall:
         self.found: dict[int, float] = {}
 
     def means(self, worker: int, attend: Callable[[], None] = lambda: None) -> Means:
-        return Means(worker, Bulletin(self.store, attend), self.statuses, lambda: range(WORKERS))
+        return Means(worker, StoreBoard(self.store, attend), self.statuses, lambda: range(WORKERS))
 
     def start(self, worker: int, value: float, weight: float = 1.0) -> threading.Thread:
         """Has a worker come to mean 0 on a thread of its own; returns when it waits there, or has it."""
@@ -63,5 +63,5 @@ def test_nobody_waits_for_who_is_lost_or_behind_and_what_they_bring_late_counts_
 
 def test_who_has_no_share_of_the_epoch_is_not_waited_for() -> None:
     hall = Hall()
-    means = Means(1, Bulletin(hall.store, lambda: None), hall.statuses, lambda: (1,))
+    means = Means(1, StoreBoard(hall.store, lambda: None), hall.statuses, lambda: (1,))
     assert means.mean(3, 5.0, 2.0) == 5.0

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from polyrhythm.api.loop.position import ALL, Logbook, Position, find_position
-from polyrhythm.api.loop.store_board import Bulletin
+from polyrhythm.api.loop.store_board import StoreBoard
 
 
 def position(steps: int, **given: Any) -> Position:
@@ -27,12 +27,12 @@ class Worker:
     """One whose formation's leader is set by hand."""
 
     def __init__(self) -> None:
-        self.bulletin = Bulletin(dist.HashStore(), lambda: None)
+        self.board = StoreBoard(dist.HashStore(), lambda: None)
         self.leader = 0
-        self.logbook = Logbook(self.bulletin)
+        self.logbook = Logbook(self.board)
 
     def found(self, steps: int, epoch: tuple[int, int] = (0, 2)) -> Position | None:
-        return find_position(self.bulletin, self.leader, steps, epoch)
+        return find_position(self.board, self.leader, steps, epoch)
 
 
 def test_a_position_comes_back_as_it_was_left() -> None:

@@ -75,7 +75,7 @@ def test_a_state_is_a_copy():
 def test_a_state_goes_through_a_message():
     state = WorkerState.of(replica(seed=3), account(2), {"scale": 8.0})
     message = state.message()
-    assert message.kind is Kind.STATE
+    assert message.kind is Kind.RECORD
     assert same(WorkerState.from_message(message), state)
 
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors
+from polyrhythm.communication.message import Kind, Message, pack_json
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, ServerJoined, ServerLost
-from polyrhythm.roles.leading.control_plane import ServerReports
+from polyrhythm.roles.control_messages import ShardState, ShardStateRequest
+from polyrhythm.roles.leading.leader import ServerReports
 from polyrhythm.roles.ledger import ServerLosses
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.role_assignment import cast_in_order
@@ -25,13 +26,17 @@ class Run:
         self.asked: list[tuple[int, int]] = []
         self.said: list[Event] = []
         self.arrives: list[Callable[[], None]] = []
-        network = SimpleNamespace(send=lambda rank, message: self.asked.append((rank, message.step)))
+
+        def send(rank: int, message: Message) -> None:
+            self.asked.append((rank, ShardStateRequest.from_message(message).shard))
+
+        network = SimpleNamespace(send=send)
         world = SimpleNamespace(cast=cast_in_order(2, 2), network=network)
         self.reports = ServerReports(world, strategy.faults(2), ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
 
     def hands_in(self, rank: int, shard: int, number: float) -> None:
-        tensors = pack_tensors({"shard": torch.tensor([number])}, {})
-        self.arrives.append(lambda: self.reports.on_message(rank, Message(Kind.STATE, tensors, step=shard)))
+        state = ShardState(shard, {"shard": torch.tensor([number])}, {})
+        self.arrives.append(lambda: self.reports.on_message(rank, state.message()))
 
     def _read(self, enough: Callable[[], bool]) -> None:
         while not enough():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from polyrhythm.communication.message import Kind, Message, pack_tensors
-from polyrhythm.roles.leading.control_plane import Introductions
+from polyrhythm.roles.control_messages import Introduction
+from polyrhythm.roles.leading.leader import Introductions
 
 
-def word(value: float, *, follows: bool) -> Message:
-    return Message(Kind.LEAD, pack_tensors({"mean": torch.tensor([value])}, {}), weight=float(follows))
+def word(value: float, *, follows: bool) -> Introduction:
+    untrained = {"mean": torch.tensor([value])}
+    return Introduction(generation=0, behind=False, record_follows=follows, untrained=untrained)
 
 
 def test_what_nobody_trains_is_the_first_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.jobs import strategy
-from polyrhythm.roles.leading.control_plane import Neighbours
+from polyrhythm.roles.leading.leader import Neighbours
 
 
 @pytest.mark.parametrize(

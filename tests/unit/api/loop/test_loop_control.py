@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from polyrhythm.api.loop.coordinator import LoopLeader, LoopMember
-from polyrhythm.communication.message import Kind, Message, unpack_tensors
+from polyrhythm.api.loop.loop_duties import LoopDuties
+from polyrhythm.communication.message import Kind
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
-from polyrhythm.roles.leader_channel import TAG
-from polyrhythm.roles.regrouping.regroup import Broken, Done
-from polyrhythm.roles.welcome import Welcome
+from polyrhythm.roles.control_messages import EnterLeader, Introduction, Progress, StepBroken, TakenBatches
+from polyrhythm.roles.leading.leader import Leader
+from polyrhythm.roles.ledger import Ledger
+from polyrhythm.roles.member import Member
+from polyrhythm.roles.regrouping.regroup import Regroup
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
@@ -28,17 +30,24 @@ from polyrhythm.strategies.strategy import Strategy
 WORKERS = 3
 
 
-class Regroups:
-    """Goes from formation to formation as a `Regroup` does, without anything to train."""
+class Regroups(Regroup):
+    """Goes from view to view, without anything to train."""
 
-    def __init__(self, formations: Any) -> None:
-        self.round = self.leader = 0
-        self.formations = formations
+    def __init__(self, control: Any) -> None:
+        self.control = control
+        self.made = 0
+
+    @property
+    def number(self) -> int:
+        return self.made
+
+    @property
+    def leader(self) -> int:
+        return 0
 
     def reform(self) -> None:
-        self.round = self.formations.next_formation(
-            Broken(round=self.round, done=Done(1, 1), incarnation=0, formation=None)
-        ).round
+        word = StepBroken(number=self.made, progress=Progress(1, 1))
+        self.made = self.control.next_view(word).number
 
 
 class Hall:
@@ -58,12 +67,13 @@ class Hall:
     def world(self, worker: int) -> World:
         return World(self.cluster.communicator(worker), RoleAssignment(tuple(range(WORKERS))))
 
-    def _leader(self) -> LoopLeader:
-        return LoopLeader(self.world(0), self.strategy, lambda: Welcome({}, 0.0), self.events.append)
+    def _leader(self) -> Leader:
+        self.duties = LoopDuties(self.world(0), self.strategy, self.events.append)
+        return Leader(self.world(0), self.strategy, self.duties, Ledger.of(WORKERS))
 
-    def member(self, worker: int, *, leader_returns: bool = False) -> LoopMember:
+    def member(self, worker: int, *, leader_returns: bool = False) -> Member:
         world = replace(self.world(worker), leader_returns=leader_returns)
-        return LoopMember(world, self.strategy, reports_batches=True)
+        return Member(world, self.strategy, awaits_model=True)
 
     def run(self, **acts: Callable[[], object]) -> None:
         for name, act in acts.items():
@@ -76,17 +86,17 @@ def test_who_waits_for_others_breaks_off_with_those_who_cannot_come() -> None:
     hall, rounds = Hall("synchronous"), {}
 
     def wait(worker: int) -> None:
-        coordinator: Any = hall.leader if worker == 0 else hall.member(worker)
-        regroups = Regroups(coordinator.formations)
-        coordinator.wait_with(regroups)
-        coordinator.reform = regroups.reform
+        control: Leader | Member = hall.leader if worker == 0 else hall.member(worker)
+        regroups = Regroups(control)
+        control.wait_with(regroups)
         if worker == 2:
             hall.time.sleep(1.0)
             regroups.reform()
         while len(rounds) < 3:
-            coordinator.attend()
-            if regroups.round:
-                rounds[worker] = regroups.round
+            while control.attend():
+                regroups.reform()
+            if regroups.number:
+                rounds[worker] = regroups.number
             hall.time.sleep(0.1)
 
     hall.run(a=lambda: wait(0), b=lambda: wait(1), c=lambda: wait(2))
@@ -98,12 +108,11 @@ def test_the_leader_knows_what_the_dead_had_taken(told: bool) -> None:
     hall = Hall("ad_psgd")
 
     def dies() -> None:
-        coordinator = hall.member(2)
+        control = hall.member(2)
         if told:
-            coordinator.took(0, 40)
-            coordinator.took(13, 40)  # too soon to be told
+            control.report(TakenBatches(0, 40))
             hall.time.sleep(0.6)
-            coordinator.took(17, 40)
+            control.report(TakenBatches(17, 40))
         hall.time.sleep(1.0)
         hall.cluster.kill(2)
 
@@ -114,8 +123,8 @@ def test_the_leader_knows_what_the_dead_had_taken(told: bool) -> None:
 
     hall.run(leader=leads, one=lambda: hall.member(1), two=dies)
     assert [event.worker for event in hall.events if isinstance(event, WorkerLost)] == [2]
-    assert hall.leader.unseen == ([(2, 23, 40)] if told else [])
-    assert not hall.leader.is_there(2)
+    assert hall.duties.unseen == ([(2, 23, 40)] if told else [])
+    assert not hall.duties.is_there(2)
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -125,12 +134,13 @@ def test_who_hears_that_worker_0_is_lost_says_again_to_its_successor_what_it_had
     hall, heard = Hall("ad_psgd"), []
 
     def one() -> None:
-        coordinator = hall.member(1, leader_returns=returns)
-        coordinator.introduce(SimpleNamespace(untrained={"count": torch.tensor(3.0)}))  # type: ignore[arg-type]
+        control = hall.member(1, leader_returns=returns)
+        control.replica = SimpleNamespace(untrained={"count": torch.tensor(3.0)})  # type: ignore[assignment]
+        control.begin(0)
         hall.time.sleep(1.0)
         while not heard:
-            coordinator.read()
-            coordinator.took(0, 40)  # kept while nobody leads
+            control.after_step()
+            control.report(TakenBatches(0, 40))  # kept while nobody leads
             hall.time.sleep(0.3)
 
     def dies() -> None:
@@ -141,7 +151,7 @@ def test_who_hears_that_worker_0_is_lost_says_again_to_its_successor_what_it_had
         hall.time.sleep(2.0)
         hall.cluster.replace(0)
         control = hall.world(0).control()
-        control.send(1, Message(Kind.LEAD, version=1, tag=TAG))
+        control.send(1, EnterLeader(1).message())
         heard.extend(control.receive()[1] for _ in range(3))
 
     if not returns:
@@ -149,5 +159,5 @@ def test_who_hears_that_worker_0_is_lost_says_again_to_its_successor_what_it_had
             hall.run(one=one, dies=dies)
         return
     hall.run(one=one, dies=dies, successor=successor)
-    assert [message.kind for message in heard] == [Kind.LEAD, Kind.TAKEN, Kind.TAKEN]
-    assert unpack_tensors(heard[0].tensor)[0]["count"] == 3.0
+    assert [message.kind for message in heard] == [Kind.INTRODUCTION, Kind.TAKEN, Kind.TAKEN]
+    assert Introduction.from_message(heard[0]).untrained["count"] == 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from polyrhythm.events import Event, Notice
-from polyrhythm.roles.leading.checkpoint_collector import Narrator
+from polyrhythm.roles.leading.leader import EventEmitter
 from polyrhythm.roles.ledger import Ledger
 
 
@@ -15,7 +15,7 @@ def test_times_count_from_when_training_started() -> None:
     now_s = 3.0
     ledger = Ledger.of(2)
     ledger.earlier_s, ledger.paused_s = 100.0, 0.5
-    narrator = Narrator(SimpleNamespace(clock=clock, emit=said.append), ledger)  # type: ignore[arg-type]
+    narrator = EventEmitter(SimpleNamespace(clock=clock, emit=said.append), ledger)  # type: ignore[arg-type]
     now_s = 10.0
     narrator.begin()
     now_s = 12.0

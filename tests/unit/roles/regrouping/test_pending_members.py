@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.roles.regrouping.regroup import NOTHING, Broken, Done, Formation
-from polyrhythm.roles.regrouping.regroup_coordinator import Muster, NobodyLeft
+from polyrhythm.roles.control_messages import NOTHING, MembershipView, Progress, StepBroken
+from polyrhythm.roles.regrouping.regroup_coordinator import NobodyLeft, PendingMembers
 
 
-def muster(workers=4):
-    return Muster(workers)
+def members(workers=4):
+    return PendingMembers(workers)
 
 
 def step(done, *, over=False):
     """Gives how far a worker has come that meets the others at every step."""
-    return Done(meetings=done, steps=done, over=over)
+    return Progress(meetings=done, steps=done, over=over)
 
 
-def word(round_, done, incarnation=0, formation=None):
-    return Broken(round=round_, done=done, incarnation=incarnation, formation=formation).message()
+def word(number, progress, generation=0, view=None):
+    return StepBroken(number=number, progress=progress, generation=generation, view=view)
 
 
 def test_at_first_all_go_in_step():
-    made = muster()
-    assert (made.formation.round, made.formation.workers, made.due) == (0, (0, 1, 2, 3), False)
-    assert made.formation.absences == ((0, ()),)
+    made = members()
+    assert (made.view.number, made.view.workers, made.due) == (0, (0, 1, 2, 3), False)
+    assert made.view.absences == ((0, ()),)
 
 
 def test_it_is_complete_when_all_but_the_leader_wait():
-    made = muster()
+    made = members()
     made.on_message(1, word(0, step(7)))
     assert made.due
     assert not made.complete({0, 1, 3})
@@ -37,12 +37,12 @@ def test_it_is_complete_when_all_but_the_leader_wait():
 
 
 def test_the_newest_hands_on_to_those_who_are_behind():
-    made = muster()
+    made = members()
     made.on_message(1, word(0, step(7)))
     made.on_message(3, word(0, step(8)))
     made.enter(2, 1)
     formed = made.form(step(7), {0, 1, 2, 3})
-    assert (formed.round, formed.workers, formed.incarnations) == (1, (0, 1, 2, 3), (0, 0, 1, 0))
+    assert (formed.number, formed.workers, formed.generations) == (1, (0, 1, 2, 3), (0, 0, 1, 0))
     assert (formed.step, formed.newest, formed.behind, formed.over) == (8, 3, (0, 1, 2), False)
     assert formed.absences == ((0, ()), (8, ()))
     assert formed.missed == ((8, 2),)
@@ -50,7 +50,7 @@ def test_the_newest_hands_on_to_those_who_are_behind():
 
 
 def test_who_is_lost_is_left_out_and_words_of_earlier_rounds_count_no_more():
-    made = muster()
+    made = members()
     made.on_message(1, word(0, step(7)))
     made.on_message(2, word(0, step(7)))
     made.lose(2)
@@ -64,24 +64,24 @@ def test_who_is_lost_is_left_out_and_words_of_earlier_rounds_count_no_more():
 
 
 def test_who_has_met_the_others_as_often_is_not_behind_however_many_steps_it_has_done():
-    made = muster()
-    made.on_message(1, word(0, Done(meetings=2, steps=11)))
-    made.on_message(2, word(0, Done(meetings=1, steps=7)))
-    made.on_message(3, word(0, Done(meetings=2, steps=8)))
-    formed = made.form(Done(meetings=2, steps=9), {0, 1, 2, 3})
+    made = members()
+    made.on_message(1, word(0, Progress(meetings=2, steps=11)))
+    made.on_message(2, word(0, Progress(meetings=1, steps=7)))
+    made.on_message(3, word(0, Progress(meetings=2, steps=8)))
+    formed = made.form(Progress(meetings=2, steps=9), {0, 1, 2, 3})
     assert (formed.step, formed.newest, formed.behind) == (11, 1, (2,))
 
 
 def test_who_has_ended_hands_on_to_all_who_have_not():
-    made = muster()
-    made.on_message(1, word(0, Done(meetings=2, steps=9)))
-    made.on_message(2, word(0, Done(meetings=2, steps=9, over=True)))
+    made = members()
+    made.on_message(1, word(0, Progress(meetings=2, steps=9)))
+    made.on_message(2, word(0, Progress(meetings=2, steps=9, over=True)))
     formed = made.form(NOTHING, {0, 1, 2})
     assert (formed.over, formed.newest, formed.behind) == (True, 2, (0, 1))
 
 
-def test_a_successor_goes_on_from_the_latest_formation_that_anybody_took_part_in():
-    lost = muster()
+def test_a_successor_goes_on_from_the_latest_view_that_anybody_took_part_in():
+    lost = members()
     lost.on_message(1, word(0, step(3)))
     lost.on_message(2, word(0, step(3)))
     earlier = lost.form(step(3), {0, 1, 2})
@@ -89,11 +89,11 @@ def test_a_successor_goes_on_from_the_latest_formation_that_anybody_took_part_in
     lost.enter(3, 1)
     lost.lose(2)
     latest = lost.form(step(5), {0, 1, 3})  # of which only 3 has heard when the leader dies
-    made = Muster(4, incarnation=1)
+    made = PendingMembers(4, generation=1)
     made.on_message(3, word(2, NOTHING, 1, latest))
     made.on_message(1, word(1, step(5), 0, earlier))
     formed = made.form(NOTHING, {0, 1, 3})
-    assert (formed.round, formed.workers, formed.incarnations) == (3, (0, 1, 3), (1, 0, 1))
+    assert (formed.number, formed.workers, formed.generations) == (3, (0, 1, 3), (1, 0, 1))
     assert (formed.step, formed.newest, formed.behind) == (5, 1, (0, 3))
     assert formed.absences == ((0, ()), (3, (3,)), (5, (2,)), (5, (2,)))
     assert formed.missed == ((3, 3), (5, 2), (5, 0))
@@ -101,14 +101,14 @@ def test_a_successor_goes_on_from_the_latest_formation_that_anybody_took_part_in
 
 
 def test_without_anybody_who_holds_something_there_is_nothing_to_go_on_with():
-    made = Muster(2, incarnation=1)
+    made = PendingMembers(2, generation=1)
     made.enter(1, 1)
     with pytest.raises(NobodyLeft, match=r"^all workers that held the parameters are lost, with worker 0$"):
         made.form(NOTHING, {0, 1})
 
 
-def test_formations_and_words_travel_as_text():
-    formed = muster().form(step(4), {0, 2})
-    assert Formation.of(formed.message().received()) == formed
-    told = Broken(round=1, done=step(4, over=True), incarnation=2, formation=formed)
-    assert Broken.of(told.message().received()) == told
+def test_views_and_words_travel_as_text():
+    formed = members().form(step(4), {0, 2})
+    assert MembershipView.from_message(formed.message().received()) == formed
+    told = StepBroken(number=1, progress=step(4, over=True), generation=2, view=formed)
+    assert StepBroken.from_message(told.message().received()) == told

@@ -1,10 +1,10 @@
-"""The leader's roll of workers."""
+"""The workers' states, as the leader has them."""
 
 from __future__ import annotations
 
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
-from polyrhythm.roles.leading.control_plane import Roll
+from polyrhythm.roles.leading.leader import WorkerStates
 from polyrhythm.roles.ledger import Attendance
 
 RANKS = (0, 2, 4)
@@ -14,15 +14,16 @@ def state_of(worker: int, *, final: bool = False) -> WorkerState:
     return WorkerState(Account(worker, 5, 5, 0, 0, 0.0, 0, {}, final=final), {}, {}, {})
 
 
-def roll() -> tuple[Roll, Attendance, list[Event]]:
+def roll() -> tuple[WorkerStates, Attendance, list[Event]]:
     said: list[Event] = []
     attendance = Attendance(len(RANKS))
-    return Roll(RANKS, attendance, said.append), attendance, said
+    return WorkerStates(RANKS, attendance, said.append), attendance, said
 
 
 def test_a_loss_takes_the_workers_state_along_and_is_said_with_its_last_step() -> None:
     workers, attendance, said = roll()
-    workers.states |= {2: state_of(2), 0: state_of(0)}
+    for worker in (2, 0):
+        workers.take(state_of(worker))
     attendance.note(
         WorkerProgress(
             time_s=1, worker=2, epoch=0, step=7, steps=7, images=28, loss=0.0, learning_rate=0.1, wait_s=0.0
@@ -42,7 +43,7 @@ def test_who_is_known_is_entered_without_a_word() -> None:
 
 def test_the_second_successor_says_that_two_are_lost() -> None:
     workers, attendance, said = roll()
-    workers.states[1] = state_of(1)
+    workers.take(state_of(1))
     workers.see(1, 2)
     loss = WorkerLost(time_s=0, worker=1, rank=2, step=0)
     assert said == [loss, loss, WorkerJoined(time_s=0, worker=1, rank=2)]
@@ -51,5 +52,6 @@ def test_the_second_successor_says_that_two_are_lost() -> None:
 
 def test_last_words_are_told_from_others() -> None:
     workers, _, _ = roll()
-    workers.states |= {0: state_of(0), 1: state_of(1, final=True)}
+    workers.take(state_of(0))
+    workers.take(state_of(1, final=True))
     assert [workers.is_final(worker) for worker in range(3)] == [False, True, False]

@@ -1,0 +1,161 @@
+"""What the leader of users' own loops does for the run: successors wait at a door, and all receive the final model.
+
+worker ── StepBroken ──────▶ leader: calls the workers that wait in the store ── RegroupNow ──▶ they break off as well
+successor ── EnterWorker ──▶         in lockstep it waits to be admitted until an epoch begins
+worker ── its last state ──▶         once all have come: the final model, with which they may leave
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyrhythm.events import Event, WorkerLost
+from polyrhythm.roles.control_messages import FinalModel, RegroupNow, TakenBatches
+from polyrhythm.roles.leading.leader import Duties
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.strategy import Strategy
+
+
+class LoopDuties(Duties):
+    """The leader's duties in a loop of a user's own.
+
+    Args:
+        world: where this rank is.
+        strategy: says whether workers regroup.
+        tell: takes losses, and what servers report.
+
+    Attributes:
+        over: called when all have come to the end, and nobody else can come to it.
+        ready: called with the rank and generation of a successor that has all shards of a lost server.
+        knows: whether it can tell how many batches each worker has taken, without reports.
+        unseen: of lost workers, their indices with the batches that they had not taken of how many.
+        staleness: how many gradients servers have applied at which staleness; known at the end.
+    """
+
+    def __init__(self, world: World, strategy: Strategy, tell: Callable[[Event], None]) -> None:
+        workers = len(world.cast.workers)
+        self.over: Callable[[], None] = lambda: None
+        self.ready: Callable[[int, int], None] = lambda rank, generation: None
+        self.knows = meets_every_step(strategy, workers)
+        self.unseen: list[tuple[int, int, int]] = []
+        self.staleness: Counter[int] = Counter()
+        self._world = world
+        self._tell = tell
+        self._regroups = strategy.faults(workers).regroups
+        self._taken: dict[int, TakenBatches] = {}
+        self._at_door: dict[int, int] = {}
+
+    def say(self, event: Event) -> None:
+        """Note what a lost worker had not taken of its share, as it reported last, or as all have."""
+        if isinstance(event, WorkerLost):
+            last = self._taken.get(LEADER if self.knows else event.worker)
+            if last is not None and last.taken < last.of:
+                self.unseen.append((event.worker, last.of - last.taken, last.of))
+        self._tell(event)
+
+    def after_step(self) -> None:
+        """Handle the messages that have arrived, which must not pile up."""
+        self.leader.read()
+
+    def took(self, worker: int, batches: TakenBatches) -> None:
+        """Note how much a worker has taken of its share."""
+        self._taken[worker] = batches
+
+    def holds_back(self, rank: int, generation: int) -> bool:
+        """Keep successors at the door until an epoch begins, where workers regroup."""
+        if self._regroups:
+            self._at_door[rank] = generation
+        return self._regroups
+
+    def regrouping(self, number: int) -> None:
+        """Call the workers that wait elsewhere."""
+        for worker in self.leader.attendance.present - {LEADER}:
+            self.leader.tell_worker(worker, RegroupNow(number))
+
+    def server_ready(self, rank: int, generation: int) -> None:
+        """Pass it on."""
+        self.ready(rank, generation)
+
+    def is_there(self, worker: int) -> bool:
+        """Whether a worker, or a successor of it, takes part."""
+        return worker in self.leader.attendance.present
+
+    def admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
+        """Let successors in that wait at the door, or are about to; return whether there was one.
+
+        Args:
+            workers: their indices.
+            gone: whether one has died meanwhile.
+        """
+        let_in = False
+        for worker in workers:
+            rank = self._world.cast.workers[worker]
+            while rank not in self._at_door and not gone(worker):
+                self.leader.read()
+                self._world.clock.sleep(0.002)
+            if rank in self._at_door:
+                self.leader.admit(rank, self._at_door.pop(rank))
+                let_in = True
+        return let_in
+
+    def ask_servers(self) -> list[State]:
+        """Return the state of every shard."""
+        return self.leader.servers.ask()
+
+    def end(self) -> FinalModel:
+        """Let the servers go, and send all workers the final model, with which they leave."""
+        leader, replica = self.leader, self.leader.replica
+        assert replica is not None, "something has been distributed"
+        self.over()
+        replica.part.let_go()
+        states = leader.workers.in_order
+        model = final_model(replica.flat.vector, [state.buffers for state in states])
+        for state in states[1:]:
+            leader.tell_worker(state.account.worker, model)
+        leader.servers.wait()
+        for report in leader.servers.reports.values():
+            self.staleness.update({int(age): count for age, count in report["staleness"].items()})
+        return model
+
+
+def final_model(vector: Tensor, buffers: Sequence[dict[str, Tensor]]) -> FinalModel:
+    """Return the final model, of worker 0's parameters.
+
+    Batch-norm statistics, which each worker has kept on its own, are averaged; buffers that are equal everywhere
+    keep their bits, and counters are worker 0's.
+
+    Args:
+        vector: `(size,)`, worker 0's.
+        buffers: of all workers, worker 0's first.
+    """
+    return FinalModel(
+        vector.detach().cpu(), {name: _mean([each[name] for each in buffers]) for name in buffers[0]}
+    )
+
+
+def load_final_model(replica: Replica, model: FinalModel) -> None:
+    """Overwrite a replica's parameters and buffers."""
+    replica.flat.vector.copy_(model.vector)
+    for name, value in replica.buffers.items():
+        value.copy_(model.buffers[name])
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    """Average values that are no whole numbers; not the plain mean, which would not keep the bits of equal ones."""
+    first = values[0]
+    if not first.is_floating_point():
+        return first
+    away = [torch.where(value == first, torch.zeros_like(value), value - first) for value in values[1:]]
+    return first + sum(away, torch.zeros_like(first)) / len(values)
+
+
+def meets_every_step(strategy: Strategy, workers: int) -> bool:
+    """Whether all workers take their batches together, so that the leader knows how many each has taken."""
+    traits = strategy.traits(workers)
+    return traits.lockstep and traits.exchange_every == 1

@@ -1,0 +1,256 @@
+"""The control plane of a worker that does not lead: messages to the leader, which wait while a lost one is replaced.
+
+A successor is let in by the leader, and gets from it all that no server holds:
+
+successor                leader                      servers
+  EnterWorker ─────────▶ enters it
+  ◀──── Welcome ──────── untrained tensors, time, what others did of epochs
+  PULL ────────────────────────────────────────────▶ enter it
+  ◀──── parameters, and how many of its steps count ──
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.data.dealing import Begun
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import Event
+from polyrhythm.roles.control_messages import (
+    CALL_TAG,
+    NOTHING,
+    VIEW_TAG,
+    WELCOME_TAG,
+    EnterWorker,
+    EventReport,
+    FinalModel,
+    Introduction,
+    MembershipView,
+    RegroupNow,
+    StepBroken,
+    TakenBatches,
+    Welcome,
+)
+from polyrhythm.roles.control_plane import Boundary, Entry
+from polyrhythm.roles.keeping.worker_state import WorkerState
+from polyrhythm.roles.leader_channel import LeaderChannel
+from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
+from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.world import LEADER, Departed, World
+from polyrhythm.strategies.strategy import Strategy
+
+
+class Member:
+    """The control plane of a worker that does not lead; see `ControlPlane`.
+
+    Args:
+        world: where this rank is.
+        strategy: says which losses the run survives.
+        replica: this worker's; None in a dry run, or where a user makes it later.
+        resumes: whether the leader hands out a checkpoint first.
+        dry: whether this is a dry run: successors are given nothing, and hand in accounts in place of states.
+        awaits_model: whether the leader hands out the final model.
+
+    Attributes:
+        replica: as given, or set before `enter`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        strategy: Strategy,
+        replica: Replica | None = None,
+        *,
+        resumes: bool = False,
+        dry: bool = False,
+        awaits_model: bool = False,
+    ) -> None:
+        self.replica = replica
+        self._world = world
+        self._strategy = strategy
+        self._resumes = resumes
+        self._dry = dry
+        self._channel = LeaderChannel(world, strategy)
+        self._awaits_word = awaits_model or self._channel.survives_leader
+        self._leaving: list[Handle] = []  # a few a worker; a send whose handle is dropped may never arrive
+        self._behind = False
+        self._last: Message | None = None
+        self._regroup: Regroup | None = None
+
+    def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
+        """Set what regroups all workers; from now on a new leader gets an introduction, even after the last step."""
+        if isinstance(regroup, Regroup):  # of a group that regroups apart, this worker waits for nobody here
+            self._regroup = regroup
+            if self._dry or self.replica is not None:
+                self._introduce_from_now_on()
+
+    def await_leader(self, loss: PeerLost) -> bool:
+        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
+        return self._channel.recovers_from(loss)
+
+    def call_due(self, number: int, step: int, *, wait: bool) -> bool:
+        """Whether the leader has asked all to regroup before this step."""
+        call = self._channel.call
+        return call is not None and call.number == number and step >= call.step
+
+    def next_view(self, word: StepBroken) -> MembershipView:
+        """Tell the leader how far this worker has come, and wait for the next view.
+
+        A newcomer has asked to take part, which says as much; it asks again if that leader is lost.
+        """
+        newcomer = word.generation and word.view is None and word.progress == NOTHING
+        if newcomer and (view := self._answer()) is not None:
+            return view
+        while True:
+            self._channel.await_leader()
+            known = word.view is None or word.view.leader == self._channel.leader
+            self._channel.answer((replace(word, view=None) if known else word).message())
+            if (view := self._answer()) is not None:
+                return view
+
+    def enter(self) -> Entry:
+        """Receive what the leader hands out at the start, or ask it, or the next one, to be let in."""
+        if self._world.rejoins:
+            return self._rejoin()
+        if self.replica is not None:
+            share_untrained(self._world, self._strategy, self.replica)
+        if not self._resumes:
+            return Entry()
+        state = WorkerState.from_message(self._channel.control.receive(LEADER)[1])
+        self._behind = state.behind
+        return Entry(state, begun=Begun.from_json(state.begun))
+
+    def begin(self, epoch: int) -> None:
+        """Introduce this worker to any new leader from now on."""
+        self._introduce_from_now_on()
+
+    def after_step(self) -> None:
+        """Check for a new leader; leave if this worker was asked to, with the step that is done counted."""
+        if self._dry:
+            return
+        self._channel.check()
+        if self._world.stop.leave_requested:
+            raise Departed("it was asked to")
+
+    def report(self, fact: Event | TakenBatches) -> None:
+        """Send what this worker has done lately."""
+        message = (EventReport(fact) if isinstance(fact, Event) else fact).message()
+        if self._dry and not self._channel.survives_leader:
+            # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
+            self._leaving.append(self._channel.control.start_send(LEADER, message))
+            return
+        self._channel.check()
+        self._channel.send(message)
+
+    def boundary(
+        self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
+    ) -> None:
+        """Send the state, except in a dry run."""
+        if not self._dry:
+            self._send_state(record)
+
+    def attend(self) -> bool:
+        """Handle what the leader has sent; return whether it asks to regroup, is lost, or was replaced."""
+        regroup, called = self._regroup, False
+        while (word := self._channel.poll(CALL_TAG)) is not None:
+            # A request of an earlier view is over: this worker has regrouped since.
+            called |= regroup is not None and RegroupNow.from_message(word).number == regroup.number
+        self._channel.check()
+        return called or (regroup is not None and (self._channel.leader_lost or self._leader_changed))
+
+    def leave(self, record: WorkerState) -> FinalModel | None:
+        """Send the last state, and stay until the leader lets this worker go: a new one would ask for it again."""
+        for sending in self._leaving:  # the last state is shorter, and might be there first
+            sending.wait()
+        self._send_state(record)
+        if not self._awaits_word:
+            return None
+        if self._regroup is None:
+            word = self._channel.await_last_word()
+        else:
+            if self._leader_changed:  # it announced itself before there was a last state
+                self._regroup.reform()
+            word = self._channel.await_last_word(self._regroup.reform)
+        return FinalModel.from_message(word) if word.kind is Kind.FINAL_MODEL else None
+
+    @property
+    def _leader_changed(self) -> bool:
+        """Whether another leads than the one that made this worker's view."""
+        return self._regroup is not None and self._channel.leader > self._regroup.leader
+
+    def _answer(self) -> MembershipView | None:
+        """Wait for the leader's answer; None where the leader is lost."""
+        if self._channel.leader_lost:
+            return None
+        try:
+            return MembershipView.from_message(self._channel.receive(VIEW_TAG))
+        except PeerLost:
+            if not self._channel.survives_leader:
+                raise
+            return None
+
+    def _rejoin(self) -> Entry:
+        if self._dry:
+            if self._regroup is not None:  # elsewhere its first report says that it is there
+                self._channel.control.send(LEADER, EnterWorker(self._world.incarnation).message())
+            return Entry()
+        welcome = self._welcome()
+        assert self.replica is not None, "a worker that is welcomed has a model"
+        load_untrained(self.replica, welcome.untrained)
+        self._introduce_from_now_on()
+        return Entry(elapsed_s=welcome.time_s, begun=Begun.from_json(welcome.begun))
+
+    def _welcome(self) -> Welcome:
+        while True:
+            try:
+                self._channel.control.send(LEADER, EnterWorker(self._world.incarnation).message())
+                return Welcome.from_message(self._channel.receive(WELCOME_TAG))
+            except PeerLost:
+                if not self._channel.survives_leader:
+                    raise
+                self._channel.mark_leader_lost()
+                self._channel.await_leader()
+
+    def _send_state(self, record: WorkerState) -> None:
+        message = (record.account if self._dry else record).message()
+        if self._channel.survives_leader:
+            self._last = message
+        self._channel.send(message)
+
+    def _introduce_from_now_on(self) -> None:
+        self._channel.introduction = self._introduction
+
+    def _introduction(self) -> list[Message]:
+        untrained = {} if self.replica is None else self.replica.untrained
+        follows = [] if self._last is None else [self._last]
+        here = Introduction(self._world.incarnation, self._behind, bool(follows), untrained)
+        return [here.message(), *follows]
+
+
+def load_untrained(replica: Replica, untrained: dict[str, Tensor]) -> None:
+    """Overwrite what is not trained of a replica (batch-norm statistics, frozen parameters), given by name."""
+    for name, value in replica.untrained.items():
+        value.copy_(untrained[name])
+
+
+def share_untrained(world: World, strategy: Strategy, replica: Replica) -> None:
+    """Make what is not trained equal to worker 0's.
+
+    Where the run survives losses, not by a collective, which the loss of a worker would break.
+    """
+    if not strategy.faults(len(world.cast.workers)).goes_on:
+        replica.share_untrained()
+    elif replica.untrained and world.leads:
+        control, message = world.control(), Welcome(replica.untrained, 0.0).message()
+        for rank in world.cast.workers:
+            if rank != LEADER:
+                with suppress(PeerLost):  # who is lost is missed where something is received from it
+                    control.send(rank, message)
+    elif replica.untrained:
+        received = world.control().receive(LEADER, WELCOME_TAG)[1]
+        load_untrained(replica, Welcome.from_message(received).untrained)
