@@ -164,6 +164,49 @@ def play(
         RequestError: a fault names a rank or host that is not there.
         RunError: an invariant does not hold, or no rank can go on.
     """
+    prepare(trial, seed, emit, stop=stop, timeline=timeline).play()
+
+
+@dataclass(frozen=True)
+class PreparedSeed:
+    """One seed that is ready to run.
+
+    Attributes:
+        scene: the run.
+        watch: checks its invariants; None: nothing does.
+        steps: that every worker has to take.
+        stop: whether the run is asked to stop.
+    """
+
+    scene: Scene
+    watch: Watch | None
+    steps: int
+    stop: StopRequest
+
+    def play(self) -> None:
+        """Run to the end.
+
+        Raises:
+            RunError: an invariant does not hold, or no rank can go on; virtual time then stands still.
+        """
+        self.scene.play()
+        if self.watch is not None and not self.stop.requested:
+            self.watch.ended(self.steps)
+
+
+def prepare(
+    trial: Trial,
+    seed: int,
+    emit: Callable[[Event], None],
+    *,
+    stop: StopRequest | None = None,
+    timeline: Timeline | None = None,
+) -> PreparedSeed:
+    """Return the run of one seed; see `play`.
+
+    Raises:
+        RequestError: a fault names a rank or host that is not there.
+    """
     layout, rehearsal = trial.layout, replace(trial.rehearsal, seed=seed)
     faults = (*layout.cluster.faults, *faults_of(trial, seed))
     conditions: Conditions | None = None
@@ -177,13 +220,7 @@ def play(
         invariants = invariants_for(rehearsal.strategy, conditions)
         watch = Watch(invariants, layout.cast, stage.time.now, lambda: stage.cluster.ranks)
         stage.observer, scene.links.on_arrival = watch, watch.delivered
-    try:
-        scene.play()
-        if watch is not None and not (stop is not None and stop.requested):
-            watch.ended(rehearsal.steps)
-    except RunError as error:
-        error.at_s = scene.time.now()  # type: ignore[attr-defined]
-        raise
+    return PreparedSeed(scene, watch, rehearsal.steps, stage.stop)
 
 
 def _watchable(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> tuple[Rehearsal, Conditions]:
@@ -225,11 +262,12 @@ def try_seeds(
     failures: list[Failure] = []
     for seed in seeds:
         tried += 1
+        prepared = prepare(trial, seed, lambda event: None)
         try:
-            play(trial, seed, lambda event: None)
+            prepared.play()
         except RunError as error:
             faults = faults_text(faults_of(trial, seed))
-            at_s = float(getattr(error, "at_s", 0.0))
+            at_s = prepared.scene.time.now()
             failures.append(Failure(seed, str(error), at_s, faults, trial.command(seed, faults)))
             if not on_failure(failures[-1]):
                 break
