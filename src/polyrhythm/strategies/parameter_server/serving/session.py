@@ -446,7 +446,7 @@ class ServerSession:
         if not rule.ready:  # nothing has been pushed yet
             pushers = self._registry.pushers
             self._registry.asking += [pushers[pusher] for pusher in decision.answer]
-            return []
+            decision = Decision(at_once=True)  # other servers may still have to hear of rounds that are over
         for pusher in decision.drop:
             held.take(pusher)
             self.dropped += 1
